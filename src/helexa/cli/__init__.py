@@ -1,0 +1,1 @@
+"""The `helexa` command."""

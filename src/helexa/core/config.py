@@ -1,0 +1,118 @@
+"""Configuration: a TOML file overlaid by environment variables, validated strictly.
+
+An environment variable `PREFIX_A__B` sets key `b` of table `a`. Its value is read as TOML when it parses as such, else
+as plain text. Unknown keys are refused with the nearest known name.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from helexa.core.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every configuration table: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+ConfigT = TypeVar("ConfigT", bound=Section)
+
+
+def load(
+    schema: type[ConfigT], path: Path | None, *, env_prefix: str, environ: Mapping[str, str] | None = None
+) -> ConfigT:
+    """Read `path` (may be None: defaults only) and overlay variables that start with `env_prefix`.
+
+    Raises:
+        ConfigError: one line naming the file or variable, the key, and what is wrong with it.
+    """
+    tree: dict[str, Any] = {} if path is None else read_toml(path)
+    origins = _overlay(tree, env_prefix, os.environ if environ is None else environ)
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, schema, str(path or "environment"), origins)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a TOML file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, not UTF-8 or not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _overlay(tree: dict[str, Any], prefix: str, environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
+    origins: dict[tuple[str, ...], str] = {}
+    for name in sorted(environ):
+        if not name.startswith(prefix):
+            continue
+        keys = tuple(name.removeprefix(prefix).lower().split("__"))
+        if not all(keys):
+            raise ConfigError(f"{name}: empty key; write {prefix}SECTION__KEY")
+        node = tree
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{name}: '{key}' is not a table")
+        node[keys[-1]] = _value(environ[name])
+        origins[keys] = name
+    return origins
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:
+    first = error.errors(include_url=False)[0]
+    where = tuple(str(part) for part in first["loc"])
+    origin = origins.get(where, file)
+    key = ".".join(where)
+    if first["type"] != "extra_forbidden":
+        return f"{origin}: {key}: {first['msg']}"
+    known = _known_keys(schema, where[:-1])
+    near = difflib.get_close_matches(where[-1], known, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    return f"{origin}: unknown key '{key}'; {hint}"
+
+
+def _known_keys(schema: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+    for part in path:
+        field = schema.model_fields.get(part)
+        if field is None:
+            continue  # a list index or a free-form table key: the schema stays that of its container
+        nested = _section_of(field.annotation)
+        if nested is None:
+            return []
+        schema = nested
+    return list(schema.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _section_of(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,153 @@
+"""Errors: what a person reads on a terminal, and the one error envelope that every HTTP surface speaks.
+
+    HelexaError            a failure said in one line, for a person
+      ConfigError          a configuration file or variable is wrong
+      SourceError          a model source cannot be resolved or fetched
+      ModelFileError       a model file is corrupt, truncated or of an unsupported kind
+      ApiError             a refusal on the wire: status, type, code, message, extras
+"""
+
+from typing import Any
+
+
+class HelexaError(Exception):
+    """A failure whose text is one line that says what happened and what to do."""
+
+
+class ConfigError(HelexaError):
+    """A configuration file or environment variable is wrong."""
+
+
+class SourceError(HelexaError):
+    """A model source cannot be parsed, reached or fetched.
+
+    Attributes:
+        kind: `repo_fetch_failed` (worth a retry), `empty_repo`, `quant_not_found` or `invalid_source`.
+        details: fields that accompany the kind in a load refusal.
+    """
+
+    def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.details = details
+
+
+class ModelFileError(HelexaError):
+    """A model file is corrupt, truncated, or of a kind that helexa does not support; the text names which."""
+
+
+class ApiError(HelexaError):
+    """A refusal on the wire, in the OpenAI envelope.
+
+    Attributes:
+        status: HTTP status code.
+        type: the envelope's `type`.
+        code: the envelope's `code`, or None.
+        param: name of the offending request field, or None.
+        retry_after: whole seconds for the `Retry-After` header, only on retryable refusals.
+        extras: further fields inside `error`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str | None,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        retry_after: int | None = None,
+        **extras: Any,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+        self.extras = extras
+
+    def envelope(self) -> dict[str, Any]:
+        """The JSON body: `{"error": {"message", "type", "code", "param", ...extras}}`."""
+        error = {"message": str(self), "type": self.type, "code": self.code, "param": self.param}
+        return {"error": error | self.extras}
+
+    def headers(self) -> dict[str, str]:
+        """Response headers that belong to this refusal."""
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def malformed_json(detail: str) -> ApiError:
+    """The body is not JSON."""
+    return ApiError(400, "malformed_json", f"the request body is not valid JSON: {detail}")
+
+
+def invalid_body(message: str, param: str | None = None) -> ApiError:
+    """The body is JSON of the wrong shape."""
+    return ApiError(422, "invalid_request_body", message, param=param)
+
+
+def unsupported_media_type(content_type: str) -> ApiError:
+    """The body is not declared as JSON."""
+    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {content_type!r}")
+
+
+def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
+    """A parameter helexa does not implement: refused by name, never ignored silently."""
+    return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
+
+
+def missing_model() -> ApiError:
+    """No model named in the request."""
+    return ApiError(400, "missing_model_field", "missing 'model' field in request body", param="model")
+
+
+def model_not_found(model: str, hint: str = "") -> ApiError:
+    """The model is unknown here."""
+    text = f"model '{model}' not found" + (f"; {hint}" if hint else "")
+    return ApiError(404, "model_not_found", text, param="model", model_id=model)
+
+
+def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
+    """The prompt does not fit; the wording is what agents look for before they compact."""
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {limit} tokens. However, your messages resulted in "
+        f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+        param="messages",
+        prompt_len=prompt_tokens,
+        max=limit,
+    )
+
+
+def vision_unsupported(model: str) -> ApiError:
+    """An image part was sent to a text model."""
+    return ApiError(
+        400,
+        "vision_unsupported",
+        f"model '{model}' reads text only, but the request contains an image",
+        param="messages",
+        model_id=model,
+        suggestion="remove the image parts or choose a model with the 'vision' capability",
+    )
+
+
+def service_unavailable(message: str, retry_after: int) -> ApiError:
+    """Nothing can serve this right now; a retry may succeed."""
+    return ApiError(503, "service_unavailable", message, type="api_error", retry_after=retry_after)
+
+
+def overloaded(message: str, retry_after: int, status: int = 503) -> ApiError:
+    """A bounded queue is full."""
+    return ApiError(status, "rate_limit_exceeded", message, type="rate_limit_error", retry_after=retry_after)
+
+
+def shutting_down() -> ApiError:
+    """The server is draining."""
+    return ApiError(503, "shutting_down", "the server is shutting down", type="api_error", retry_after=15)
+
+
+def internal_error(message: str = "internal error; see the server's log") -> ApiError:
+    """Anything else. The text must never carry a traceback."""
+    return ApiError(500, None, message, type="api_error")

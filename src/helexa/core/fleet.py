@@ -1,0 +1,153 @@
+"""Fleet records: what a node says of itself and of its models, as both sides of the wire read it.
+
+Records tolerate unknown fields and default every nested object, so that a gateway and a node of different versions
+still understand one another.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned"]
+
+
+class Record(BaseModel):
+    """Base of all fleet records."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    def json_dict(self) -> dict[str, Any]:
+        """The wire form: unknown (None) fields are absent, not null."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class Device(Record):
+    """One accelerator."""
+
+    index: int
+    name: str
+    vram_total_mb: int
+    compute_capability: str | None = None
+
+
+class Discovery(Record):
+    """`GET /discovery`: facts that do not change while the process lives."""
+
+    hostname: str
+    os: str
+    kernel: str = ""
+    cpu: str = ""
+    cpu_cores: int = 0
+    memory_total_mb: int = 0
+    cuda_version: str | None = None
+    driver_version: str | None = None
+    cuda_unavailable_reason: str | None = None
+    devices: list[Device] = Field(default_factory=list[Device])
+    harnesses: list[str] = Field(default_factory=lambda: ["torch"])
+    max_prompt_tokens: int = 0
+
+
+class DeviceHealth(Record):
+    """Live readings of one accelerator."""
+
+    index: int
+    vram_used_mb: int
+    vram_free_mb: int
+    utilization_pct: int = 0
+    temp_c: int = 0
+
+
+class FailedLoad(Record):
+    """A default model that could not be loaded."""
+
+    model_id: str
+    error: str
+
+
+class Activation(Record):
+    """Progress of the models that a node loads at start."""
+
+    state: Literal["pre_warming", "ready"] = "ready"
+    pending: list[str] = Field(default_factory=list[str])
+    in_progress: str | None = None
+    stage: str | None = None
+    progress: float | None = None
+    completed: list[str] = Field(default_factory=list[str])
+    failed: list[FailedLoad] = Field(default_factory=list[FailedLoad])
+
+
+class ModelLoad(Record):
+    """How busy one loaded model is."""
+
+    id: str
+    in_flight: int = 0
+    queue_depth: int = 0
+    max_in_flight: int = 0
+    max_queue_depth: int = 0
+    rejected_queue_full: int = 0
+    kv_pages_total: int = 0
+    kv_pages_free: int = 0
+    tok_s_prefill: float = 0.0
+    tok_s_decode: float = 0.0
+
+
+class Health(Record):
+    """`GET /health` of a node."""
+
+    uptime_secs: int = 0
+    devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
+    activation: Activation = Field(default_factory=Activation)
+    models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
+
+
+class Limit(Record):
+    """Token limits of a model on a node."""
+
+    context: int
+    input: int | None = None
+    output: int | None = None
+
+
+class Servable(Record):
+    """Whether a minimal request would be served right now."""
+
+    ok: bool
+    reason: str | None = None
+    detail: str | None = None
+
+
+class ModelSpec(Record):
+    """`POST /models/load`: what to load and how."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model_id: str = Field(min_length=1)
+    harness: str = "torch"
+    source: str | None = None
+    quant: str | None = None
+    tensor_parallel: int | None = None
+    devices: list[int] | None = None
+
+
+class ModelInfo(Record):
+    """One entry of `GET /models`."""
+
+    id: str
+    harness: str = "torch"
+    status: ModelStatus = "loaded"
+    devices: list[int] = Field(default_factory=list[int])
+    vram_used_mb: int | None = None
+    capabilities: list[str] = Field(default_factory=list[str])
+    limit: Limit | None = None
+    tool_call: bool = False
+    reasoning: bool = False
+    servable: Servable | None = None
+
+
+class Cost(Record):
+    """USD per million tokens; absent means unpriced, 0.0 means free."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None

@@ -1,0 +1,1 @@
+"""The public dialects as typed values."""

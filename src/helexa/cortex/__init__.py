@@ -1,0 +1,1 @@
+"""The gateway: one address in front of any number of nodes."""

@@ -1,0 +1,1 @@
+"""The node: an HTTP server process and one engine process per loaded model."""

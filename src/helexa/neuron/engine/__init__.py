@@ -1,0 +1,1 @@
+"""The engine: scheduler, pages, batch, runner and sampler, behind a message border."""

@@ -1,0 +1,185 @@
+"""The border between the server process and an engine process: msgpack frames on a Unix socket.
+
+Only numbers and token ids cross it. Each frame is a 4-byte little-endian length followed by one tagged msgpack struct.
+Struct types are the whole protocol: what is not here cannot be asked of an engine.
+"""
+
+import struct
+from typing import Literal
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct("<I")
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine runs its model.
+
+    Attributes:
+        device: `cpu`, `cuda:N` or `mps`.
+        dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
+        threads: CPU threads, 0 for one per physical core.
+        max_step_tokens: token budget of one step, shared by all sequences.
+        max_sequences: sequences that may run in one step.
+        max_waiting: sequences that may wait; one more is refused.
+        context_length: positions per sequence, 0 for what the model was trained on.
+        kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    threads: int = 0
+    max_step_tokens: int = 512
+    max_sequences: int = 64
+    max_waiting: int = 256
+    context_length: int = 0
+    kv_cache_mb: int = 0
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one sequence's tokens are chosen. The defaults change nothing: plain softmax sampling at temperature 1.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
+        frequency_penalty, presence_penalty: over the output, as OpenAI defines them.
+        seed: the same seed gives the same tokens whatever else is in the batch.
+        logit_bias: token id -> added logit.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: dict[int, float] = {}
+
+
+class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
+    """Server -> engine: continue `prompt` by at most `max_tokens` tokens.
+
+    The end-of-sequence token that ends a sequence is reported in its last `TokenOutput` like any other.
+    """
+
+    id: int
+    prompt: list[int]
+    max_tokens: int
+    sampling: SamplingParams
+    stop_ids: list[int] = []
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Server -> engine: drop a sequence and free its pages; unknown ids are ignored."""
+
+    id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Server -> engine: finish the current step and exit."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """Engine -> server, while loading: `done` of `total` bytes of `stage`."""
+
+    stage: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """Engine -> server: the model is loaded and serves."""
+
+    model_type: str
+    device: str
+    dtype: str
+    kernels: str
+    context_length: int
+    vocab_size: int
+    kv_pages: int
+    page_size: int
+    weight_bytes: int
+    kv_bytes: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
+    """Engine -> server: loading ended in an error, said in one line."""
+
+    kind: Literal["model_file", "out_of_memory", "device", "internal"]
+    message: str
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds a sequence spent waiting, in prefill and in decode."""
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one step brought one sequence. `finish`, `timing` and `error` come with the last one only."""
+
+    id: int
+    tokens: list[int] = []
+    finish: FinishReason | None = None
+    timing: Timing | None = None
+    error: str | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is."""
+
+    outputs: list[TokenOutput]
+    running: int
+    waiting: int
+    free_pages: int
+
+
+ToEngine = Generate | Cancel | Shutdown
+FromEngine = Progress | Ready | LoadFailed | StepReport
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """One frame: length and body."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameDecoder:
+    """Cuts a byte stream into messages of one direction.
+
+    Args:
+        kind: the union of structs expected, `ToEngine` or `FromEngine`.
+    """
+
+    def __init__(self, kind: object) -> None:
+        self._decoder: msgspec.msgpack.Decoder = msgspec.msgpack.Decoder(kind)
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[ToEngine | FromEngine]:
+        """Take the next bytes; return the messages they complete.
+
+        Raises:
+            ValueError: a frame longer than `MAX_FRAME_BYTES`, or one that is no message of this direction.
+        """
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return messages

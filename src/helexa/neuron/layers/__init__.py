@@ -1,0 +1,1 @@
+"""The pieces that model files are assembled from."""

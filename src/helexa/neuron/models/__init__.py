@@ -1,0 +1,1 @@
+"""One file per `model_type`; each says only what differs."""

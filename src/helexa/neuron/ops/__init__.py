@@ -1,0 +1,1 @@
+"""The one choice point for kernels; `reference` is the plain-torch oracle."""

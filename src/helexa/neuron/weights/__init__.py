@@ -1,0 +1,1 @@
+"""Model files: reading, validating and repacking weights."""
