@@ -1,0 +1,69 @@
+"""Refusals: how every error leaves the node, in the one envelope, with one log line each.
+
+Hand `HANDLERS` to the application; what a route raises comes out as JSON of the right status.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import ApiError, internal_error
+
+logger = logging.getLogger(__name__)
+
+
+def refusal(error: ApiError) -> Response:
+    """The response that carries `error`."""
+    return Response(
+        orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
+    )
+
+
+def log_refusal(path: str, error: ApiError) -> None:
+    """Write the one line that says who was refused what and why, with the numbers."""
+    extras = "".join(f" {key}={value!r}" for key, value in error.extras.items())
+    logger.warning(
+        "refused path=%s status=%d type=%s code=%s detail=%r%s",
+        path,
+        error.status,
+        error.type,
+        error.code,
+        str(error),
+        extras,
+    )
+
+
+async def on_api_error(request: Request, error: Exception) -> Response:
+    """Answer an `ApiError`."""
+    assert isinstance(error, ApiError)
+    log_refusal(request.url.path, error)
+    return refusal(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Answer what the router refuses by itself: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
+    log_refusal(request.url.path, api_error)
+    response = refusal(api_error)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    """Answer any other failure: the client learns nothing of it, the server logs the traceback."""
+    logger.error("failed path=%s error=%s", request.url.path, type(error).__name__)
+    return refusal(internal_error())
+
+
+HANDLERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
+    ApiError: on_api_error,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}
