@@ -1,0 +1,339 @@
+"""The server's side of the border: one engine process, its token streams, and the news of its death."""
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
+from helexa.neuron.engine.messages import (
+    Cancel,
+    EngineOptions,
+    FrameDecoder,
+    FromEngine,
+    Generate,
+    LoadFailed,
+    Progress,
+    Ready,
+    SamplingParams,
+    Shutdown,
+    StepReport,
+    ToEngine,
+    TokenOutput,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+OVERLOADED = "overloaded"
+"""What the `error` of a `TokenOutput` starts with when the engine's waiting queue was full."""
+
+_COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
+_LOAD_SECONDS = 1800.0
+_READ_BYTES = 1 << 16
+_LINE_BYTES = 1 << 20
+
+
+class EngineClient:
+    """One running engine process. Made by `start`; ended by `close`, or by the process itself.
+
+    Attributes:
+        ready: what the engine said of itself when it had loaded.
+        options: what it was started with.
+        running, waiting, free_pages: of the last step.
+        refused: requests the engine turned away because its waiting queue was full.
+    """
+
+    ready: Ready
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        options: EngineOptions,
+        on_exit: Callable[[str], None] | None,
+    ) -> None:
+        self.options = options
+        self.running = 0
+        self.waiting = 0
+        self.free_pages = 0
+        self.refused = 0
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._on_exit = on_exit
+        self._decoder = FrameDecoder(FromEngine)
+        self._room = asyncio.Lock()
+        self._ids = itertools.count(1)
+        self._streams: dict[int, TokenStream] = {}
+        self._closing = False
+        self._death: str | None = None
+        self._last_line = ""
+        self._stderr = asyncio.create_task(self._log_stderr())
+        self._watcher: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        model_path: Path,
+        options: EngineOptions,
+        *,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_exit: Callable[[str], None] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> "EngineClient":
+        """Spawn an engine process and wait until its model is loaded.
+
+        Args:
+            on_progress: called in the event loop for every step of the loading.
+            on_exit: called once, with the reason, when the process ends without having been asked to.
+            command: the engine's command line instead of the usual one; `--fd --model --options` are appended.
+
+        Raises:
+            ModelFileError: the file is corrupt or of an unsupported kind.
+            HelexaError: any other failure to load, in one line.
+        """
+        ours, theirs = socket.socketpair()
+        arguments = ("--fd", str(theirs.fileno()), "--model", str(model_path), "--options", _json(options))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
+            process = await asyncio.create_subprocess_exec(
+                *(command or _COMMAND),
+                *arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                limit=_LINE_BYTES,
+            )
+        except BaseException:
+            writer.close()
+            raise
+        finally:
+            theirs.close()
+        client = cls(process, reader, writer, options, on_exit)
+        try:
+            async with asyncio.timeout(_LOAD_SECONDS):
+                await client._loaded(on_progress or (lambda progress: None))
+        except BaseException as error:
+            await asyncio.shield(client._end(grace=0.0))
+            match error:
+                case TimeoutError():
+                    raise HelexaError(f"the engine did not load its model within {_LOAD_SECONDS:.0f} s") from None
+                case ValueError():
+                    raise HelexaError(f"the engine does not speak the protocol: {error}") from None
+            raise
+        client._watcher = asyncio.create_task(client._watch())
+        return client
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine takes requests."""
+        return self._death is None and not self._closing
+
+    @property
+    def open_streams(self) -> int:
+        """Requests that were sent to the engine and have not ended."""
+        return len(self._streams)
+
+    def generate(
+        self, prompt: list[int], *, max_tokens: int, sampling: SamplingParams, stop_ids: Sequence[int] = ()
+    ) -> "TokenStream":
+        """Continue `prompt`. The request is sent when the stream is first awaited.
+
+        Raises:
+            ApiError: 503, the engine is gone.
+        """
+        if not self.alive:
+            raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
+        number = next(self._ids)
+        message = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids))
+        return TokenStream(self, message)
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end in an error."""
+        self._closing = True
+        self._fail_streams("the model was unloaded")
+        if self._process.returncode is None:
+            self._write(Shutdown())
+        await self._end(grace)
+        if self._watcher is not None:
+            await self._watcher
+
+    async def submit(self, stream: "TokenStream", message: Generate) -> None:
+        """Send a stream's request, once the socket has room; for `TokenStream` only."""
+        async with self._room:
+            with suppress(ConnectionError):
+                await self._writer.drain()
+        if not self.alive:
+            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or "the model was unloaded"))
+            return
+        self._streams[message.id] = stream
+        self._write(message)
+
+    def cancel(self, number: int) -> None:
+        """Drop the request `number` if it is still open; for `TokenStream` only."""
+        if self._streams.pop(number, None) is not None and self.alive:
+            self._write(Cancel(number))
+
+    def _write(self, message: ToEngine) -> None:
+        # One call writes one whole frame, so frames never interleave whoever writes.
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def _loaded(self, on_progress: Callable[[Progress], None]) -> None:
+        while data := await self._read():
+            for message in self._decoder.feed(data):
+                match message:
+                    case Progress():
+                        on_progress(message)
+                    case Ready():
+                        self.ready = message
+                        self.free_pages = message.kv_pages
+                        return
+                    case LoadFailed():
+                        raise (ModelFileError if message.kind == "model_file" else HelexaError)(message.message)
+                    case _:
+                        raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
+        await self._end(grace=2.0)
+        raise HelexaError(f"{self._exit_reason()} while loading the model")
+
+    async def _read(self) -> bytes:
+        """The next bytes of the socket, empty at its end."""
+        try:
+            return await self._reader.read(_READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    async def _watch(self) -> None:
+        try:
+            while data := await self._read():
+                for message in self._decoder.feed(data):
+                    if isinstance(message, StepReport):
+                        self._take(message)
+        except (ValueError, msgspec.DecodeError) as error:
+            log.error("engine %d does not speak the protocol: %s", self._process.pid, error)
+        self._death = "the model's engine ended unexpectedly"
+        self._fail_streams(self._death)
+        if self._closing:
+            return
+        await self._end(grace=2.0)
+        reason = self._exit_reason()
+        log.error("engine %d: %s", self._process.pid, reason)
+        if self._on_exit is not None and not self._closing:
+            self._on_exit(reason)
+
+    def _take(self, report: StepReport) -> None:
+        self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
+        for output in report.outputs:
+            if output.finish is None:
+                stream = self._streams.get(output.id)
+            else:
+                stream = self._streams.pop(output.id, None)
+                self.refused += (output.error or "").startswith(OVERLOADED)
+            if stream is not None:
+                stream.put(output)
+
+    def _fail_streams(self, error: str) -> None:
+        streams, self._streams = self._streams, {}
+        for number, stream in streams.items():
+            stream.put(TokenOutput(id=number, finish="error", error=error))
+
+    async def _end(self, grace: float) -> None:
+        """Wait for the process to exit, by force after `grace` seconds, and release what belonged to it."""
+        for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._process.wait()
+            if self._process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, force)
+        await self._process.wait()
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+        await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
+        self._stderr.cancel()
+
+    async def _log_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # a line beyond the limit is dropped
+            if not line:
+                return
+            text = line.decode(errors="replace").strip()
+            if text:
+                self._last_line = text
+                log.info("engine %d: %s", self._process.pid, text)
+
+    def _exit_reason(self) -> str:
+        code = self._process.returncode
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
+        else:
+            how = f"ended with exit code {code}"
+        return f"the engine process {how}" + (f" ({self._last_line[:300]})" if self._last_line else "")
+
+
+class TokenStream(AsyncIterator[TokenOutput]):
+    """The outputs of one request, ending after the one that has `finish`.
+
+    What arrives while the consumer is away is merged into one output, so a slow consumer costs no more memory than
+    its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
+    """
+
+    def __init__(self, client: EngineClient, message: Generate) -> None:
+        self._client = client
+        self._message = message
+        self._submitted = False
+        self._news = asyncio.Event()
+        self._tokens: list[int] = []
+        self._last: TokenOutput | None = None
+        self._ended = False
+
+    async def __anext__(self) -> TokenOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._submitted:
+            await self._client.submit(self, self._message)
+            self._submitted = True
+        await self._news.wait()
+        if self._ended:
+            raise StopAsyncIteration
+        self._news.clear()
+        tokens, self._tokens = self._tokens, []
+        if self._last is None:
+            return TokenOutput(id=self._message.id, tokens=tokens)
+        self._ended = True
+        return msgspec.structs.replace(self._last, tokens=tokens)
+
+    def put(self, output: TokenOutput) -> None:
+        """Take the next output; never waits."""
+        self._tokens += output.tokens
+        if output.finish is not None:
+            self._last = output
+        self._news.set()
+
+    async def aclose(self) -> None:
+        """End the stream; a request that has not finished is cancelled in the engine at once."""
+        self._ended = True
+        self._client.cancel(self._message.id)
+        self._news.set()
+
+
+def _json(options: EngineOptions) -> str:
+    return msgspec.json.encode(options).decode()

@@ -1,0 +1,131 @@
+"""A process that speaks the engine's protocol without a model: it counts instead of thinking.
+
+The name of the "model" says how it behaves, a word each, joined by dots:
+
+    slow          reports progress and waits for the file `<model>.go` before it is ready
+    bad-file, no-memory    fail to load
+    crash         dies before it is ready
+    deaf          ignores Shutdown and SIGTERM
+
+A prompt `[1, n]` is answered by the tokens 0..n-1, one per step; `[2]` kills the process after one token; `[3]` answers
+one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from helexa.neuron.engine.messages import (
+    Cancel,
+    FrameDecoder,
+    Generate,
+    LoadFailed,
+    Progress,
+    Ready,
+    Shutdown,
+    StepReport,
+    Timing,
+    ToEngine,
+    TokenOutput,
+    encode,
+)
+
+TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
+
+
+class FakeEngine:
+    def __init__(self, connection: socket.socket, behaviour: set[str]) -> None:
+        self.connection = connection
+        self.behaviour = behaviour
+        self.cancelled: list[int] = []
+        self.waiting_for_cancel: list[int] = []
+
+    def serve(self) -> None:
+        decoder = FrameDecoder(ToEngine)
+        while data := self.connection.recv(65536):
+            for message in decoder.feed(data):
+                match message:
+                    case Generate():
+                        self.generate(message)
+                    case Cancel():
+                        self.cancelled.append(message.id)
+                    case Shutdown() if "deaf" not in self.behaviour:
+                        return
+            for number in self.waiting_for_cancel if self.cancelled else ():
+                self.report(TokenOutput(id=number, tokens=self.cancelled, finish="stop", timing=TIMING))
+
+    def generate(self, request: Generate) -> None:
+        match request.prompt:
+            case [1, count]:
+                for token in range(count - 1):
+                    self.report(TokenOutput(id=request.id, tokens=[token]))
+                self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
+            case [2]:
+                self.report(TokenOutput(id=request.id, tokens=[7]))
+                print("the device caught fire", file=sys.stderr, flush=True)
+                os._exit(3)
+            case [3]:
+                self.report(TokenOutput(id=request.id, tokens=[7]))
+            case [4]:
+                self.report(TokenOutput(id=request.id, finish="error", error="overloaded: 256 requests wait"))
+            case [5]:
+                self.waiting_for_cancel.append(request.id)
+
+    def report(self, output: TokenOutput) -> None:
+        self.send(StepReport(outputs=[output], running=1, waiting=0, free_pages=90))
+
+    def send(self, message: object) -> None:
+        self.connection.sendall(encode(message))  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--options")
+    arguments = parser.parse_args()
+    behaviour = set(arguments.model.name.split("."))
+    engine = FakeEngine(socket.socket(fileno=arguments.fd), behaviour)
+    with arguments.model.with_suffix(".starts").open("a") as file:
+        file.write("x")
+    if "deaf" in behaviour:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "slow" in behaviour:
+        engine.send(Progress(stage="weights", done=1, total=2))
+        while not arguments.model.with_suffix(".go").exists():
+            time.sleep(0.01)
+    if "bad-file" in behaviour:
+        engine.send(LoadFailed(kind="model_file", message="the file is truncated"))
+        return
+    if "no-memory" in behaviour:
+        engine.send(LoadFailed(kind="out_of_memory", message="not enough memory"))
+        return
+    if "crash" in behaviour:
+        print("cannot begin", file=sys.stderr, flush=True)
+        sys.exit(9)
+    engine.send(
+        Ready(
+            model_type="fake",
+            device="cpu",
+            dtype="float32",
+            kernels="none",
+            context_length=1024,
+            vocab_size=100,
+            kv_pages=100,
+            page_size=16,
+            weight_bytes=1,
+            kv_bytes=1,
+        )
+    )
+    engine.serve()
+    if "deaf" in behaviour:
+        while True:
+            signal.pause()
+
+
+if __name__ == "__main__":
+    main()
