@@ -1,1 +1,4 @@
-"""Model files: reading, validating and repacking weights."""
+"""Model files: reading, validating and repacking weights.
+
+`gguf` and `gguf_config` read headers without torch, so the server process may use them; the rest yields tensors.
+"""

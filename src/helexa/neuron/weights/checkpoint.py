@@ -1,0 +1,76 @@
+"""A model's files, whatever their format, as named tensors and one configuration."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
+from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
+
+
+class Checkpoint(Protocol):
+    """Weights that are read one at a time, so that a load never holds the file and the model at once.
+
+    Attributes:
+        config: the model's configuration, in the terms of Hugging Face's `config.json`.
+        total_bytes: bytes that all tensors take in the files.
+    """
+
+    config: dict[str, Any]
+    total_bytes: int
+
+    def __enter__(self) -> Self:
+        """The checkpoint itself; it closes at the end of the block."""
+        ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def names(self) -> list[str]:
+        """Tensor names, as Hugging Face's checkpoints have them (`model.layers.0.self_attn.q_proj.weight`)."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of tensor `name`.
+
+        Raises:
+            ModelFileError: when there is no such tensor.
+        """
+        ...
+
+    def read(self, name: str) -> Weight:
+        """Tensor `name`, in memory of its own.
+
+        Raises:
+            ModelFileError: when there is no such tensor or its file cannot be read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the files."""
+        ...
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint at `path`.
+
+    Args:
+        path: a GGUF file, a folder with `config.json` and `*.safetensors`, or a folder with one `.gguf` file.
+
+    Raises:
+        ModelFileError: when there is nothing to load at `path`, or a file in it is not sound.
+    """
+    if path.is_file():
+        return GgufCheckpoint(path)
+    if not path.is_dir():
+        raise ModelFileError(f"{path}: no such file or folder")
+    if any(path.glob("*.safetensors")):
+        return SafetensorsCheckpoint(path)
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return GgufCheckpoint(files[0])
+    found = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"
+    raise ModelFileError(f"{path}: the folder holds {found}")
