@@ -1,0 +1,62 @@
+"""The parameters of a generation that every dialect shares."""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.request import WireRequest
+
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+LogitBias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class GenerationRequest(WireRequest):
+    """How to generate and how to deliver it. None means that the client did not say."""
+
+    stream: bool | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = None
+    stop: Annotated[
+        list[StopString] | None,
+        Field(max_length=16),
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    ] = None
+    logit_bias: dict[int, LogitBias] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = Field(None, ge=1)
+    user: str | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """Tokens that the answer may have, None when the client did not say."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            ApiError: 422 `invalid_request_body`, naming the field and the id.
+        """
+        for token in self.logit_bias or {}:
+            if not 0 <= token < vocab_size:
+                raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
+
+    def refuse_unsupported(self) -> None:
+        """Refuse more than one answer per request."""
+        if self.n not in (None, 1):
+            raise unsupported_parameter("n", "'n' must be 1: one answer per request is supported")
+
+    def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
+        """Refuse the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""
+        value = self.extra(name)
+        if value and value not in accepted:
+            raise unsupported_parameter(name)

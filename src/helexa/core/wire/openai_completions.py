@@ -1,0 +1,78 @@
+"""OpenAI text completions: the request, and the shapes of the answer."""
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.generation import GenerationRequest
+from helexa.core.wire.usage import Usage
+
+
+def _prompt(value: Any) -> str | list[int] | list[Any]:
+    """Unwrap a list of one prompt; several prompts stay a list of lists or strings, for a refusal by name."""
+    if isinstance(value, list) and len(value) == 1 and (isinstance(value[0], str) or _is_ids(value[0])):
+        value = value[0]
+    if isinstance(value, str) or _is_ids(value):
+        if not value:
+            raise PydanticCustomError("prompt", "must not be empty")
+        return value
+    if isinstance(value, list) and all(isinstance(one, str) or _is_ids(one) for one in value):
+        return value
+    raise PydanticCustomError("prompt", "must be a string or a list of token ids")
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+class CompletionRequest(GenerationRequest):
+    """The body of `POST /v1/completions`: `prompt` is text, or the token ids themselves."""
+
+    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+
+    def refuse_unsupported(self) -> None:
+        """Refuse several prompts, and what is neither continuing a prompt nor text, by name."""
+        super().refuse_unsupported()
+        if not isinstance(self.prompt, str) and not _is_ids(self.prompt):
+            raise unsupported_parameter("prompt", "several prompts in one request are not supported; send one each")
+        for name in ("suffix", "echo"):
+            self.refuse(name)
+        self.refuse("best_of", (1,))
+        if self.extra("logprobs") not in (None, False):
+            raise unsupported_parameter("logprobs")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids, in the prompt too, that the model does not have."""
+        super().check_vocabulary(vocab_size)
+        if isinstance(self.prompt, list):
+            for index, token in enumerate(self.prompt):
+                if not 0 <= token < vocab_size:
+                    raise invalid_body(f"prompt.{index}: {token} is not a token id below {vocab_size}", "prompt")
+
+
+class CompletionChoice(TypedDict):
+    """One continuation, whole or in part."""
+
+    index: int
+    text: str
+    logprobs: None
+    finish_reason: str | None
+
+
+class Completion(TypedDict):
+    """A reply, or one event of a streamed one; of a stream's events only the last has `usage`, and no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: NotRequired[Usage]
+
+
+def completion(*, id: str, created: int, model: str, text: str, finish_reason: str, usage: Usage) -> Completion:
+    """Build a reply that is not streamed."""
+    choice = CompletionChoice(index=0, text=text, logprobs=None, finish_reason=finish_reason)
+    return Completion(id=id, object="text_completion", created=created, model=model, choices=[choice], usage=usage)

@@ -1,0 +1,51 @@
+"""Request bodies: JSON bytes to typed values, lenient about what is unknown and strict about what is known."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
+
+
+class WireObject(BaseModel):
+    """Base of every object in a request: extra fields are kept, types are not coerced, numbers are finite."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+class WireRequest(WireObject):
+    """Base of every request body that names a model."""
+
+    model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read a request body.
+
+        Raises:
+            ApiError: 400 `malformed_json`, 422 `invalid_request_body` naming the field, 400 `missing_model_field`, or
+                400 `unsupported_parameter` naming the parameter.
+        """
+        try:
+            request = cls.model_validate_json(body)
+        except ValidationError as error:
+            raise _refusal(error) from None
+        if not request.model:
+            raise missing_model()
+        request.refuse_unsupported()
+        return request
+
+    def refuse_unsupported(self) -> None:
+        """Raise `unsupported_parameter` for the first parameter that asks for what helexa does not do."""
+
+    def extra(self, name: str) -> Any:
+        """The value of a field that the schema does not declare, None when it is absent."""
+        return (self.model_extra or {}).get(name)
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])
+    path = ".".join(str(part) for part in first["loc"] if part != "[key]")[:200]
+    return invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None)

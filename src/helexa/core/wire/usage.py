@@ -1,0 +1,59 @@
+"""What a request cost, as the OpenAI dialects report it."""
+
+from typing import NotRequired, TypedDict
+
+
+class PromptTokensDetails(TypedDict):
+    """Parts of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionTokensDetails(TypedDict):
+    """Parts of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class HelexaTiming(TypedDict):
+    """Where the time went, and how many tokens the prefill computed (the cached ones are not)."""
+
+    prefill_ms: int
+    decode_ms: int
+    prefill_tokens: int
+
+
+class Usage(TypedDict):
+    """The `usage` object. Details are absent at zero."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
+    completion_tokens_details: NotRequired[CompletionTokensDetails]
+    helexa_timing: HelexaTiming
+
+
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    *,
+    prefill_ms: float,
+    decode_ms: float,
+    cached_tokens: int = 0,
+    reasoning_tokens: int = 0,
+) -> Usage:
+    """Build the `usage` object; cached tokens are part of the prompt's, reasoning tokens of the completion's."""
+    result = Usage(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        total_tokens=prompt_tokens + completion_tokens,
+        helexa_timing=HelexaTiming(
+            prefill_ms=round(prefill_ms), decode_ms=round(decode_ms), prefill_tokens=prompt_tokens - cached_tokens
+        ),
+    )
+    if cached_tokens:
+        result["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    if reasoning_tokens:
+        result["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return result

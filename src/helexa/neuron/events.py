@@ -1,0 +1,40 @@
+"""What a run of the engine says, in no dialect: one `Started`, any number of `TextDelta`, then `Finished` or `Failed`."""
+
+from typing import Literal
+
+import msgspec
+
+from helexa.core.errors import ApiError
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The request was admitted. `cached_tokens` of the `prompt_tokens` need not be computed."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """The next piece of the answer: never empty, never half a character."""
+
+    text: str
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit."""
+
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    prefill_ms: float
+    decode_ms: float
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The answer ends here, incomplete."""
+
+    error: ApiError
+
+
+InferenceEvent = Started | TextDelta | Finished | Failed
