@@ -1,1 +1,22 @@
 """One file per `model_type`; each says only what differs."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from helexa.core.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from helexa.neuron.models.llama import Llama
+
+_CLASSES = {"llama": "Llama", "qwen3": "Qwen3"}
+
+
+def model_class(model_type: str) -> "type[Llama]":
+    """The implementation of a `model_type` (the file of that name).
+
+    Raises:
+        ModelFileError: there is none.
+    """
+    if model_type not in _CLASSES:
+        raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
+    return getattr(import_module(f"helexa.neuron.models.{model_type}"), _CLASSES[model_type])

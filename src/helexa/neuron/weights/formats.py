@@ -1,6 +1,6 @@
 """The forms in which a weight leaves a model file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -34,6 +34,16 @@ class GroupwiseTensor:
         groups = self.codes.unflatten(-1, (-1, self.group_size)).float()  # [N, K // group_size, group_size]
         groups.mul_(self.scale.float().unsqueeze(-1)).add_(self.minimum.float().unsqueeze(-1))
         return groups.flatten(-2).to(dtype)
+
+    def rows(self, indices: Tensor) -> "GroupwiseTensor":
+        """The rows at `indices` [T], still quantised."""
+        return replace(self, codes=self.codes[indices], scale=self.scale[indices], minimum=self.minimum[indices])
+
+    def to(self, device: torch.device) -> "GroupwiseTensor":
+        """The same matrix on another device."""
+        return replace(
+            self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=self.minimum.to(device)
+        )
 
 
 Weight = Tensor | GroupwiseTensor

@@ -1,0 +1,179 @@
+"""The engine process: one loaded model, one scheduler, one loop. Started by `EngineClient`, ends with its socket."""
+
+import argparse
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.messages import (
+    Cancel,
+    EngineOptions,
+    FrameDecoder,
+    FromEngine,
+    Generate,
+    LoadFailed,
+    Progress,
+    Ready,
+    Shutdown,
+    StepReport,
+    ToEngine,
+    TokenOutput,
+    encode,
+)
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+
+_log = logging.getLogger("helexa.neuron.engine")
+_PROGRESS_STEP = 8 << 20  # bytes between two progress messages
+
+
+class Engine:
+    """Serves requests from one socket until it closes.
+
+    Args:
+        connection: a connected stream socket.
+    """
+
+    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions) -> None:
+        self._connection = connection
+        self._runner = runner
+        self._decoder = FrameDecoder(ToEngine)
+        pages = PagePool(runner.facts.kv_pages, PAGE_SIZE)
+        bounded = msgspec.structs.replace(options, context_length=runner.facts.context_length)
+        self._scheduler = Scheduler(bounded, pages)
+
+    def serve(self) -> None:
+        """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
+        scheduler = self._scheduler
+        while True:
+            outputs: list[TokenOutput] = []
+            if not self._receive(outputs):
+                return
+            plan = scheduler.plan()
+            if plan:
+                try:
+                    outputs += scheduler.commit(plan, self._runner.run(plan))
+                except Exception as error:
+                    _log.exception("a step failed; this engine process ends")
+                    self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
+                    raise SystemExit(1) from error
+            scheduler.check_idle()
+            self._report(outputs)
+
+    def _receive(self, outputs: list[TokenOutput]) -> bool:
+        """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
+        timeout = None if self._scheduler.idle else 0
+        while select.select([self._connection], [], [], timeout)[0]:
+            timeout = 0
+            data = self._connection.recv(1 << 20)
+            if not data:
+                return False
+            for message in self._decoder.feed(data):
+                if isinstance(message, Shutdown):
+                    return False
+                if isinstance(message, Cancel):
+                    self._scheduler.cancel(message.id)
+                elif isinstance(message, Generate):
+                    refusal = self._scheduler.add(Sequence(message))
+                    if refusal is not None:
+                        outputs.append(refusal)
+        return True
+
+    def _report(self, outputs: list[TokenOutput]) -> None:
+        scheduler = self._scheduler
+        report = StepReport(
+            outputs=outputs,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_pages=scheduler.pages.free,
+        )
+        self._connection.sendall(encode(report))
+
+
+def main() -> None:
+    """Load the model, say `Ready` (or `LoadFailed`), serve."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--options", required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
+    options = msgspec.json.decode(arguments.options, type=EngineOptions)
+    connection = socket.socket(fileno=arguments.fd)
+    try:
+        runner = _load(connection, arguments.model, options)
+        if runner is not None:
+            Engine(connection, runner, options).serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the server is gone, and so are we
+    finally:
+        connection.close()
+
+
+def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
+    reported = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal reported
+        if done - reported >= _PROGRESS_STEP:
+            reported = done
+            _send(connection, Progress(stage="weights", done=done, total=total))
+
+    torch.set_num_threads(options.threads or _physical_cores())
+    try:
+        runner = Runner(model, options, on_progress)
+    except Exception as error:
+        _send(connection, _load_failure(model, error))
+        return None
+    facts = runner.facts
+    _send(
+        connection,
+        Ready(
+            model_type=facts.model_type,
+            device=str(runner.device),
+            dtype=str(runner.ops.dtype).removeprefix("torch."),
+            kernels=runner.ops.name,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+            kv_pages=facts.kv_pages,
+            page_size=PAGE_SIZE,
+            weight_bytes=facts.weight_bytes,
+            kv_bytes=facts.kv_bytes,
+        ),
+    )
+    return runner
+
+
+def _load_failure(model: Path, error: Exception) -> LoadFailed:
+    if isinstance(error, ModelFileError):
+        return LoadFailed(kind="model_file", message=str(error))
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory")
+    _log.exception("loading %s failed", model)
+    if isinstance(error, HelexaError):
+        return LoadFailed(kind="internal", message=str(error))
+    return LoadFailed(kind="internal", message=f"loading {model.name} failed: {type(error).__name__}")
+
+
+def _send(connection: socket.socket, message: FromEngine) -> None:
+    connection.sendall(encode(message))
+
+
+def _physical_cores() -> int:
+    return max(min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))), 1)
+
+
+if __name__ == "__main__":
+    main()

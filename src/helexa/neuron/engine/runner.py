@@ -1,0 +1,105 @@
+"""The runner: a loaded model, its KV cache and its kernels; runs one batch at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron import ops
+from helexa.neuron.engine.batch import lay_out
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.sampler import sample
+from helexa.neuron.engine.scheduler import Plan
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.models import model_class
+from helexa.neuron.weights.checkpoint import open_checkpoint
+
+PAGE_SIZE = 64
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a loaded model says of itself."""
+
+    model_type: str
+    vocab_size: int
+    context_length: int
+    weight_bytes: int
+    kv_bytes: int
+    kv_pages: int
+
+
+class Runner:
+    """Runs plans on one device.
+
+    Args:
+        model_path: a model file or folder (see `open_checkpoint`).
+        on_progress: called with (bytes read, bytes in all) while the weights load.
+
+    Raises:
+        ModelFileError: the model cannot be loaded, and why.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        options: EngineOptions,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.device = torch.device(options.device)
+        dtype = _DTYPES.get(options.dtype) or ops.default_dtype(self.device)
+        self.ops = ops.choose(self.device, dtype)
+        with open_checkpoint(model_path) as checkpoint:
+            config = checkpoint.config
+            model_type = str(config.get("model_type"))
+            loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes))
+            try:
+                self._model = model_class(model_type)(config, loader)
+                trained_context = int(config.get("max_position_embeddings") or 2048)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise ModelFileError(
+                    f"{model_path.name}: its configuration and its tensors disagree: {error!r}"
+                ) from error
+            weight_bytes = checkpoint.total_bytes
+        context = min(options.context_length or trained_context, trained_context)
+        page_bytes = (
+            2 * self._model.kv_heads * self._model.head_dim * PAGE_SIZE * dtype.itemsize * len(self._model.layers)
+        )
+        pages = self._page_budget(options, context, page_bytes)
+        self._caches = [
+            self.ops.new_cache(self._model.kv_heads, pages * PAGE_SIZE, self._model.head_dim)
+            for _ in self._model.layers
+        ]
+        self.facts = ModelFacts(
+            model_type=model_type,
+            vocab_size=self._model.vocab_size,
+            context_length=min(context, pages * PAGE_SIZE),
+            weight_bytes=weight_bytes,
+            kv_bytes=pages * page_bytes,
+            kv_pages=pages,
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> list[int]:
+        """Run one step; return a token for each entry that samples, in plan order."""
+        batch, sampling = lay_out(plan, PAGE_SIZE, self.device)
+        logits = self._model.forward(batch, self._caches, PAGE_SIZE)
+        chosen = dict(
+            zip((e.sequence.id for e in sampling), sample(logits, [e.sequence for e in sampling]), strict=True)
+        )
+        return [chosen[entry.sequence.id] for entry in plan if entry.samples]
+
+    def _page_budget(self, options: EngineOptions, context: int, page_bytes: int) -> int:
+        """Pages of the KV cache: as configured, else four full contexts, or a quarter of what memory is free."""
+        if options.kv_cache_mb:
+            return max(options.kv_cache_mb * 2**20 // page_bytes, 1)
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info(self.device)[0]
+            return max(int(free * 0.8) // page_bytes, 1)
+        wanted = 4 * -(-context // PAGE_SIZE)
+        return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)

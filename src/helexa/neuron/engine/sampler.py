@@ -1,0 +1,100 @@
+"""The sampler: logits of several rows to one token each, every row with settings of its own.
+
+Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the cumulative
+distribution at one uniform number that depends on the row's seed and position alone, so neither the batch nor a
+preemption changes what a seed yields.
+"""
+
+from collections import Counter
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.messages import SamplingParams
+from helexa.neuron.engine.sequence import Sequence
+
+_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
+_MASK64 = (1 << 64) - 1
+
+
+def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
+    """Choose the next token of each sequence.
+
+    Args:
+        logits: [S, vocabulary], any float dtype; may be changed.
+        sequences: the S sequences that the rows belong to.
+    """
+    params = [sequence.request.sampling for sequence in sequences]
+    logits = _adjust(logits.float(), sequences, params)
+    chosen = logits.argmax(-1)
+    drawn = [row for row, p in enumerate(params) if p.temperature > 0]
+    if drawn:
+        rows = torch.tensor(drawn, device=logits.device)
+        uniforms = [uniform(params[row].seed, len(sequences[row].tokens)) for row in drawn]
+        chosen[rows] = _draw(logits[rows], [params[row] for row in drawn], uniforms)
+    return chosen.tolist()
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) from a counter-based generator (SplitMix64; Steele, Lea and Flood, 2014)."""
+    state = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK64
+    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+        state = ((state ^ (state >> shift)) * multiplier) & _MASK64
+    return ((state ^ (state >> 31)) >> 11) / (1 << 53)
+
+
+def _adjust(logits: Tensor, sequences: Rows[Sequence], params: Rows[SamplingParams]) -> Tensor:
+    """Bias and penalties, only on rows that ask for them."""
+    for row, (sequence, p) in enumerate(zip(sequences, params, strict=True)):
+        if p.logit_bias:
+            ids = torch.tensor(list(p.logit_bias), device=logits.device)
+            logits[row, ids] += torch.tensor(list(p.logit_bias.values()), device=logits.device)
+        if p.repetition_penalty != 1.0:
+            ids = torch.tensor(sorted(set(sequence.tokens)), device=logits.device)
+            seen = logits[row, ids]
+            logits[row, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
+        if (p.frequency_penalty or p.presence_penalty) and sequence.generated:
+            counts = Counter(sequence.tokens[len(sequence.request.prompt) :])
+            ids = torch.tensor(list(counts), device=logits.device)
+            times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
+            logits[row, ids] -= p.presence_penalty + p.frequency_penalty * times
+    return logits
+
+
+def _draw(logits: Tensor, params: Rows[SamplingParams], uniforms: list[float]) -> Tensor:
+    """One token per row, [R], from rows of logits that all have a temperature above 0."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=logits.device).unsqueeze(1)
+
+    probabilities = torch.softmax(logits / column([p.temperature for p in params]), dim=-1)
+    draws = column(uniforms)
+    if all(p.top_k <= 0 and p.top_p >= 1 and p.min_p <= 0 for p in params):
+        return _invert(probabilities, draws)
+    vocabulary = logits.shape[-1]
+    top_k = column([p.top_k if p.top_k > 0 else vocabulary for p in params])
+    top_p = column([p.top_p for p in params])
+    min_p = column([p.min_p for p in params])
+    size = min(_CANDIDATES, vocabulary)
+    ordered, ids = probabilities.topk(size)
+    enough = (top_p < 1) & (ordered.sum(-1, keepdim=True) >= top_p)
+    settled = enough | (top_k <= size) | (ordered[:, -1:] < min_p * ordered[:, :1])
+    if size < vocabulary and not bool(settled.all()):
+        ordered, ids = probabilities.sort(descending=True)
+    kept = torch.arange(ordered.shape[-1], device=logits.device) < top_k
+    ordered = ordered * kept
+    ordered /= ordered.sum(-1, keepdim=True)
+    # A token stays while the mass before it is below top_p, so the most likely one always does.
+    ordered = ordered * ((ordered.cumsum(-1) - ordered < top_p) | (top_p >= 1))
+    ordered = ordered * (ordered >= min_p * ordered[:, :1])
+    return ids.gather(1, _invert(ordered, draws).unsqueeze(1)).squeeze(1)
+
+
+def _invert(weights: Tensor, draws: Tensor) -> Tensor:
+    """Index, [R], at which each row's cumulative weight passes its draw; the weights need not sum to 1."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, draws * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
+    return torch.minimum(found, last).squeeze(1)

@@ -1,0 +1,62 @@
+"""One sequence: its tokens, how many of them are computed, and the pages that hold them."""
+
+import time
+from dataclasses import dataclass, field
+
+from helexa.neuron.engine.messages import FinishReason, Generate, Timing
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request inside the engine. `computed` chases `len(tokens)`; everything else follows from that.
+
+    Attributes:
+        tokens: prompt and output.
+        computed: leading tokens whose K and V are in `pages`.
+    """
+
+    request: Generate
+    tokens: list[int] = field(default_factory=list[int])
+    computed: int = 0
+    pages: list[int] = field(default_factory=list[int])
+    arrived: float = field(default_factory=time.perf_counter)
+    started: float | None = None
+    first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+
+    @property
+    def id(self) -> int:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def pending(self) -> int:
+        """Tokens not computed yet: 1 while decoding, more during prefill."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """Tokens of output so far."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take a sampled token; say whether it ends the sequence, and why."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+        self.tokens.append(token)
+        if token in self.request.stop_ids:
+            return "stop"
+        if self.generated >= self.request.max_tokens:
+            return "length"
+        return None
+
+    def timing(self) -> Timing:
+        """Where the time went until now, in milliseconds."""
+        now = time.perf_counter()
+        started = self.started or now
+        first = self.first_token or now
+        return Timing(
+            queue_ms=(started - self.arrived) * 1e3, prefill_ms=(first - started) * 1e3, decode_ms=(now - first) * 1e3
+        )

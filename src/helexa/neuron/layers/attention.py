@@ -1,0 +1,53 @@
+"""Grouped-query attention over the paged KV cache."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from helexa.neuron.engine.batch import Batch
+from helexa.neuron.layers.loader import Loader
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all layers of one forward pass share: the batch and its rotary tables (see `Rope.tables`)."""
+
+    batch: Batch
+    page_size: int
+    cos: Tensor
+    sin: Tensor
+
+
+class Attention:
+    """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023).
+
+    Args:
+        qk_norm_eps: normalise each query and key head (with `q_norm` and `k_norm`) before rotation; None does not.
+    """
+
+    def __init__(
+        self, loader: Loader, prefix: str, *, heads: int, kv_heads: int, head_dim: int, qk_norm_eps: float | None = None
+    ) -> None:
+        self._ops = loader.ops
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._qkv = loader.linear(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
+        self._out = loader.linear(f"{prefix}.o_proj")
+        self._q_norm = self._k_norm = None
+        if qk_norm_eps is not None:
+            self._q_norm = loader.norm(f"{prefix}.q_norm", qk_norm_eps)
+            self._k_norm = loader.norm(f"{prefix}.k_norm", qk_norm_eps)
+
+    def __call__(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
+        """[T, H] -> [T, H]; writes this step's K and V to `cache` first."""
+        heads, kv_heads = self._heads, self._kv_heads
+        qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, self._head_dim)
+        rotated, values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if self._q_norm is not None and self._k_norm is not None:
+            queries = self._ops.rotate(self._q_norm(rotated[:, :heads]), step.cos, step.sin)
+            keys = self._ops.rotate(self._k_norm(rotated[:, heads:]), step.cos, step.sin)
+        else:
+            rotated = self._ops.rotate(rotated, step.cos, step.sin)
+            queries, keys = rotated[:, :heads], rotated[:, heads:]
+        self._ops.write(cache, keys, values, step.batch.slots)
+        out = self._ops.attend(queries, cache, step.page_size, step.batch)
+        return self._out(out.reshape(x.shape[0], -1))

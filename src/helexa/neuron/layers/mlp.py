@@ -1,0 +1,18 @@
+"""The gated feed-forward layer."""
+
+from torch import Tensor
+
+from helexa.neuron.layers.loader import Loader
+
+
+class GatedMlp:
+    """`down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
+
+    def __init__(self, loader: Loader, prefix: str) -> None:
+        self._silu_mul = loader.ops.silu_mul
+        self._gate_up = loader.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
+        self._down = loader.linear(f"{prefix}.down_proj")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self._down(self._silu_mul(self._gate_up(x)))

@@ -1,0 +1,52 @@
+"""Rotary position embedding: the frequencies of a model, and the tables of one step."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+
+
+class Rope:
+    """Frequencies of one model.
+
+    Args:
+        config: Hugging Face names: `rope_theta`, `rope_scaling` or `rope_parameters`.
+        head_dim: D, all of which is rotated.
+        factors: [D / 2] divisors of the frequencies, as some GGUF files carry them.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], head_dim: int, device: torch.device, factors: Tensor | None = None
+    ) -> None:
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind == "linear":
+            frequencies /= float(scaling["factor"])
+        elif kind == "llama3":
+            frequencies = _llama3(frequencies, scaling)
+        elif kind != "default":
+            raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3")
+        if factors is not None:
+            frequencies /= factors.double().cpu()
+        self._frequencies = frequencies.float().to(device)
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for positions [T], each [T, 1, D]; sin is negative in the first half (see `ops.rotate`)."""
+        angles = positions[:, None].float() * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+
+
+def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
+    """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
+    factor = float(scaling["factor"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    trained = float(scaling["original_max_position_embeddings"])
+    turns = trained * frequencies / (2 * math.pi)
+    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (blend + (1 - blend) / factor)

@@ -1,0 +1,87 @@
+"""Llama: the plain pre-norm decoder that most others vary (reference: transformers `modeling_llama`)."""
+
+from typing import Any
+
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.batch import Batch
+from helexa.neuron.layers.attention import Attention, Step
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.mlp import GatedMlp
+from helexa.neuron.layers.rope import Rope
+
+
+class Llama:
+    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32.
+
+    Attributes:
+        kv_heads, head_dim, layers: the shape of the KV cache.
+        vocab_size: width of the logits.
+    """
+
+    qk_norm = False
+
+    def __init__(self, config: dict[str, Any], loader: Loader) -> None:
+        self._ops = loader.ops
+        hidden = _positive(config, "hidden_size")
+        heads = _positive(config, "num_attention_heads")
+        self.kv_heads = _positive(config, "num_key_value_heads", heads)
+        self.head_dim = _positive(config, "head_dim", hidden // heads)
+        if heads % self.kv_heads or self.head_dim % 2:
+            raise ModelFileError(f"{heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model")
+        activation = config.get("hidden_act", "silu")
+        if activation != "silu":
+            raise ModelFileError(f"activation '{activation}' is not supported by this architecture")
+        eps = float(config.get("rms_norm_eps", 1e-6))
+        factors = loader.vector("rope_freqs.weight") if "rope_freqs.weight" in loader else None
+        self._rope = Rope(config, self.head_dim, loader.ops.device, factors)
+        self._embed = loader.embedding("model.embed_tokens")
+        self.layers = [
+            Block(loader, f"model.layers.{index}", self, heads, eps)
+            for index in range(_positive(config, "num_hidden_layers"))
+        ]
+        self.vocab_size = self._embed.weight.shape[0]
+        self._norm = loader.norm("model.norm", eps)
+        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
+        self._head = self._ops.linear(self._embed.weight, None) if tied else loader.linear("lm_head")
+
+    def forward(self, batch: Batch, caches: list[Tensor], page_size: int) -> Tensor:
+        """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
+        cos, sin = self._rope.tables(batch.positions)
+        step = Step(batch, page_size, cos, sin)
+        hidden = self._embed(batch.tokens)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, cache, step)
+        return self._head(self._norm(hidden[batch.sample_rows]))
+
+
+class Block:
+    """One decoder layer."""
+
+    def __init__(self, loader: Loader, prefix: str, model: Llama, heads: int, eps: float) -> None:
+        self._input_norm = loader.norm(f"{prefix}.input_layernorm", eps)
+        self._attention = Attention(
+            loader,
+            f"{prefix}.self_attn",
+            heads=heads,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            qk_norm_eps=eps if model.qk_norm else None,
+        )
+        self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", eps)
+        self._mlp = GatedMlp(loader, f"{prefix}.mlp")
+
+    def __call__(self, hidden: Tensor, cache: Tensor, step: Step) -> Tensor:
+        """[T, H] float32 -> [T, H] float32, in place."""
+        hidden += self._attention(self._input_norm(hidden), cache, step)
+        hidden += self._mlp(self._mlp_norm(hidden))
+        return hidden
+
+
+def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int) or not 0 < value < 1 << 24:
+        raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
+    return value

@@ -1,0 +1,81 @@
+"""CPU kernels out of the stock torch wheel: packed int4 products for few rows, prepacked oneDNN bfloat16 for many."""
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+# Rows up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
+_INT4_ROWS = 6
+
+
+class CpuOps(ReferenceOps):
+    """bfloat16 activations on a CPU that multiplies bfloat16 in hardware."""
+
+    name = "torch-cpu-bf16"
+
+    @staticmethod
+    def available() -> bool:
+        """Whether this CPU and this torch have what the kernels need."""
+        return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> LinearOp:
+        """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
+        bias = None if bias is None else bias.to(self.dtype)
+        many = PrepackedLinear(self.dense(weight), bias)
+        if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight):
+            return ByRows(Int4Linear(weight, bias), many)
+        return many
+
+
+class ByRows:
+    """Two ways to the same product; the number of rows decides."""
+
+    def __init__(self, few: LinearOp, many: LinearOp) -> None:
+        self._few = few
+        self._many = many
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
+
+
+class PrepackedLinear:
+    """A bfloat16 product whose weight lies in oneDNN's blocked layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        self._bias = bias
+        self._run = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return self._run(x, self._weight, self._bias, "none", [], "")
+
+
+class Int4Linear:
+    """A product on 4-bit codes with a bfloat16 scale and offset for each group."""
+
+    def __init__(self, weight: GroupwiseTensor, bias: Tensor | None) -> None:
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+        # torch's form is (q - 8) * scale + zero.
+        zeros = weight.minimum.float() + 8 * weight.scale.float()
+        self._scales_and_zeros = (
+            torch.stack([weight.scale.float(), zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
+        )
+        self._group_size = weight.group_size
+        self._bias = bias
+        self._run = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    @staticmethod
+    def fits(weight: GroupwiseTensor) -> bool:
+        """Whether torch's kernel takes this shape and grouping."""
+        rows, columns = weight.shape
+        return weight.bits == 4 and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        out = self._run(x, self._codes, self._group_size, self._scales_and_zeros)
+        return out if self._bias is None else out + self._bias

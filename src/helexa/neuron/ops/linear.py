@@ -1,0 +1,20 @@
+"""Linear operators: weights prepared once, applied to [T, K]."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+LinearOp = Callable[[Tensor], Tensor]
+
+
+class DenseLinear:
+    """`x @ weight.T + bias` on a plain tensor."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return F.linear(x, self._weight, self._bias)

@@ -1,0 +1,117 @@
+"""The kernels in plain torch: right on every device, the oracle for all others."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.engine.batch import Batch, Chunk, DecodeGroup
+from helexa.neuron.ops.linear import DenseLinear, LinearOp
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+
+class ReferenceOps:
+    """Kernels for one device and activation dtype.
+
+    A layer's KV cache is one tensor [2, kv_heads, slots, head_dim]: K and V, heads outermost, so that the positions of
+    one page, and of ascending pages, lie in one piece for each head. Slot = page * page_size + offset.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.dtype = dtype
+
+    def linear(self, weight: Weight, bias: Tensor | None) -> LinearOp:
+        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; the weight is [N, K]."""
+        return DenseLinear(self.dense(weight), None if bias is None else bias.to(self.device, self.dtype))
+
+    def dense(self, weight: Weight) -> Tensor:
+        """The weight as a plain tensor of the activation dtype."""
+        if isinstance(weight, GroupwiseTensor):
+            weight = weight.dequantize(torch.float32)
+        return weight.to(self.device, self.dtype)
+
+    def embedding(self, weight: Weight, tokens: Tensor) -> Tensor:
+        """Rows of `weight` [V, H] for tokens [T], as float32 [T, H]."""
+        if isinstance(weight, GroupwiseTensor):
+            return weight.rows(tokens).dequantize(torch.float32)
+        return F.embedding(tokens, weight).float()
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019), in the activation dtype."""
+        x = x.float()
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
+        return (x * scale).mul_(weight).to(self.dtype)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding (Su et al., 2021) of x [T, heads, D], halves paired.
+
+        Args:
+            cos: [T, 1, D], both halves alike.
+            sin: [T, 1, D], negative in the first half.
+        """
+        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        return torch.addcmul(x * cos, swapped, sin).to(self.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """`silu(gate) * up` for [T, 2 * I], gate first."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def new_cache(self, kv_heads: int, slots: int, head_dim: int) -> Tensor:
+        """A zeroed KV cache of one layer. On a CPU its memory becomes resident only as pages are written."""
+        shape = (2, kv_heads, slots, head_dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        bytes_ = np.zeros(int(np.prod(shape)) * self.dtype.itemsize, dtype=np.uint8)  # calloc: pages come untouched
+        return torch.from_numpy(bytes_).view(self.dtype).view(shape)
+
+    def write(self, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Store K and V [T, kv_heads, D] of tokens at `slots` [T]."""
+        cache[0].index_copy_(1, slots, keys.transpose(0, 1))
+        cache[1].index_copy_(1, slots, values.transpose(0, 1))
+
+    def attend(self, queries: Tensor, cache: Tensor, page_size: int, batch: Batch) -> Tensor:
+        """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
+        parts = [self._decode(queries[group.rows], cache, page_size, group) for group in batch.decodes]
+        parts += [self._prefill(queries[chunk.rows], cache, page_size, chunk) for chunk in batch.chunks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, queries: Tensor, cache: Tensor, page_size: int, group: DecodeGroup) -> Tensor:
+        rows, heads, dim = queries.shape
+        kv_heads = cache.shape[1]
+        keys, values = _pages(cache, page_size, group.pages, group.contiguous)  # [kv_heads * B, L, D]
+        # The query heads of one KV head are the rows of one product.
+        grouped = queries.view(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
+        scores = torch.bmm(grouped * dim**-0.5, keys.transpose(1, 2)).float()
+        scores.view(kv_heads, rows, -1, keys.shape[1]).add_(group.mask[:, None])
+        out = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)
+        return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
+
+    def _prefill(self, queries: Tensor, cache: Tensor, page_size: int, chunk: Chunk) -> Tensor:
+        count, heads, _ = queries.shape
+        kv_heads, length = cache.shape[1], chunk.prefix + count
+        keys, values = _pages(cache, page_size, chunk.pages, chunk.contiguous)
+        keys = keys[:, :length].repeat_interleave(heads // kv_heads, dim=0)
+        values = values[:, :length].repeat_interleave(heads // kv_heads, dim=0)
+        mask = None
+        if chunk.prefix:
+            rows = torch.arange(chunk.prefix, length, device=queries.device)
+            mask = torch.arange(length, device=queries.device) <= rows[:, None]
+        out = F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None
+        )
+        return out[0].transpose(0, 1)
+
+
+def _pages(cache: Tensor, page_size: int, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
+    """K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D]; a view where pages are contiguous."""
+    _, heads, _, dim = cache.shape
+    width = pages.shape[-1] * page_size
+    if contiguous is not None:
+        span = cache[:, :, contiguous * page_size : contiguous * page_size + width]
+        return span[0], span[1]
+    paged = cache.view(2, heads, -1, page_size * dim).index_select(2, pages.flatten())
+    return paged[0].view(-1, width, dim), paged[1].view(-1, width, dim)
