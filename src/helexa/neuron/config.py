@@ -1,0 +1,112 @@
+"""neuron.toml: where the node listens, which models it loads at start, and how its engines run.
+
+Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
+
+from helexa.core.config import Section, load
+from helexa.core.fleet import ModelSpec
+from helexa.core.source import DEFAULT_SCHEME
+from helexa.neuron.engine.messages import EngineOptions
+
+ENV_PREFIX = "NEURON_"
+
+HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" if name == "candle" else name)]
+
+
+class DefaultModel(ModelSpec):
+    """A model to load at start; the same fields as a load request, but a misspelt one is an error."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class CacheConfig(Section):
+    """Where fetched model files are kept; unset is `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`."""
+
+    dir: Path | None = None
+
+
+class SourceConfig(Section):
+    """A model hub.
+
+    Attributes:
+        endpoint: its base URL.
+        auth_env: the environment variable that holds its token.
+        cache_dir: where its files are kept.
+    """
+
+    endpoint: str | None = Field(default=None, pattern=r"^https?://")
+    auth_env: str | None = None
+    cache_dir: Path | None = None
+
+
+class TorchConfig(Section):
+    """The engine. The numbers mean what they mean in `EngineOptions`.
+
+    Attributes:
+        default_source: scheme of ids that name none.
+        sources: hubs by scheme.
+        device: `auto` is the first CUDA device if there is one, else the CPU.
+    """
+
+    default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
+    hf_cache: Path | None = None
+    sources: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: int = Field(default=0, ge=0)
+    max_step_tokens: int = Field(default=512, ge=1)
+    max_sequences: int = Field(default=64, ge=1)
+    max_waiting: int = Field(default=256, ge=0)
+    context_length: int = Field(default=0, ge=0)
+    kv_cache_mb: int = Field(default=0, ge=0)
+
+    def engine_options(self, device: str) -> EngineOptions:
+        """The options of an engine that runs on `device`."""
+        return EngineOptions(
+            device=device,
+            dtype=self.dtype,
+            threads=self.threads,
+            max_step_tokens=self.max_step_tokens,
+            max_sequences=self.max_sequences,
+            max_waiting=self.max_waiting,
+            context_length=self.context_length,
+            kv_cache_mb=self.kv_cache_mb,
+        )
+
+
+class HarnessTables(Section):
+    """`[harness.*]`: one engine so far; its former name is understood."""
+
+    torch: TorchConfig = Field(default_factory=TorchConfig, validation_alias=AliasChoices("torch", "candle"))
+
+
+class HarnessEntry(Section):
+    """`[[harnesses]]`: an engine that is switched on."""
+
+    name: HarnessName
+
+
+class NeuronConfig(Section):
+    """The whole of neuron.toml."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(default=13131, ge=1, le=65535)
+    default_models: list[DefaultModel] = Field(default_factory=list[DefaultModel])
+    harnesses: list[HarnessEntry] = Field(default_factory=lambda: [HarnessEntry(name="torch")])
+    harness: HarnessTables = Field(default_factory=HarnessTables)
+    cache: CacheConfig = Field(default_factory=CacheConfig)
+
+
+def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:
+    """Read neuron.toml (None: defaults) and the environment.
+
+    Raises:
+        ConfigError: one line naming what is wrong and where.
+    """
+    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, environ=environ)

