@@ -1,4 +1,4 @@
-"""What a run of the engine says, in no dialect: one `Started`, any number of `TextDelta`, then `Finished` or `Failed`."""
+"""What a run of the engine says, in no dialect: `Started`, any number of `TextDelta`, then `Finished` or `Failed`."""
 
 from typing import Literal
 

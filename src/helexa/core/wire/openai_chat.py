@@ -49,10 +49,12 @@ class ChatMessage(WireObject):
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """The turn as a chat template sees it: parts of text joined by line breaks, null fields left out."""
+        """The turn as a chat template sees it: a replayed refusal is text, null fields are left out."""
         content = self.content
-        if isinstance(content, list) and not self.has_image:
-            content = "\n".join(part[part["type"]] for part in content)
+        if isinstance(content, list):
+            content = [
+                {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part for part in content
+            ]
         extras = {key: value for key, value in (self.model_extra or {}).items() if value is not None}
         return {"role": self.role, "content": content, **extras}
 

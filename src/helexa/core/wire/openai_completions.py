@@ -70,9 +70,3 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: NotRequired[Usage]
-
-
-def completion(*, id: str, created: int, model: str, text: str, finish_reason: str, usage: Usage) -> Completion:
-    """Build a reply that is not streamed."""
-    choice = CompletionChoice(index=0, text=text, logprobs=None, finish_reason=finish_reason)
-    return Completion(id=id, object="text_completion", created=created, model=model, choices=[choice], usage=usage)

@@ -1,0 +1,229 @@
+"""One request on one model: token ids in, events out, and one place where every run ends."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Literal
+
+from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, overloaded
+from helexa.core.wire.generation import GenerationRequest
+from helexa.neuron.engine.client import OVERLOADED, EngineClient
+from helexa.neuron.engine.messages import SamplingParams, Timing, TokenOutput
+from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
+from helexa.neuron.model import ServedModel
+from helexa.neuron.text.detokenizer import Detokenizer
+from helexa.neuron.text.stop_strings import StopStrings
+
+DEFAULT_TEMPERATURE = 0.7
+DEFAULT_OUTPUT_TOKENS = 8192
+
+_GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
+_SEED_MASK = (1 << 63) - 1
+_ADMISSION_SECONDS = 5.0
+_RETRY_AFTER_SECONDS = 5
+
+logger = logging.getLogger(__name__)
+
+
+async def run(
+    model: ServedModel, prompt: list[int], request: GenerationRequest
+) -> AsyncGenerator[InferenceEvent, None]:
+    """Answer `prompt`; closing the iterator cancels the run in the engine.
+
+    Raises:
+        ApiError: before the first event only: the prompt does not fit, a token id is unknown, or the engine is down
+            or overloaded. Later failures are a `Failed` event.
+    """
+    limit = output_limit(prompt, request.output_limit, model.context_length)
+    request.check_vocabulary(model.engine.ready.vocab_size)
+    sampling = sampling_params(request, model.text.sampling_defaults)
+    stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
+    reader = _Reader(Detokenizer(model.text.tokenizer), StopStrings(request.stop or ()), stop_ids)
+    end = _End(model, len(prompt))
+    try:
+        outputs = model.engine.generate(prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids))
+        async with aclosing(outputs):
+            output = await _admission(model.engine, outputs)
+            yield end.started()
+            while True:
+                output = output or await anext(outputs)
+                end.count(output)
+                text, stopped = reader.read(output)
+                if stopped or output.finish is not None:
+                    break
+                if text:
+                    yield TextDelta(text)
+                output = None
+        # The engine is done with the request by now, however slowly the rest is read.
+        if text:
+            yield TextDelta(text)
+        if output.finish == "error" and not stopped:
+            yield end.fail(_engine_error(output))
+        else:
+            yield end.finish("length" if output.finish == "length" and not stopped else "stop")
+    except Exception as error:
+        if not end.admitted:
+            end.closed = True  # a refusal, which is logged as one
+            raise
+        logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
+        yield end.fail(internal_error())
+    finally:
+        end.abandon()
+
+
+def output_limit(prompt: list[int], requested: int | None, context_length: int) -> int:
+    """How many tokens the answer may have: what was asked for or the default, as far as the context has room.
+
+    Raises:
+        ApiError: the prompt is empty, or leaves no room in the context.
+    """
+    if not prompt:
+        raise invalid_body("the prompt has no tokens")
+    room = context_length - len(prompt)
+    if room <= 0:
+        raise context_length_exceeded(len(prompt), context_length)
+    return min(requested or DEFAULT_OUTPUT_TOKENS, room)
+
+
+def sampling_params(request: GenerationRequest, defaults: Mapping[str, float]) -> SamplingParams:
+    """Resolve each parameter: the request's value, else the model's own (`defaults`), else helexa's."""
+
+    def resolve(name: str, fallback: float, low: float, high: float) -> float:
+        asked: float | None = getattr(request, name)
+        value = defaults.get(name, fallback) if asked is None else asked
+        return min(max(value, low), high)  # a request was checked already, a model's file was not
+
+    temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)
+    return SamplingParams(
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_p=resolve("top_p", 1.0, 1e-6, 1.0),
+        top_k=int(resolve("top_k", 0, 0, 1_000_000)),
+        min_p=resolve("min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=resolve("repetition_penalty", 1.0, 0.01, 100.0),
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
+        logit_bias=request.logit_bias or {},
+    )
+
+
+async def _admission(engine: EngineClient, outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
+    """Hand the request to the engine; return its first output if that came at once.
+
+    The engine refuses only when its queue is full, which cannot be while there are fewer open requests than places in
+    the queue. Then there is nothing to wait for; else the first output tells.
+
+    Raises:
+        ApiError: the engine refused the request.
+    """
+    patience = 0.0 if engine.open_streams < engine.options.max_waiting else _ADMISSION_SECONDS
+    try:
+        async with asyncio.timeout(patience):
+            first = await anext(outputs)
+    except TimeoutError:
+        return None
+    if first.finish == "error":
+        raise _engine_error(first)
+    return first
+
+
+def _engine_error(output: TokenOutput) -> ApiError:
+    message = output.error or "the model's engine failed"
+    if message.startswith(OVERLOADED):
+        return overloaded(message, _RETRY_AFTER_SECONDS)
+    return internal_error(message)
+
+
+class _Reader:
+    """Reads the text out of a sequence's outputs."""
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, stop_ids: frozenset[int]) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._stop_ids = stop_ids
+
+    def read(self, output: TokenOutput) -> tuple[str, bool]:
+        """The text that can be shown by now, and whether a stop string ended it."""
+        tokens = output.tokens
+        if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
+            tokens = tokens[:-1]
+        text = self._detokenizer.push(tokens)
+        if output.finish is not None:
+            text += self._detokenizer.flush()
+        text, stopped = self._stops.push(text)
+        if output.finish is not None and not stopped:
+            text += self._stops.flush()
+        return text, stopped
+
+
+class _End:
+    """The one way out of a run: the last event, the accounting and the completion log line, once, on every path."""
+
+    def __init__(self, model: ServedModel, prompt_tokens: int) -> None:
+        self.admitted = False
+        self.closed = False
+        self._model = model
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._timing: Timing | None = None
+        self._begin = time.perf_counter()
+        self._first_token: float | None = None
+
+    def started(self) -> Started:
+        self.admitted = True
+        return Started(self._prompt_tokens, self._cached_tokens)
+
+    def count(self, output: TokenOutput) -> None:
+        if output.tokens:
+            self._completion_tokens += len(output.tokens)
+            if self._first_token is None:
+                self._first_token = time.perf_counter()
+        self._timing = output.timing or self._timing
+
+    def finish(self, reason: Literal["stop", "length"]) -> Finished:
+        timing = self._close(reason)
+        return Finished(
+            reason=reason,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            completion_tokens=self._completion_tokens,
+            prefill_ms=timing.prefill_ms,
+            decode_ms=timing.decode_ms,
+        )
+
+    def fail(self, error: ApiError) -> Failed:
+        self._close("error")
+        return Failed(error)
+
+    def abandon(self) -> None:
+        """The end of a run that nobody reads any more; does nothing after `finish` or `fail`."""
+        if not self.closed:
+            self._close("cancelled", client_gone=True)
+
+    def _close(self, reason: str, client_gone: bool = False) -> Timing:
+        self.closed = True
+        timing = self._timing or self._measured()
+        if self._first_token is not None:
+            self._model.record(timing, self._prompt_tokens, self._completion_tokens)
+        logger.info(
+            "completed model=%s prompt_tokens=%d completion_tokens=%d finish_reason=%s prefill_ms=%.0f decode_ms=%.0f "
+            "client_gone=%s",
+            self._model.id,
+            self._prompt_tokens,
+            self._completion_tokens,
+            reason,
+            timing.prefill_ms,
+            timing.decode_ms,
+            client_gone,
+        )
+        return timing
+
+    def _measured(self) -> Timing:
+        """The timing as seen from here, for runs that ended before the engine reported its own."""
+        now = time.perf_counter()
+        first = self._first_token or now
+        return Timing(queue_ms=0.0, prefill_ms=(first - self._begin) * 1000, decode_ms=(now - first) * 1000)

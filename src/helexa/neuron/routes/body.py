@@ -1,0 +1,46 @@
+"""Request bodies: read within limits of size, time and type."""
+
+import asyncio
+
+from starlette.requests import ClientDisconnect, Request
+
+from helexa.core.errors import ApiError, unsupported_media_type
+
+MAX_BODY_BYTES = 64 << 20
+
+_READ_SECONDS = 60.0
+
+
+async def read_json(request: Request) -> bytes:
+    """The bytes of a body that is declared as JSON, or as nothing.
+
+    Raises:
+        ApiError: 415 for another content type, 413 over `MAX_BODY_BYTES`, 408 when the client stops sending, 400 when
+            it goes away.
+    """
+    content_type = request.headers.get("content-type", "application/json")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise unsupported_media_type(content_type[:200])
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    chunks = request.stream()
+    try:
+        while True:
+            async with asyncio.timeout(_READ_SECONDS):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                return bytes(body)
+            body += chunk
+            if len(body) > MAX_BODY_BYTES:
+                raise _too_large()
+    except TimeoutError:
+        raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
+    except ClientDisconnect:
+        raise ApiError(400, "client_disconnected", "the client went away while sending its request") from None
+
+
+def _too_large() -> ApiError:
+    return ApiError(413, "request_too_large", f"the request body is over the limit of {MAX_BODY_BYTES >> 20} MiB")

@@ -1,0 +1,83 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+
+import orjson
+from starlette.requests import Request
+from starlette.routing import Route
+
+from helexa.core.errors import ApiError, vision_unsupported
+from helexa.core.sse import frame
+from helexa.core.wire.openai_chat import (
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatRequest,
+    chat_completion,
+)
+from helexa.core.wire.usage import Usage
+from helexa.neuron.inference import run
+from helexa.neuron.model import ServedModel
+from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.projector import OpenAIProjector
+from helexa.neuron.routes.reply import Reply
+from helexa.neuron.text.chat_template import TemplateError
+
+
+async def chat_completions(request: Request) -> Reply:
+    """Answer a conversation."""
+    chat = ChatRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(chat.model)
+    if chat.has_image:
+        raise vision_unsupported(model.id)
+    prompt = await asyncio.to_thread(_prompt, model, chat)  # long conversations take a while to cut into tokens
+    return Reply(run(model, prompt, chat), ChatProjector(model.id), stream=bool(chat.stream))
+
+
+def _prompt(model: ServedModel, chat: ChatRequest) -> list[int]:
+    turns = [message.for_template() for message in chat.messages]
+    if "developer" not in model.text.template.source:
+        for turn in turns:  # OpenAI's newer name for the system's role, which most templates refuse
+            if turn["role"] == "developer":
+                turn["role"] = "system"
+    try:
+        return model.text.prompt_ids(turns, **(chat.chat_template_kwargs or {}))
+    except TemplateError as error:
+        raise ApiError(422, "template_render_failed", str(error), param="messages") from error
+
+
+class ChatProjector(OpenAIProjector):
+    """Renders a run as a chat completion, or as its chunks."""
+
+    id_prefix = "chatcmpl"
+
+    def opening(self) -> bytes:
+        """The chunk that names the role."""
+        return frame(orjson.dumps(self._chunk({"role": "assistant"}, None)))
+
+    def chunk(self, text: str | None, finish_reason: str | None) -> ChatChunk:
+        """A chunk with a piece of text, or with the finish reason."""
+        return self._chunk({} if text is None else {"content": text}, finish_reason)
+
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """The chunk that carries the usage and no choices."""
+        return {**self._chunk({}, None), "choices": [], "usage": usage}
+
+    def whole(self, text: str, finish_reason: str, usage: Usage) -> ChatCompletion:
+        """The chat completion."""
+        return chat_completion(
+            id=self.id, created=self.created, model=self.model, content=text, finish_reason=finish_reason, usage=usage
+        )
+
+    def _chunk(self, delta: ChatDelta, finish_reason: str | None) -> ChatChunk:
+        return ChatChunk(
+            id=self.id,
+            object="chat.completion.chunk",
+            created=self.created,
+            model=self.model,
+            choices=[ChatChunkChoice(index=0, delta=delta, finish_reason=finish_reason)],
+        )
+
+
+routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

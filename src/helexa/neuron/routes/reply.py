@@ -1,0 +1,107 @@
+"""Replies: a run's events on the wire, streamed or whole, until they end or the client hangs up."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.types import Receive, Scope, Send
+
+from helexa.core.errors import internal_error
+from helexa.core.sse import KEEP_ALIVE
+from helexa.neuron.events import Failed, InferenceEvent
+from helexa.neuron.routes.projector import Projector
+from helexa.neuron.routes.refusal import log_refusal
+
+KEEP_ALIVE_SECONDS = 1.0
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Reply:
+    """An ASGI response made of a run's events.
+
+    Nothing is sent before the first event, so what the run refuses is still a plain refusal. When the client hangs up
+    the run is closed at once, streamed or not.
+    """
+
+    def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
+        self._events = events
+        self._projector = projector
+        self._send_reply = self._stream if stream else self._whole
+        self._quiet_since: float | None = None  # None while nothing may be sent but the reply itself
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the reply.
+
+        Raises:
+            ApiError: the run was refused or, when it is not streamed, failed; nothing has been sent.
+        """
+        sender = asyncio.create_task(self._send_reply(scope["path"], send))
+        hang_up = asyncio.create_task(_hang_up(receive))
+        try:
+            while not sender.done() and not hang_up.done():
+                await asyncio.wait(
+                    (sender, hang_up), timeout=self._until_keep_alive(), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not sender.done() and not hang_up.done() and self._until_keep_alive() <= 0:
+                    self._quiet_since = time.monotonic()
+                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+        finally:
+            sender.cancel()
+            hang_up.cancel()
+            await asyncio.wait((sender, hang_up))
+        if not sender.cancelled():
+            sender.result()
+
+    def _until_keep_alive(self) -> float:
+        if self._quiet_since is None:
+            return KEEP_ALIVE_SECONDS
+        return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
+
+    async def _whole(self, path: str, send: Send) -> None:
+        async with aclosing(self._events):
+            events = [event async for event in self._events]
+        last = events[-1]
+        if isinstance(last, Failed):
+            raise last.error
+        body = self._projector.body(events)
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _stream(self, path: str, send: Send) -> None:
+        async with aclosing(self._events):
+            first = await anext(self._events)
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            try:
+                await self._write(first, send)
+                async for event in self._events:
+                    if isinstance(event, Failed):
+                        log_refusal(path, event.error)
+                    await self._write(event, send)
+            except Exception as error:
+                logger.exception("stream failed path=%s error=%s", path, type(error).__name__)
+                await self._write(Failed(internal_error()), send)
+        self._quiet_since = None
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _write(self, event: InferenceEvent, send: Send) -> None:
+        frames = self._projector.frames(event)
+        if frames:
+            self._quiet_since = None  # a keep-alive must not cut in while the client is slow to take this
+            await send({"type": "http.response.body", "body": frames, "more_body": True})
+        self._quiet_since = time.monotonic()
+
+
+async def _hang_up(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
