@@ -1,1 +1,71 @@
-"""The `helexa` command."""
+"""The `helexa` command: one file per verb, imported only when that verb is used."""
+
+import contextlib
+import io
+import os
+import sys
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError
+
+from helexa import __version__
+from helexa.core.errors import HelexaError
+
+app = App(
+    name="helexa",
+    version=f"helexa {__version__}",
+    help="Serve open-weight models on hardware you own, and talk to them.",
+    help_epilogue="Start with 'helexa up', then 'helexa chat' in another terminal. "
+    "With --debug any command shows a traceback when it fails.",
+    result_action="return_value",
+)
+app.command("helexa.cli.up:up", help="Start one neuron and one cortex on this machine.")
+app.command("helexa.cli.chat:chat", help="Chat with a model, or ask it for one answer.")
+app.command("helexa.cli.ps:ps", help="List the models of the fleet and how busy they are.")
+app.command("helexa.cli.status:status", help="Say in words how the gateway and its nodes are.")
+
+
+def main() -> NoReturn:
+    """Run the command line.
+
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no gateway reached, 4 model not found, 130 interrupted.
+    """
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    tokens, debug = _without_debug(sys.argv[1:])
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False) or 0
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        # The reader went away, as in `helexa ps | head -1`: what is left goes nowhere, and Python's flush at exit too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        if debug:
+            raise
+        code = _explain(error)
+    sys.exit(code)
+
+
+def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument != "--debug"]
+    return kept + arguments[end:], len(kept) < end
+
+
+def _explain(error: Exception) -> int:
+    match error:
+        case CycloptsError():
+            text, code = f"{error} See helexa --help.", 2
+        case HelexaError():
+            text, code = str(error), getattr(error, "exit_code", 1)
+        case OSError():
+            text, code = str(error), 1
+        case _:
+            text, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
+    with contextlib.suppress(OSError):
+        print(f"helexa: {' '.join(text.split())}", file=sys.stderr)
+    return code

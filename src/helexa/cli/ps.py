@@ -1,0 +1,95 @@
+"""`helexa ps`: the models of the fleet and how busy they are."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from helexa.cli.gateway import Gateway
+from helexa.cli.nodes import NodeReport, node_reports
+from helexa.cli.terminal import note, printable
+from helexa.core.fleet import ModelInfo
+
+_HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model on one node. `tok_s` is decoded tokens per second and stream; None is unknown."""
+
+    model: str
+    node: str
+    state: str
+    context: int | None = None
+    in_flight: int | None = None
+    waiting: int | None = None
+    tok_s: float | None = None
+
+
+def ps(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+    """List the models of the fleet: where they are, in what state, and how busy.
+
+    Args:
+        url: Gateway to ask, else HELEXA_BASE_URL, else http://127.0.0.1:31313.
+        as_json: Print JSON for programs.
+    """
+    nodes = node_reports(Gateway.from_environment(url))
+    rows = [row for node in nodes for row in _rows(node)]
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    elif rows:
+        _print_table(rows)
+    else:
+        note("no node holds a model" if nodes else "the gateway has no nodes")
+
+
+def _rows(node: NodeReport) -> Iterator[Row]:
+    for info in node.models:
+        load = node.load_of(info.id)
+        yield Row(
+            model=info.id,
+            node=node.name,
+            state=_state(node, info),
+            context=info.limit.context if info.limit else None,
+            in_flight=load.in_flight if load else None,
+            waiting=load.queue_depth if load else None,
+            tok_s=load.tok_s_decode if load else None,
+        )
+    activation = node.activation
+    held = {info.id for info in node.models}
+    if activation.in_progress and activation.in_progress not in held:
+        done = "" if activation.progress is None else f" {activation.progress:.0%}"
+        yield Row(activation.in_progress, node.name, f"{activation.stage or 'loading'}{done}")
+    for model in activation.pending:
+        yield Row(model, node.name, "pending")
+    for failed in activation.failed:
+        yield Row(failed.model_id, node.name, "failed")
+
+
+def _state(node: NodeReport, info: ModelInfo) -> str:
+    if not node.healthy:
+        return "node down"
+    if info.servable is not None and not info.servable.ok:
+        return info.servable.reason or "unservable"
+    return info.status
+
+
+def _print_table(rows: list[Row]) -> None:
+    cells = [_HEADINGS, *(tuple(_cell(value) for value in asdict(row).values()) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
+    for line in cells:
+        left = [text.ljust(width) for text, width in zip(line[:3], widths[:3], strict=True)]
+        right = [text.rjust(width) for text, width in zip(line[3:], widths[3:], strict=True)]
+        print("  ".join(left + right))
+
+
+def _cell(value: str | int | float | None) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.1f}"
+        case _:
+            return printable(" ".join(str(value).split()))

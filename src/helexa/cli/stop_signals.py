@@ -1,0 +1,46 @@
+"""The signals that ask a command to stop, taken in order instead of as exceptions in the middle of things."""
+
+import select
+import signal
+import socket
+from types import FrameType
+from typing import Any, Self
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopSignals:
+    """While entered, SIGINT, SIGTERM and SIGHUP are only noted; `wait` returns when one of them, or SIGCHLD, came.
+
+    A stop signal that was ignored when the command began (`nohup`) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._former: dict[signal.Signals, Any] = {}
+        self._wakeup = -1
+
+    def __enter__(self) -> Self:
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in (*_STOPS, signal.SIGCHLD):
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                self._former[number] = signal.signal(number, _noted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+        signal.set_wakeup_fd(self._wakeup)
+        self._reader.close()
+        self._writer.close()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Sleep until a signal comes, at most `seconds` (None: as long as it takes); whether it asks to stop."""
+        ready, _, _ = select.select([self._reader], [], [], seconds)
+        return bool(ready) and any(number in _STOPS for number in self._reader.recv(4096))
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The number has already gone through the wake-up socket."""

@@ -1,0 +1,93 @@
+"""What the terminal can show: colour, text made harmless, and progress."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+PATIENCE_SECONDS = 0.5
+
+_CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """`text` without the control characters that could steer a terminal; newlines and tabs stay."""
+    return text.translate(_CONTROLS)
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether to write colours to `stream`: `NO_COLOR` forbids, `FORCE_COLOR` insists, else a terminal decides."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """`text` in a fainter colour where `stream` has colour."""
+    return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
+
+
+def note(text: str) -> None:
+    """Tell the person something that is not the answer: one line on stderr."""
+    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Progress on stderr: nothing in the first half second, then a bar on a terminal and plain lines elsewhere."""
+
+    def __init__(self, plain: bool = False) -> None:
+        """`plain` asks for lines even on a terminal."""
+        self._plain = plain or not sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._bar: Bar | None = None
+        self._task: Any = None
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, text: str, fraction: float | None = None) -> None:
+        """Say what is going on; `fraction` (0..1) is how far it is, None when unknown."""
+        if time.monotonic() - self._started < PATIENCE_SECONDS:
+            return
+        if self._plain:
+            if text != self._last:
+                print(text, file=sys.stderr, flush=True)
+        else:
+            self._draw(text, fraction)
+        self._last = text
+
+    def _draw(self, text: str, fraction: float | None) -> None:
+        bar = self._bar
+        if bar is None:
+            bar = self._bar = _bar()
+            bar.start()
+        if text != self._last:
+            if self._task is not None:
+                bar.remove_task(self._task)
+            self._task = bar.add_task(text, total=None)
+        bar.update(self._task, total=None if fraction is None else 1.0, completed=fraction or 0.0)
+        bar.refresh()
+
+
+def _bar() -> "Bar":
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    return Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)

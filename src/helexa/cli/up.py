@@ -1,0 +1,163 @@
+"""`helexa up`: one neuron and one cortex on this machine, for as long as the command runs."""
+
+import errno
+import importlib.util
+import json
+import os
+import shlex
+import socket
+import time
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.gateway import DEFAULT_URL, Gateway
+from helexa.cli.local_config import LOOPBACK, LocalConfig, LocalModel
+from helexa.cli.stack import Stack
+from helexa.cli.state import state_folder
+from helexa.cli.terminal import Progress, note, printable
+from helexa.core.fleet import Activation, Health
+
+DEFAULT_MODEL = "helexa/small"
+
+_TICK_SECONDS = 0.2
+_REPLY_SECONDS = 2.0
+_LISTEN_SECONDS = 60.0
+
+Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
+
+
+def up(
+    *,
+    model: Annotated[list[str] | None, Parameter(negative="")] = None,
+    host: str = LOOPBACK,
+    port: Port = 31313,
+    metrics_port: Port = 31314,
+    neuron_port: Port = 13131,
+    verbose: Annotated[bool, Parameter(negative="")] = False,
+    log_dir: Path | None = None,
+) -> int:
+    """Start one neuron and one cortex on this machine and keep them running until Ctrl-C.
+
+    Args:
+        model: Model to load: org/name, pypi:package or a path. May be given several times; without it a small one.
+        host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1.
+        port: Port of the gateway.
+        metrics_port: Port of the gateway's metrics.
+        neuron_port: Port of the neuron.
+        verbose: Show what both of them log.
+        log_dir: Folder for their logs.
+    """
+    models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
+    config = LocalConfig(models, host, port, metrics_port, neuron_port)
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError("this installation cannot run models; get the engine with: pip install 'helexa[neuron]'")
+    _check_ports(host, {"--port": port, "--metrics-port": metrics_port, "--neuron-port": neuron_port})
+    folder = state_folder("up", str(port))
+    logs = (log_dir or folder).absolute()
+    logs.mkdir(parents=True, exist_ok=True)
+    neuron, cortex = config.write(folder)
+
+    with Stack(config.environment(os.environ), verbose) as stack:
+        stack.start("helexa.neuron", ["--config", str(neuron)], logs / "neuron.log")
+        stack.start("helexa.cortex", ["serve", "--config", str(cortex)], logs / "cortex.log")
+        served = _wait_until_served(stack, Gateway(config.neuron_url), Gateway(config.gateway_url), verbose)
+        if served:
+            _announce(config.gateway_url, served[0], logs)
+            while stack.watch():
+                pass
+        note("stopping")
+    return 0
+
+
+def _check_ports(host: str, ports: dict[str, int]) -> None:
+    for option, port in ports.items():
+        twin = next((other for other in ports if other != option and ports[other] == port), None)
+        if twin:
+            raise CommandError(f"{option} and {twin} are both {port}; they need different ports", USAGE)
+    for option, port in ports.items():
+        address = host if option == "--port" else LOOPBACK
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"
+            else:
+                reason = f"cannot listen on {address} port {port}: {error.strerror}"
+            raise CommandError(reason) from None
+
+
+def _wait_until_served(stack: Stack, neuron: Gateway, cortex: Gateway, verbose: bool) -> list[str]:
+    """The ids of the models that answer requests; empty when asked to stop before there was any.
+
+    Raises:
+        CommandError: a server ended or does not answer, or no model could be loaded.
+    """
+    deadline = time.monotonic() + _LISTEN_SECONDS
+    with Progress(plain=verbose) as progress:
+        while stack.watch(_TICK_SECONDS):
+            activation = _activation(neuron)
+            if activation is None or activation.state == "ready":
+                progress.show("starting")
+            else:
+                progress.show(*_stage(activation))
+                deadline = time.monotonic() + _LISTEN_SECONDS  # a load takes as long as it takes; the node bounds it
+            if time.monotonic() > deadline:
+                raise CommandError(f"nothing answers at {cortex.url if activation else neuron.url}")
+            if activation is None or activation.state != "ready":
+                continue
+            failures = [printable(f"could not load {failed.model_id}: {failed.error}") for failed in activation.failed]
+            if failures and not activation.completed:
+                raise CommandError("; ".join(failures))
+            if served := _served(cortex):
+                for failure in failures:
+                    note(failure)
+                return served
+    return []
+
+
+def _activation(neuron: Gateway) -> Activation | None:
+    try:
+        return Health.model_validate(neuron.get("/health", _REPLY_SECONDS)).activation
+    except (CommandError, ValueError):
+        return None  # not listening yet; had it ended, the stack would say so
+
+
+def _served(cortex: Gateway) -> list[str]:
+    try:
+        return [entry["id"] for entry in cortex.models(_REPLY_SECONDS) if entry.get("loaded")]
+    except CommandError:
+        return []
+
+
+def _stage(activation: Activation) -> tuple[str, float | None]:
+    if activation.in_progress is None:
+        return f"waiting to load {printable(', '.join(activation.pending))}", None
+    return printable(f"{activation.stage or 'loading'} {activation.in_progress}"), activation.progress
+
+
+def _announce(url: str, model: str, logs: Path) -> None:
+    model = printable(model)
+    request = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
+    chat = "helexa chat" if url == DEFAULT_URL else f"helexa chat --url {url}"
+    print(
+        f"""
+helexa is up. Point any OpenAI client at it:
+
+  base URL  {url}/v1
+  model     {model}
+  API key   any
+
+Try it:
+
+  {chat}
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(request)}
+
+Logs are in {logs}; Ctrl-C stops everything.""",
+        flush=True,
+    )
