@@ -41,9 +41,7 @@ class GroupwiseTensor:
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
         """The same matrix on another device."""
-        return replace(
-            self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=self.minimum.to(device)
-        )
+        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=self.minimum.to(device))
 
 
 Weight = Tensor | GroupwiseTensor

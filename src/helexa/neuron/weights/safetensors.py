@@ -87,6 +87,8 @@ class SafetensorsCheckpoint:
     def read(self, name: str) -> Tensor:
         """Tensor `name`, in the type it is stored in."""
         entry = self._find(name)
+        if not entry.nbytes:
+            return torch.empty(entry.shape, dtype=entry.dtype)
         stored = torch.from_numpy(entry.file.read(entry.offset, entry.nbytes, name))
         return stored.view(entry.dtype).view(entry.shape)
 
@@ -187,12 +189,12 @@ def _sizes(value: Any) -> TypeGuard[list[int]]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as stream:
-            text = stream.read(_MAX_JSON_BYTES + 1)
+            size = os.fstat(stream.fileno()).st_size
+            if size > _MAX_JSON_BYTES:
+                raise ModelFileError(f"{path.name}: larger than {_MAX_JSON_BYTES >> 20} MiB")
+            return _parse_json(stream.read(size), path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    if len(text) > _MAX_JSON_BYTES:
-        raise ModelFileError(f"{path.name}: larger than {_MAX_JSON_BYTES >> 20} MiB")
-    return _parse_json(text, path)
 
 
 def _parse_json(text: bytes, path: Path) -> dict[str, Any]:

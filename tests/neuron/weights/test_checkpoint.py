@@ -1,0 +1,61 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
+from helexa.neuron.weights.formats import GroupwiseTensor
+
+
+def test_a_gguf_file_and_a_folder_that_holds_it_are_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
+    with open_checkpoint(smollm2_gguf) as file, open_checkpoint(tmp_path) as folder:
+        assert file.names() == folder.names()
+        assert file.config == folder.config
+        assert isinstance(folder.read("model.layers.3.mlp.up_proj.weight"), GroupwiseTensor)
+
+
+def test_a_folder_of_safetensors(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "also.gguf").write_bytes(b"")
+    checkpoint: Checkpoint = open_checkpoint(tmp_path)
+    with checkpoint:
+        assert checkpoint.names() == ["a"]
+        assert checkpoint.config == {"model_type": "llama"}
+
+
+def test_a_closed_checkpoint_lets_go_of_its_file(smollm2_gguf: Path) -> None:
+    def held() -> int:
+        return sum(link.resolve() == smollm2_gguf.resolve() for link in Path("/proc/self/fd").iterdir())
+
+    before = held()
+    with open_checkpoint(smollm2_gguf) as checkpoint:
+        checkpoint.read("model.norm.weight")
+        assert held() == before + 1
+    assert held() == before
+
+
+def test_nothing_to_load_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"missing: no such file or folder$"):
+        open_checkpoint(tmp_path / "missing")
+    with pytest.raises(ModelFileError, match=r"neither \.safetensors nor \.gguf files$"):
+        open_checkpoint(tmp_path)
+    for name in ("one.gguf", "two.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files: name one of them$"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2)}, path)
+    with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file$"):
+        open_checkpoint(path)
+    shutil.copy(path, tmp_path / "model.bin")
+    with pytest.raises(ModelFileError, match=r"^model\.bin: header: not a GGUF file$"):
+        open_checkpoint(tmp_path / "model.bin")

@@ -1,0 +1,297 @@
+import struct
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.ggml_type import GgmlType
+from helexa.neuron.weights.gguf import GgufFile
+
+WriteGguf = Callable[..., Path]
+
+Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+def some_keys(writer: gguf.GGUFWriter) -> None:
+    writer.add_uint8("a.uint8", 200)
+    writer.add_int8("a.int8", -3)
+    writer.add_uint16("a.uint16", 60_000)
+    writer.add_int16("a.int16", -30_000)
+    writer.add_uint32("a.uint32", 4_000_000_000)
+    writer.add_int32("a.int32", -2_000_000_000)
+    writer.add_uint64("a.uint64", 2**63)
+    writer.add_key_value("a.int64", -(2**62), gguf.GGUFValueType.INT64)
+    writer.add_float32("a.float32", 0.5)
+    writer.add_float64("a.float64", 0.1)
+    writer.add_bool("a.true", True)
+    writer.add_bool("a.false", False)
+    writer.add_string("a.text", "naïve 語 🙂")
+    writer.add_array("a.words", ["", "a", "Ġthe", "語"])
+    writer.add_array("a.numbers", [1, -2, 3])
+    writer.add_array("a.fractions", [0.25, -1.5])
+    writer.add_array("a.flags", [True, False])
+
+
+VALUES = {
+    "a.uint8": 200,
+    "a.int8": -3,
+    "a.uint16": 60_000,
+    "a.int16": -30_000,
+    "a.uint32": 4_000_000_000,
+    "a.int32": -2_000_000_000,
+    "a.uint64": 2**63,
+    "a.int64": -(2**62),
+    "a.float32": 0.5,
+    "a.float64": 0.1,
+    "a.true": True,
+    "a.false": False,
+    "a.text": "naïve 語 🙂",
+    "a.words": ["", "a", "Ġthe", "語"],
+    "a.numbers": [1, -2, 3],
+    "a.fractions": [0.25, -1.5],
+    "a.flags": [True, False],
+}
+
+
+@pytest.fixture
+def small(write_gguf: WriteGguf) -> Path:
+    generator = np.random.default_rng(3)
+    return write_gguf(
+        "llama",
+        {
+            "one": generator.normal(size=(5,)).astype(np.float32),
+            "two.weight": (generator.normal(size=(3, 64)).astype(np.float32), Q8_0),
+            "three": generator.normal(size=(2, 4)).astype(np.float16),
+        },
+        some_keys,
+    )
+
+
+def loaded(path: Path) -> tuple[dict[str, Any], dict[str, tuple[object, bytes]]]:
+    file = GgufFile.open(path)
+    try:
+        tensors = {name: (tensor, file.read(name).tobytes()) for name, tensor in file.tensors.items()}
+    finally:
+        file.close()
+    return file.metadata, tensors
+
+
+def test_metadata_of_each_type(small: Path) -> None:
+    file = GgufFile.open(small)
+    assert file.version == 3
+    assert file.architecture == "llama"
+    assert file.metadata == {"general.architecture": "llama"} | VALUES
+    assert {key: type(value) for key, value in file.metadata.items()} == {
+        key: type(value) for key, value in ({"general.architecture": ""} | VALUES).items()
+    }
+
+
+def test_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
+    file = GgufFile.open(small)
+    reference = {tensor.name: tensor for tensor in gguf.GGUFReader(small).tensors}
+    assert list(file.tensors) == list(reference)
+    for name, tensor in file.tensors.items():
+        assert tensor.name == name
+        assert tensor.type == GgmlType[reference[name].tensor_type.name]
+        assert tensor.shape == tuple(int(size) for size in reversed(reference[name].shape))
+        assert tensor.offset == reference[name].data_offset
+        assert tensor.nbytes == reference[name].n_bytes
+        stored = file.read(name)
+        assert stored.dtype == np.uint8
+        assert stored.flags.writeable
+        assert stored.tobytes() == reference[name].data.tobytes()
+    file.close()
+
+
+def test_the_metadata_of_a_real_file_equals_the_reference_reader(
+    smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader
+) -> None:
+    metadata = GgufFile.open(smollm2_gguf).metadata
+    fields = smollm2_reference.fields
+    assert len(metadata["tokenizer.ggml.tokens"]) == 49152
+    assert metadata == {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
+
+
+def test_no_torch_in_a_process_that_reads_headers() -> None:
+    program = "import sys, helexa.neuron.weights.gguf_config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_truncation_is_refused(small: Path, tmp_path: Path) -> None:
+    whole = small.read_bytes()
+    last = max(tensor.offset + tensor.nbytes for tensor in GgufFile.open(small).tensors.values())
+    cut = tmp_path / "cut.gguf"
+    for length in range(last):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(ModelFileError, match=r"^cut\.gguf: .*(truncated|not a GGUF file)"):
+            GgufFile.open(cut)
+    cut.write_bytes(whole[:last])  # only the padding behind the last tensor is gone
+    assert loaded(cut) == loaded(small)
+
+
+def test_no_flipped_header_byte_crashes_or_reads_beyond_the_file(small: Path, tmp_path: Path) -> None:
+    whole = small.read_bytes()
+    header = min(tensor.offset for tensor in GgufFile.open(small).tensors.values())
+    damaged = tmp_path / "damaged.gguf"
+    refused = 0
+    tracemalloc.start()
+    for position in range(header):
+        for mask in (0x01, 0x80, 0xFF):
+            damaged.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            try:
+                _, tensors = loaded(damaged)
+            except ModelFileError as error:
+                refused += 1
+                assert str(error).startswith("damaged.gguf: ")
+                assert str(error).isprintable()
+            else:
+                assert sum(len(stored) for _, stored in tensors.values()) <= 3 * len(whole)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert refused > header
+    assert peak < 4 << 20
+
+
+def header(tensors: int = 0, keys: int = 0, body: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + body
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def entry(key: bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def row(name: bytes = b"t", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+NESTED = b"".join(struct.pack("<IQ", 9, 1) for _ in range(6)) + struct.pack("<IQ", 0, 0)
+
+BAD_HEADERS = {
+    "empty": (b"", "truncated"),
+    "magic": (b"GGML" + bytes(60), "not a GGUF file"),
+    "version 1": (header(version=1), "version 1 "),
+    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "byte order"),
+    "tensor count": (header(tensors=2**60), "claims 1152921504606846976 tensors"),
+    "key count": (header(keys=2**60), "claims 1152921504606846976 keys"),
+    "key length": (header(keys=1, body=struct.pack("<Q", 2**63)), "metadata key 0: its name is"),
+    "key text": (header(keys=1, body=entry(b"\xff\xfe", 0, b"\0")), "not valid UTF-8"),
+    "key line break": (header(keys=1, body=entry(b"a\nb", 0, b"\0")), "not printable"),
+    "key twice": (header(keys=2, body=entry(b"k", 0, b"\1") * 2), "key k: appears twice"),
+    "value type": (header(keys=1, body=entry(b"k", 13, bytes(64))), "key k: unknown value type 13"),
+    "string length": (header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 2**63))), "key k: truncated"),
+    "string text": (header(keys=1, body=entry(b"k", 8, text(b"\xff"))), "key k: is not valid UTF-8"),
+    "array count": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**61))), "key k: an array of"),
+    "array length": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 4, 2**20))), "key k: truncated"),
+    "array of strings": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 8, 2**20))), "key k: truncated"),
+    "array type": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 99, 1))), "unknown value type 99"),
+    "array depth": (header(keys=1, body=entry(b"k", 9, NESTED)), "key k: arrays are nested too deep"),
+    "arrays together": (
+        header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 9, 2**22) + struct.pack("<IQ", 0, 1) + b"\0")),
+        "an array of 1 elements is too long",
+    ),
+    "alignment zero": (header(keys=1, body=entry(b"general.alignment", 4, bytes(4))), "power of two"),
+    "alignment 48": (header(keys=1, body=entry(b"general.alignment", 4, struct.pack("<I", 48))), "power of two"),
+    "alignment text": (header(keys=1, body=entry(b"general.alignment", 8, text(b"32"))), "power of two"),
+    "no dimension": (header(tensors=1, body=row(shape=())), "tensor t: has 0 dimensions"),
+    "dimensions": (header(tensors=1, body=row(shape=(1,) * 5)), "tensor t: has 5 dimensions"),
+    "dimension zero": (header(tensors=1, body=row(shape=(0, 4))), "tensor t: has an empty dimension"),
+    "shape overflow": (header(tensors=1, body=row(shape=(2**63, 2**62, 8)) + bytes(512)), "tensor t: truncated"),
+    "wrapped size": (header(tensors=1, body=row(shape=(2**32, 2**32)) + bytes(512)), "tensor t: truncated"),
+    "offset": (header(tensors=1, body=row(offset=2**63) + bytes(512)), "tensor t: truncated"),
+    "wrapped offset": (header(tensors=1, body=row(offset=2**64 - 32) + bytes(512)), "tensor t: truncated"),
+    "alignment": (header(tensors=1, body=row(offset=4) + bytes(512)), "offset 4 is not aligned to 32"),
+    "unknown type": (header(tensors=1, body=row(kind=4242) + bytes(512)), "tensor t: unknown tensor type 4242"),
+    "dropped type": (header(tensors=1, body=row(kind=31) + bytes(512)), "unsupported tensor type Q4_0_4_4"),
+    "part of a block": (header(tensors=1, body=row(shape=(48,), kind=8) + bytes(512)), "not whole Q8_0 blocks of 32"),
+    "tensor twice": (header(tensors=2, body=row() * 2 + bytes(512)), "tensor t: appears twice"),
+    "tensor name": (header(tensors=1, body=row(name=b"")), "its name is empty"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS)
+def test_unsound_headers_are_refused_with_their_reason_and_without_memory(case: str, tmp_path: Path) -> None:
+    content, problem = BAD_HEADERS[case]
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(ModelFileError) as caught:
+        GgufFile.open(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert str(caught.value).startswith("bad.gguf: ")
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert peak < 4 << 20
+
+
+def test_a_header_beyond_all_reason_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.gguf"
+    with path.open("wb") as file:  # sparse: it takes no room on the disk
+        file.write(header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 1 << 30))))
+        file.truncate(2 << 30)
+    with pytest.raises(ModelFileError, match=r"^sparse\.gguf: key k: the header is larger than 128 MiB$"):
+        GgufFile.open(path)
+
+
+def test_version_2_is_read(small: Path, tmp_path: Path) -> None:
+    whole = small.read_bytes()
+    older = tmp_path / "older.gguf"
+    older.write_bytes(whole[:4] + struct.pack("<I", 2) + whole[8:])
+    assert GgufFile.open(older).version == 2
+    assert loaded(older) == loaded(small)
+
+
+def test_another_alignment_is_honoured(write_gguf: WriteGguf) -> None:
+    def align(writer: gguf.GGUFWriter) -> None:
+        writer.add_custom_alignment(256)
+
+    values = np.arange(6, dtype=np.float32)
+    path = write_gguf("llama", {"a": values, "b": values + 1}, align)
+    file = GgufFile.open(path)
+    assert [tensor.offset % 256 for tensor in file.tensors.values()] == [0, 0]
+    assert file.read("b").view(np.float32).tolist() == (values + 1).tolist()
+    file.close()
+
+
+def test_a_missing_tensor_is_named(small: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four$"):
+        GgufFile.open(small).read("four")
+
+
+def test_a_file_that_shrinks_after_opening_is_noticed(small: Path) -> None:
+    file = GgufFile.open(small)
+    small.write_bytes(small.read_bytes()[:-64])
+    with pytest.raises(ModelFileError, match="changed on disk"):
+        file.read("one")
+
+
+def test_a_file_that_vanishes_after_opening_is_noticed(small: Path) -> None:
+    file = GgufFile.open(small)
+    small.unlink()
+    with pytest.raises(ModelFileError, match="cannot read tensor one: No such file"):
+        file.read("one")
+
+
+def test_a_missing_file_and_a_folder_are_model_file_errors(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        GgufFile.open(tmp_path / "none.gguf")
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        GgufFile.open(tmp_path)
+
+
+def test_a_file_without_architecture_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "bare.gguf"
+    path.write_bytes(header())
+    with pytest.raises(ModelFileError, match=r"general\.architecture"):
+        _ = GgufFile.open(path).architecture
