@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -31,7 +32,7 @@ def test_a_folder_of_safetensors(tmp_path: Path) -> None:
 
 def test_a_closed_checkpoint_lets_go_of_its_file(smollm2_gguf: Path) -> None:
     def held() -> int:
-        return sum(link.resolve() == smollm2_gguf.resolve() for link in Path("/proc/self/fd").iterdir())
+        return sum(Path(file.path) == smollm2_gguf.resolve() for file in psutil.Process().open_files())
 
     before = held()
     with open_checkpoint(smollm2_gguf) as checkpoint:

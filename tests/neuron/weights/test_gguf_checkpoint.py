@@ -270,6 +270,34 @@ def test_a_missing_tensor_is_named(write_gguf: WriteGguf) -> None:
                 ask("lm_head.weight")
 
 
+def test_a_quantised_vector_is_refused(write_gguf: WriteGguf) -> None:
+    vector = (np.ones(HIDDEN, np.float32), GGMLQuantizationType.Q8_0)
+    with pytest.raises(ModelFileError, match=r"tensor blk\.0\.attn_q\.weight is a vector of type Q8_0"):
+        GgufCheckpoint(write_gguf("llama", tensors() | {"blk.0.attn_q.weight": vector}, describe("llama")))
+
+
+def test_no_flipped_header_byte_crashes_a_checkpoint(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    stored = {
+        name: (values, GGMLQuantizationType.Q4_1) if values.ndim == 2 else values for name, values in tensors().items()
+    }
+    path = write_gguf("llama", stored, describe("llama"))
+    whole = path.read_bytes()
+    start = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(path).tensors)
+    damaged = tmp_path / "damaged.gguf"
+    refused = 0
+    for position in range(24, start):
+        for mask in (0x01, 0x80):
+            damaged.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            try:
+                with GgufCheckpoint(damaged) as checkpoint:
+                    for name in checkpoint.names():
+                        assert dense(checkpoint.read(name)).shape == checkpoint.shape(name)
+            except ModelFileError as error:
+                refused += 1
+                assert str(error).isprintable()
+    assert refused > start // 2
+
+
 def test_rows_that_do_not_divide_into_heads_are_refused(write_gguf: WriteGguf) -> None:
     odd = tensors() | {"blk.0.attn_k.weight": np.zeros((30, HIDDEN), np.float32)}
     with (
@@ -287,6 +315,9 @@ def test_rows_that_do_not_divide_into_heads_are_refused(write_gguf: WriteGguf) -
         ("llama.block_count", lambda writer, key: writer.add_uint32(key, 0), "is not one whole number"),
         ("llama.block_count", lambda writer, key: writer.add_uint64(key, 2**40), "is not one whole number"),
         ("llama.block_count", lambda writer, key: writer.add_array(key, [1, 2]), "is not one whole number"),
+        ("llama.block_count", lambda writer, key: writer.add_array(key, [[1], [2]]), "is not one whole number"),
+        ("llama.block_count", lambda writer, key: writer.add_uint32(key, 12), "11 tensors"),
+        ("llama.attention.head_count", lambda writer, key: writer.add_uint32(key, 65), "larger than the hidden size"),
         (
             "llama.attention.layer_norm_rms_epsilon",
             lambda writer, key: writer.add_float32(key, float("nan")),

@@ -45,3 +45,4 @@ class GroupwiseTensor:
 
 
 Weight = Tensor | GroupwiseTensor
+"""A plain or a quantised weight."""

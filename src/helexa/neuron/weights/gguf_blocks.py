@@ -14,7 +14,8 @@ from helexa.neuron.weights.ggml_type import BLOCK_SIZES, GgmlType
 
 _GROUP = 32
 
-_PLAIN = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
+PLAIN_TYPES = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
+"""The types that become plain tensors, and their torch types."""
 
 # codes uint8 [blocks, 32], scale and minimum float32 [blocks]
 _Blocks = tuple[Tensor, Tensor, Tensor]
@@ -51,7 +52,7 @@ _BLOCKS: dict[GgmlType, tuple[Callable[[Tensor], _Blocks], int]] = {
     GgmlType.Q8_0: (_q8_0, 8),
 }
 
-SUPPORTED_TYPES = frozenset(_PLAIN) | frozenset(_BLOCKS)
+SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)
 """The types that `decode` reads."""
 
 
@@ -64,8 +65,8 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
         shape: the tensor's shape; its last dimension is a whole number of blocks.
     """
     raw = torch.from_numpy(stored)
-    if kind in _PLAIN:
-        return raw.view(_PLAIN[kind]).view(shape)
+    if kind in PLAIN_TYPES:
+        return raw.view(PLAIN_TYPES[kind]).view(shape)
     split, bits = _BLOCKS[kind]
     codes, scale, minimum = split(raw.view(-1, BLOCK_SIZES[kind][1]))
     groups = (*shape[:-1], shape[-1] // _GROUP)

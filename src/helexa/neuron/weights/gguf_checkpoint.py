@@ -10,7 +10,7 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.gguf import GgufFile, GgufTensor
-from helexa.neuron.weights.gguf_blocks import SUPPORTED_TYPES, decode
+from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf_config import gguf_config
 
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -91,9 +91,12 @@ class GgufCheckpoint:
             raise ModelFileError(f"{self._file.path.name}: one of {parts} parts; merge them into one file first")
         for tensor in self._file.tensors.values():
             if tensor.type not in SUPPORTED_TYPES:
-                raise ModelFileError(
-                    f"{self._file.path.name}: unsupported tensor type {tensor.type.name} in {tensor.name}"
-                )
+                problem = f"unsupported tensor type {tensor.type.name} in {tensor.name}"
+            elif len(tensor.shape) == 1 and tensor.type not in PLAIN_TYPES:
+                problem = f"tensor {tensor.name} is a vector of type {tensor.type.name}, expected a matrix"
+            else:
+                continue
+            raise ModelFileError(f"{self._file.path.name}: {problem}")
 
     def _deinterleave(self, name: str, weight: Weight, heads: int) -> Weight:
         if weight.shape[0] % (2 * heads):

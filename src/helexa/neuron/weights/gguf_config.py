@@ -64,6 +64,11 @@ class _Metadata:
         heads = config["num_attention_heads"]
         config.setdefault("num_key_value_heads", heads)
         config.setdefault("head_dim", config["hidden_size"] // heads)
+        if not config["head_dim"]:
+            raise self._wrong(self._key("attention.head_count"), "is larger than the hidden size")
+        # A model is built from this number before its tensors are looked up.
+        if config["num_hidden_layers"] > len(tensors):
+            raise self._wrong(self._key("block_count"), f"is larger than the file's {len(tensors)} tensors can fill")
         config["rms_norm_eps"] = self._number(self._key("attention.layer_norm_rms_epsilon"))
         config["rope_theta"] = self._number(self._key("rope.freq_base"), default=10_000.0)
         config["rope_scaling"] = self._rope_scaling()
