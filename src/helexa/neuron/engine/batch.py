@@ -1,7 +1,7 @@
 """The batch: a plan laid out as the tensors that a forward pass reads.
 
-Tokens of all sequences lie flat, [T]. Sequences that advance by one token come first; they attend together, in groups of
-similar length. Each prefill chunk attends alone, over its prefix and itself.
+Tokens of all sequences lie flat, [T]. Sequences that advance by one token come first; they attend together, in groups
+of similar length. Each prefill chunk attends alone, over its prefix and itself.
 """
 
 from dataclasses import dataclass
@@ -20,12 +20,14 @@ class DecodeGroup:
         rows: where they lie in the flat batch.
         pages: [B, P] page numbers; short rows repeat a page of their own, masked.
         mask: [B, P * page_size] additive, 0 or -inf.
+        longest: positions of the longest row.
         contiguous: first page when B is 1 and its pages ascend without a gap, so that no gather is needed.
     """
 
     rows: slice
     pages: Tensor
     mask: Tensor
+    longest: int
     contiguous: int | None
 
 
@@ -120,11 +122,15 @@ def _by_length(decodes: list[PlanEntry]) -> list[tuple[int, list[PlanEntry]]]:
 def _decode_group(group: list[PlanEntry], start: int, page_size: int, device: torch.device) -> DecodeGroup:
     width = max(len(entry.sequence.pages) for entry in group)
     pages = [entry.sequence.pages + entry.sequence.pages[:1] * (width - len(entry.sequence.pages)) for entry in group]
-    lengths = torch.tensor([entry.sequence.computed + 1 for entry in group], device=device)
-    beyond = torch.arange(width * page_size, device=device) >= lengths[:, None]
-    mask = torch.zeros(beyond.shape, device=device).masked_fill_(beyond, float("-inf"))
-    contiguous = _first_if_contiguous(pages[0]) if len(group) == 1 else None
-    return DecodeGroup(slice(start, start + len(group)), torch.tensor(pages, device=device), mask, contiguous)
+    lengths = [entry.sequence.computed + 1 for entry in group]
+    beyond = torch.arange(width * page_size, device=device) >= torch.tensor(lengths, device=device)[:, None]
+    return DecodeGroup(
+        rows=slice(start, start + len(group)),
+        pages=torch.tensor(pages, device=device),
+        mask=torch.zeros(beyond.shape, device=device).masked_fill_(beyond, float("-inf")),
+        longest=max(lengths),
+        contiguous=_first_if_contiguous(pages[0]) if len(group) == 1 else None,
+    )
 
 
 def _first_if_contiguous(pages: list[int]) -> int | None:

@@ -1,5 +1,6 @@
 """The runner: a loaded model, its KV cache and its kernels; runs one batch at a time."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class ModelFacts:
     model_type: str
     vocab_size: int
     context_length: int
+    parameters: int
     weight_bytes: int
     kv_bytes: int
     kv_pages: int
@@ -66,6 +68,7 @@ class Runner:
                     f"{model_path.name}: its configuration and its tensors disagree: {error!r}"
                 ) from error
             weight_bytes = checkpoint.total_bytes
+            parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         context = min(options.context_length or trained_context, trained_context)
         page_bytes = (
             2 * self._model.kv_heads * self._model.head_dim * PAGE_SIZE * dtype.itemsize * len(self._model.layers)
@@ -79,6 +82,7 @@ class Runner:
             model_type=model_type,
             vocab_size=self._model.vocab_size,
             context_length=min(context, pages * PAGE_SIZE),
+            parameters=parameters,
             weight_bytes=weight_bytes,
             kv_bytes=pages * page_bytes,
             kv_pages=pages,

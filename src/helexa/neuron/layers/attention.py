@@ -10,7 +10,11 @@ from helexa.neuron.layers.loader import Loader
 
 @dataclass(frozen=True)
 class Step:
-    """What all layers of one forward pass share: the batch and its rotary tables (see `Rope.tables`)."""
+    """What all layers of one forward pass share.
+
+    Attributes:
+        cos, sin: rotary tables, [T, heads + 2 * kv_heads, D], that leave V alone (see `Rope.tables`).
+    """
 
     batch: Batch
     page_size: int
@@ -39,15 +43,12 @@ class Attention:
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
         """[T, H] -> [T, H]; writes this step's K and V to `cache` first."""
-        heads, kv_heads = self._heads, self._kv_heads
-        qkv = self._qkv(x).view(-1, heads + 2 * kv_heads, self._head_dim)
-        rotated, values = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        heads = self._heads
+        qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
         if self._q_norm is not None and self._k_norm is not None:
-            queries = self._ops.rotate(self._q_norm(rotated[:, :heads]), step.cos, step.sin)
-            keys = self._ops.rotate(self._k_norm(rotated[:, heads:]), step.cos, step.sin)
-        else:
-            rotated = self._ops.rotate(rotated, step.cos, step.sin)
-            queries, keys = rotated[:, :heads], rotated[:, heads:]
-        self._ops.write(cache, keys, values, step.batch.slots)
-        out = self._ops.attend(queries, cache, step.page_size, step.batch)
+            qkv[:, :heads] = self._q_norm(qkv[:, :heads])
+            qkv[:, heads : heads + self._kv_heads] = self._k_norm(qkv[:, heads : heads + self._kv_heads])
+        rotated = self._ops.rotate(qkv, step.cos, step.sin)
+        self._ops.write(cache, rotated[:, heads:].unflatten(1, (2, -1)), step.batch.slots)
+        out = self._ops.attend(rotated[:, :heads], cache, step.page_size, step.batch)
         return self._out(out.reshape(x.shape[0], -1))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.norm import RmsNorm
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -42,9 +42,9 @@ class Loader:
         plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
         return plain.to(self.ops.device)
 
-    def norm(self, name: str, eps: float) -> RmsNorm:
+    def norm(self, name: str, eps: float) -> NormOp:
         """The RMS norm whose weight is `name.weight`."""
-        return RmsNorm(self.ops, self.vector(f"{name}.weight"), eps)
+        return self.ops.rms_norm(self.vector(f"{name}.weight"), eps)
 
     def linear(self, *names: str) -> LinearOp:
         """One product for one or several weights `name.weight` that read the same input, outputs side by side."""

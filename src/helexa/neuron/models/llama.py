@@ -25,7 +25,7 @@ class Llama:
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self._ops = loader.ops
         hidden = _positive(config, "hidden_size")
-        heads = _positive(config, "num_attention_heads")
+        self._heads = heads = _positive(config, "num_attention_heads")
         self.kv_heads = _positive(config, "num_key_value_heads", heads)
         self.head_dim = _positive(config, "head_dim", hidden // heads)
         if heads % self.kv_heads or self.head_dim % 2:
@@ -48,7 +48,7 @@ class Llama:
 
     def forward(self, batch: Batch, caches: list[Tensor], page_size: int) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
-        cos, sin = self._rope.tables(batch.positions)
+        cos, sin = self._rope.tables(batch.positions, self._heads + self.kv_heads, self.kv_heads)
         step = Step(batch, page_size, cos, sin)
         hidden = self._embed(batch.tokens)
         for layer, cache in zip(self.layers, caches, strict=True):

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
@@ -28,6 +29,10 @@ class CpuOps(ReferenceOps):
         if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight):
             return ByRows(Int4Linear(weight, bias), many)
         return many
+
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """Small operators cost what their passes cost."""
+        return FewPassRmsNorm(weight, eps, self.dtype)
 
 
 class ByRows:

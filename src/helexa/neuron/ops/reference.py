@@ -7,6 +7,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch, Chunk, DecodeGroup
 from helexa.neuron.ops.linear import DenseLinear, LinearOp
+from helexa.neuron.ops.norm import NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
@@ -39,19 +40,18 @@ class ReferenceOps:
             return weight.rows(tokens).dequantize(torch.float32)
         return F.embedding(tokens, weight).float()
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019), in the activation dtype."""
-        x = x.float()
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
-        return (x * scale).mul_(weight).to(self.dtype)
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """Prepare `x -> x / rms(x) * weight` over the last dimension, for x of any float dtype."""
+        return RmsNorm(weight, eps, self.dtype)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding (Su et al., 2021) of x [T, heads, D], halves paired.
+        """Rotary embedding (Su et al., 2021) of x [T, heads, D], its halves paired, in the activation dtype.
 
         Args:
-            cos: [T, 1, D], both halves alike.
-            sin: [T, 1, D], negative in the first half.
+            cos: float32, broadcast to x; both halves alike.
+            sin: float32, broadcast to x; negative in the first half.
         """
+        x = x.float()
         swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
         return torch.addcmul(x * cos, swapped, sin).to(self.dtype)
 
@@ -68,10 +68,9 @@ class ReferenceOps:
         bytes_ = np.zeros(int(np.prod(shape)) * self.dtype.itemsize, dtype=np.uint8)  # calloc: pages come untouched
         return torch.from_numpy(bytes_).view(self.dtype).view(shape)
 
-    def write(self, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """Store K and V [T, kv_heads, D] of tokens at `slots` [T]."""
-        cache[0].index_copy_(1, slots, keys.transpose(0, 1))
-        cache[1].index_copy_(1, slots, values.transpose(0, 1))
+    def write(self, cache: Tensor, keys_values: Tensor, slots: Tensor) -> None:
+        """Store K and V of tokens, [T, 2, kv_heads, D], at `slots` [T]."""
+        cache.index_copy_(2, slots, keys_values.permute(1, 2, 0, 3))
 
     def attend(self, queries: Tensor, cache: Tensor, page_size: int, batch: Batch) -> Tensor:
         """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
@@ -83,6 +82,9 @@ class ReferenceOps:
         rows, heads, dim = queries.shape
         kv_heads = cache.shape[1]
         keys, values = _pages(cache, page_size, group.pages, group.contiguous)  # [kv_heads * B, L, D]
+        if rows == 1:
+            keys, values = keys[None, :, : group.longest], values[None, :, : group.longest]
+            return F.scaled_dot_product_attention(queries.view(1, kv_heads, -1, dim), keys, values).view(1, heads, dim)
         # The query heads of one KV head are the rows of one product.
         grouped = queries.view(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
         scores = torch.bmm(grouped * dim**-0.5, keys.transpose(1, 2)).float()

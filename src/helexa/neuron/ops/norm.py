@@ -1,0 +1,44 @@
+"""Normalisation operators: weights prepared once, applied to [..., H]."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+NormOp = Callable[[Tensor], Tensor]
+
+
+class RmsNorm:
+    """`x / rms(x) * weight` (Zhang and Sennrich, 2019), computed in float32.
+
+    Args:
+        weight: [H], float32.
+        dtype: of the result.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] of any float dtype -> [..., H]."""
+        x = x.float()
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(self._eps))
+        return (x * scale).mul_(self._weight).to(self._dtype)
+
+
+class FewPassRmsNorm:
+    """The same in fewer passes: sqrt(H) * rms(x) is the length of x with one element sqrt(H * eps) more."""
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        width = weight.shape[-1]
+        self._weight = weight * width**0.5
+        self._element = weight.new_tensor((width * eps) ** 0.5)
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., H] of any float dtype -> [..., H]."""
+        x = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._element)
+        return (x * self._weight).div_(length).to(self._dtype)
