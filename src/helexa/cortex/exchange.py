@@ -1,0 +1,65 @@
+"""The record of one request: filled while it runs, observed once when it ends, however it ends."""
+
+import time
+from dataclasses import dataclass, field
+
+from helexa.cortex.meter import Meter, Usage
+
+UNRESOLVED = "unknown"
+NO_NODE = "none"
+_SHORTEST_WINDOW_SECS = 0.1
+
+
+@dataclass
+class Exchange:
+    """One request and its answer.
+
+    Attributes:
+        model: the model id, `unknown` until the name resolves to a known model.
+        node: who was asked last, `none` before that.
+        status: HTTP status sent to the client, 0 before that.
+        failed: the answer was refused, or ended early on the node's side.
+        client_gone: the client hung up before the answer was complete.
+    """
+
+    model: str = UNRESOLVED
+    node: str = NO_NODE
+    status: int = 0
+    failed: bool = False
+    client_gone: bool = False
+    meter: Meter | None = None
+    usage: Usage | None = None
+    started: float = field(default_factory=time.perf_counter)
+    duration: float = 0.0
+
+    def end(self) -> None:
+        """Fix the duration (seconds) and read the usage."""
+        self.duration = time.perf_counter() - self.started
+        self.usage = self.meter.usage() if self.meter else None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from the request to the first content of a stream."""
+        if self.meter is None or self.meter.first_at is None:
+            return None
+        return self.meter.first_at - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Completion tokens over the time in which they came, or over the whole request if that was too short."""
+        if self.usage is None or not self.usage.completion or self.duration <= 0:
+            return None
+        window = self.duration
+        if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:
+            spoken = self.meter.last_at - self.meter.first_at
+            window = spoken if spoken >= _SHORTEST_WINDOW_SECS else self.duration
+        return self.usage.completion / window
+
+    def summary(self) -> str:
+        """One line for the log."""
+        ttft, usage = self.time_to_first_token, self.usage or Usage()
+        return (
+            f"model={self.model} node={self.node} status={self.status} failed={self.failed} "
+            f"ttft_ms={'-' if ttft is None else round(ttft * 1000)} duration_ms={round(self.duration * 1000)} "
+            f"prompt_tokens={usage.prompt} completion_tokens={usage.completion} client_gone={self.client_gone}"
+        )

@@ -1,0 +1,166 @@
+"""The gateway's picture of its nodes. `Fleet` alone changes it; everybody else reads an immutable `FleetView`."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from helexa.core.fleet import Discovery, Health, ModelInfo
+
+log = logging.getLogger(__name__)
+
+MISSES_TO_DOWN = 3
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is known of one node.
+
+    Attributes:
+        endpoint: configured base URL.
+        healthy: answered lately; False until the first answer and after three misses in a row.
+        misses: polls failed since the last answer.
+        models: last reported models, by id; they stay listed while the node is down.
+        urls: base URL of each model's API, where the node said one.
+        others: requests per model that the node had at the last poll and that did not come through this gateway.
+    """
+
+    name: str
+    endpoint: str
+    healthy: bool = False
+    misses: int = 0
+    discovery: Discovery | None = None
+    health: Health | None = None
+    models: Mapping[str, ModelInfo] = field(default_factory=dict[str, ModelInfo])
+    urls: Mapping[str, str] = field(default_factory=dict[str, str])
+    others: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def url(self, model: str) -> str:
+        """Base URL to send requests for `model` to."""
+        return self.urls.get(model, self.endpoint)
+
+    def activating(self) -> list[str]:
+        """Models that the node is loading, or about to, by itself."""
+        if self.health is None:
+            return []
+        activation = self.health.activation
+        return [*([activation.in_progress] if activation.in_progress else []), *activation.pending]
+
+
+@dataclass(frozen=True)
+class FleetView:
+    """The fleet at one moment, in configured order.
+
+    Attributes:
+        in_flight: requests now running through this gateway, by (node, model).
+        loading: loads now running for this gateway, as (node, model).
+    """
+
+    nodes: tuple[Node, ...]
+    in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    loading: frozenset[tuple[str, str]] = frozenset()
+
+    def load(self, node: Node, model: str) -> int:
+        """How busy `model` is on `node`: requests through this gateway now, and others at the last poll."""
+        return self.in_flight.get((node.name, model), 0) + node.others.get(model, 0)
+
+    def knows(self, model: str) -> bool:
+        """Whether any node has reported `model`."""
+        return any(model in node.models or model in node.activating() for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one successful poll brought; None means not asked or not answered this time."""
+
+    models: Mapping[str, ModelInfo]
+    health: Health | None = None
+    discovery: Discovery | None = None
+    urls: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Fleet:
+    """The one owner of the picture."""
+
+    def __init__(self, neurons: Iterable[tuple[str, str]]) -> None:
+        """`neurons`: (name, base URL) of every node."""
+        self._nodes = {name: Node(name, endpoint) for name, endpoint in neurons}
+        self._in_flight: Counter[tuple[str, str]] = Counter()
+        self._loading: set[tuple[str, str]] = set()
+        self._loaded_at: dict[tuple[str, str], float] = {}
+
+    def view(self) -> FleetView:
+        """The picture now."""
+        return FleetView(tuple(self._nodes.values()), dict(self._in_flight), frozenset(self._loading))
+
+    def node(self, name: str) -> Node:
+        """One node now."""
+        return self._nodes[name]
+
+    def answered(self, name: str, report: Report, began: float) -> None:
+        """Take in a successful poll that began at `began` (`time.monotonic`)."""
+        node = self._nodes[name]
+        if not node.healthy:
+            log.info("node %s is up at %s", name, node.endpoint)
+        models, urls = dict(report.models), dict(report.urls)
+        for model, info in node.models.items():
+            loaded_at = self._loaded_at.get((name, model))
+            if model not in models and loaded_at is not None and loaded_at >= began:
+                models[model] = info  # the answer is older than the load
+                urls[model] = node.url(model)
+        health = report.health or node.health
+        self._nodes[name] = replace(
+            node,
+            healthy=True,
+            misses=0,
+            discovery=report.discovery or node.discovery,
+            health=health,
+            models=models,
+            urls=urls,
+            others=self._others(name, health) if report.health else node.others,
+        )
+
+    def missed(self, name: str, reason: str) -> None:
+        """Take in a failed poll; the third in a row takes the node down."""
+        node = self._nodes[name]
+        misses = node.misses + 1
+        healthy = node.healthy and misses < MISSES_TO_DOWN
+        if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
+            log.warning("node %s is down: %s", name, reason)
+        self._nodes[name] = replace(node, healthy=healthy, misses=misses, urls={}, others={})
+
+    def loaded(self, name: str, info: ModelInfo, url: str) -> None:
+        """Take in a load that just succeeded, so that the next request need not wait for a poll."""
+        node = self._nodes[name]
+        self._loaded_at[name, info.id] = time.monotonic()
+        self._nodes[name] = replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url})
+
+    @contextmanager
+    def request(self, name: str, model: str) -> Iterator[None]:
+        """Count one request as in flight on a node for as long as the block runs."""
+        key = (name, model)
+        self._in_flight[key] += 1
+        try:
+            yield
+        finally:
+            self._in_flight[key] -= 1
+            if not self._in_flight[key]:
+                del self._in_flight[key]
+
+    @contextmanager
+    def load(self, name: str, model: str) -> Iterator[None]:
+        """Show one load as running for as long as the block runs."""
+        self._loading.add((name, model))
+        try:
+            yield
+        finally:
+            self._loading.discard((name, model))
+
+    def _others(self, name: str, health: Health | None) -> dict[str, int]:
+        reported = health.models if health else []
+        return {
+            load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
+            for load in reported
+        }

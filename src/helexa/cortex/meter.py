@@ -1,0 +1,74 @@
+"""What a gateway can tell from an answer's bytes as they pass: when it spoke first and last, and what it used."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+TAIL_BYTES = 16 << 10
+_MAX_MENTIONS = 8
+_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"[^"]')
+_USAGE = b'"usage"'
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one answer."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+
+class Meter:
+    """Reads along one answer. It keeps a bounded tail and parses it once, at the end.
+
+    Attributes:
+        first_at: when the first content passed (`time.perf_counter`), None before that.
+        last_at: when the last bytes passed.
+    """
+
+    def __init__(self, *, streamed: bool) -> None:
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self._streamed = streamed
+        self._tail = bytearray()
+
+    def feed(self, chunk: bytes, now: float) -> None:
+        """Take the next bytes, seen at `now`."""
+        if self.first_at is None and self._streamed and _SPOKEN.search(chunk):
+            self.first_at = now
+        self.last_at = now
+        self._tail += chunk
+        if len(self._tail) > 2 * TAIL_BYTES:
+            del self._tail[:-TAIL_BYTES]
+
+    def usage(self) -> Usage | None:
+        """The last usage object in the tail, None when there is none."""
+        end = len(self._tail)
+        for _ in range(_MAX_MENTIONS):
+            end = self._tail.rfind(_USAGE, 0, end)
+            if end < 0:
+                return None
+            found = _object_after(self._tail[end + len(_USAGE) :].decode("utf-8", "replace"))
+            if found is not None:
+                details = found.get("prompt_tokens_details")
+                cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
+                return Usage(_count(found.get("prompt_tokens")), _count(found.get("completion_tokens")), cached)
+        return None
+
+
+def _object_after(text: str) -> dict[str, Any] | None:
+    text = text.lstrip()
+    if not text.startswith(":"):
+        return None
+    try:
+        value, _ = _decoder.raw_decode(text[1:].lstrip())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,159 @@
+"""The management calls that the gateway makes to a node."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import aiohttp
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from yarl import URL
+
+from helexa.core.errors import HelexaError
+from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
+
+POLL_TIMEOUT_SECS = 5.0
+MAX_REPLY_BYTES = 8 << 20
+MAX_REASON_CHARS = 300
+
+_LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+_REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
+
+ValueT = TypeVar("ValueT")
+
+_discovery = TypeAdapter(Discovery)
+_health = TypeAdapter(Health)
+_model_info = TypeAdapter(ModelInfo)
+_entries = TypeAdapter(list[dict[str, Any]])
+_endpoint = TypeAdapter(dict[str, Any])
+
+
+class NodeError(HelexaError):
+    """A node did not answer, or answered with a refusal.
+
+    Attributes:
+        temporary: the same call may succeed later.
+    """
+
+    def __init__(self, message: str, *, temporary: bool = True) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+
+
+class NodeClient:
+    """Calls to any node, by its configured base URL. Every method raises `NodeError`."""
+
+    def __init__(self, session: aiohttp.ClientSession, load_timeout_secs: float) -> None:
+        self._session = session
+        self._load_timeout_secs = load_timeout_secs
+
+    async def discovery(self, endpoint: str) -> Discovery:
+        """`GET /discovery`."""
+        return _parse(_discovery, await self._get(endpoint, "/discovery"))
+
+    async def health(self, endpoint: str) -> Health:
+        """`GET /health`."""
+        return _parse(_health, await self._get(endpoint, "/health"))
+
+    async def models(self, endpoint: str) -> dict[str, ModelInfo]:
+        """`GET /models`, by id. An entry in a state that this gateway does not know is left out."""
+        found: dict[str, ModelInfo] = {}
+        for entry in _parse(_entries, await self._get(endpoint, "/models")):
+            try:
+                info = _model_info.validate_python(entry)
+            except ValidationError:
+                continue
+            found[info.id] = info
+        return found
+
+    async def url(self, endpoint: str, model: str) -> str:
+        """Base URL of a model's API: the node's word, or `endpoint` where it says nothing usable."""
+        try:
+            reply = _parse(_endpoint, await self._get(endpoint, f"/models/{quote(model, safe='')}/endpoint"))
+        except NodeError:
+            return endpoint
+        url = reply.get("url")
+        return reachable_url(url, endpoint) if isinstance(url, str) else endpoint
+
+    async def load(self, endpoint: str, spec: ModelSpec) -> None:
+        """`POST /models/load`; returns once the model serves. A model that was loaded already is a success."""
+        status, body = await self._call(
+            "POST", endpoint, "/models/load", self._load_timeout_secs, orjson.dumps(spec.json_dict())
+        )
+        if status // 100 == 2 or b"already loaded" in body:
+            return
+        reason, kind = _refusal(body)
+        temporary = status >= 500 or kind in _REFUSALS_WORTH_A_RETRY
+        raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
+
+    async def _get(self, endpoint: str, path: str) -> bytes:
+        status, body = await self._call("GET", endpoint, path, POLL_TIMEOUT_SECS)
+        if status != 200:
+            raise NodeError(f"{path} answered HTTP {status}")
+        return body
+
+    async def _call(
+        self, method: str, endpoint: str, path: str, timeout_secs: float, data: bytes | None = None
+    ) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json"} if data else {}
+        timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)
+        body = bytearray()
+        try:
+            async with self._session.request(
+                method, endpoint_url(endpoint, path), data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_REPLY_BYTES:
+                        raise NodeError(f"{path} answered with more than {MAX_REPLY_BYTES} bytes")
+                return response.status, bytes(body)
+        except TimeoutError:
+            raise NodeError(f"{path} did not answer within {timeout_secs:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NodeError(f"{path} could not be asked: {type(error).__name__}") from error
+
+
+def endpoint_url(base: str, path: str) -> URL:
+    """`base` + `path`, where the path is percent-encoded already."""
+    return URL(base + path, encoded=True)
+
+
+def reachable_url(url: str, endpoint: str) -> str:
+    """A URL as a node sees itself, made reachable from here: a loopback host becomes the configured one."""
+    try:
+        said, configured = urlsplit(url), urlsplit(endpoint)
+        host, port = said.hostname, said.port
+    except ValueError:
+        return endpoint
+    if said.scheme not in ("http", "https") or not host:
+        return endpoint
+    if host in _LOOPBACK:
+        host = configured.hostname or host
+    host = f"[{host}]" if ":" in host else host
+    return urlunsplit((said.scheme, f"{host}:{port}" if port else host, said.path.rstrip("/"), "", ""))
+
+
+def _parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise NodeError(f"unreadable answer: {where}: {first['msg']}") from None
+
+
+def _refusal(body: bytes) -> tuple[str, str | None]:
+    """One line and the kind out of `{"error": "text"}` or `{"error": {"kind", "message", ...}}`."""
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "", None
+    error = reply.get("error") if isinstance(reply, Mapping) else None
+    kind = None
+    if isinstance(error, Mapping):
+        kind = error.get("kind") if isinstance(error.get("kind"), str) else None
+        error = error.get("message") or kind
+    if not isinstance(error, str):
+        return "", kind
+    line = " ".join(error.split())
+    return line[:MAX_REASON_CHARS], kind

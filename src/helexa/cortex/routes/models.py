@@ -1,0 +1,34 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+import time
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import model_not_found
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.model_list import Entry, model_list
+
+
+async def list_models(request: Request) -> Response:
+    """All models and aliases."""
+    return _json({"object": "list", "data": _entries(request)})
+
+
+async def get_model(request: Request) -> Response:
+    """One of them."""
+    name: str = request.path_params["model"]
+    for entry in _entries(request):
+        if entry["id"] == name:
+            return _json(entry)
+    raise model_not_found(name[:200])
+
+
+def _entries(request: Request) -> list[Entry]:
+    gateway: Gateway = request.app.state.gateway
+    return model_list(gateway.fleet.view(), gateway.catalogue, int(time.time()))
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

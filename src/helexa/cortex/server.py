@@ -1,0 +1,89 @@
+"""Both listeners of a gateway in one event loop: the API and the metrics."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import HelexaError
+from helexa.cortex.app import create_app
+from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.metrics import Metrics, create_metrics_app
+
+log = logging.getLogger(__name__)
+
+GRACE_SECS = 1
+_BACKLOG = 2048
+
+
+class Listener(uvicorn.Server):
+    """One HTTP server on a socket that is bound already; it leaves the signals to its owner."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_SECS,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Captures none: two servers share the process."""
+        yield
+
+
+def bind(address: Address) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        HelexaError: the address is taken or not ours.
+    """
+    try:
+        family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise HelexaError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+
+async def serve(config: CortexConfig, catalogue: Catalogue) -> None:
+    """Serve until SIGINT or SIGTERM. Streams that are open then are ended after a second.
+
+    Raises:
+        HelexaError: an address cannot be listened on.
+    """
+    metrics = Metrics()
+    sockets = [bind(config.gateway.listen)]
+    try:
+        sockets.append(bind(config.gateway.metrics_listen))
+    except HelexaError:
+        sockets[0].close()
+        raise
+    listeners = [Listener(create_app(config, catalogue, metrics)), Listener(create_metrics_app(metrics))]
+
+    def stop() -> None:
+        for listener in listeners:
+            listener.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # not every system's loop can
+            loop.add_signal_handler(number, stop)
+    if not config.neurons:
+        log.warning("no [[neurons]] configured: every request will be refused")
+    api, scrape = (Address(*bound.getsockname()[:2]) for bound in sockets)
+    log.info("listening on http://%s, metrics on http://%s/metrics", api, scrape)
+    await asyncio.gather(*(one.serve([bound]) for one, bound in zip(listeners, sockets, strict=True)))

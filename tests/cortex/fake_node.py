@@ -1,0 +1,181 @@
+"""A node for the gateway to talk to: a real HTTP server on a real socket, whose answers a test scripts."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+Speak = Callable[["FakeNode", web.Request], Awaitable[web.StreamResponse]]
+
+
+def event(**fields: Any) -> bytes:
+    record = {"id": "c1", "object": "chat.completion.chunk", "created": 1, "model": "Org/M", "choices": []} | fields
+    return b"data: " + json.dumps(record, ensure_ascii=False).encode() + b"\n\n"
+
+
+def chunk(text: str, **delta: str) -> bytes:
+    return event(choices=[{"index": 0, "delta": delta | {"content": text}, "finish_reason": None}])
+
+
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 2,
+    "total_tokens": 9,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
+ROLE = chunk("", role="assistant")
+FINAL = event(usage=USAGE)
+DONE = b"data: [DONE]\n\n"
+STREAM = [ROLE, chunk("Hel"), b": keep-alive\n\n", chunk("lo é"), FINAL, DONE]
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
+ANSWER = json.dumps(
+    {"id": "c1", "object": "chat.completion", "created": 1, "model": "Org/M", "choices": [CHOICE], "usage": USAGE},
+    indent=1,
+).encode()
+
+
+@dataclass
+class FakeNode:
+    """What the node says and what it was told."""
+
+    name: str = "n1"
+    url: str = ""
+    discovery: dict[str, Any] = field(default_factory=lambda: {"hostname": "n1", "os": "Linux", "memory_total_mb": 999})
+    health: dict[str, Any] = field(default_factory=dict)
+    models: list[dict[str, Any]] = field(default_factory=list)
+    endpoint: str | None = None
+    down: bool = False
+    speak: "Speak | None" = None
+    load_refusal: tuple[int, Any] | None = None
+    may_load: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer_polls: asyncio.Event = field(default_factory=asyncio.Event)
+    loads: list[dict[str, Any]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    speaking: int = 0
+    spoke: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.may_load.set()
+        self.may_answer_polls.set()
+
+    def holds(self, *ids: str, **fields: Any) -> "FakeNode":
+        self.models += [{"id": model, "harness": "torch", "status": "loaded", "devices": [], **fields} for model in ids]
+        return self
+
+    @asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator["FakeNode"]:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/discovery", self._discovery)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/models", self._models)
+        app.router.add_get("/models/{id}/endpoint", self._endpoint)
+        app.router.add_post("/models/load", self._load)
+        app.router.add_post("/v1/chat/completions", self._speak)
+        app.router.add_post("/v1/completions", self._speak)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _poll(self, request: web.Request, value: Any) -> web.Response:
+        self.asked.append(request.rel_url.raw_path)
+        await self.may_answer_polls.wait()
+        return web.Response(status=500) if self.down else web.json_response(value)
+
+    async def _discovery(self, request: web.Request) -> web.Response:
+        return await self._poll(request, self.discovery)
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return await self._poll(request, self.health)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return await self._poll(request, list(self.models))
+
+    async def _endpoint(self, request: web.Request) -> web.Response:
+        self.asked.append(request.rel_url.raw_path)
+        return web.json_response({"url": self.endpoint} if self.endpoint else {}, status=200 if self.endpoint else 404)
+
+    async def _load(self, request: web.Request) -> web.Response:
+        spec = await request.json()
+        self.loads.append(spec)
+        await self.may_load.wait()
+        if self.load_refusal is not None:
+            status, body = self.load_refusal
+            return web.json_response(body, status=status)
+        self.holds(spec["model_id"])
+        return web.json_response({"status": "loaded"})
+
+    async def _speak(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.read())
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        self.speaking += 1
+        self.spoke.set()
+        try:
+            return await (self.speak or answer)(self, request)
+        finally:
+            self.speaking -= 1
+
+
+async def begin(request: web.Request, *chunks: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-node-says": "hi"})
+    await response.prepare(request)
+    for piece in chunks:
+        await response.write(piece)
+    return response
+
+
+async def answer(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    if (await request.json()).get("stream"):
+        return await begin(request, *STREAM)
+    return web.Response(body=ANSWER, content_type="application/json")
+
+
+async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = await begin(request, ROLE, chunk("a"))
+    await node.go_on.wait()
+    return response
+
+
+async def never_begin(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    await node.go_on.wait()
+    return web.Response()
+
+
+async def die_within_an_event(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = await begin(request, ROLE, chunk("a") + b'data: {"choi')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def die_within_json(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "1000"})
+    await response.prepare(request)
+    await response.write(b'{"id":')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def die_before_the_first_byte(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = await begin(request)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+async def refuse(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    body = {"error": {"message": "queue full", "type": "rate_limit_error", "code": "rate_limit_exceeded"}}
+    return web.json_response(body, status=503, headers={"Retry-After": "7"})

@@ -1,0 +1,89 @@
+"""A real gateway on real sockets, in front of nodes that tests script."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from cortex.fake_node import FakeNode
+from helexa.core.catalogue import Catalogue
+from helexa.cortex.app import create_app
+from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.metrics import Metrics, create_metrics_app
+from helexa.cortex.server import Listener, bind
+
+
+@dataclass
+class Cortex:
+    """A running gateway and a client of it."""
+
+    url: str
+    metrics_url: str
+    client: aiohttp.ClientSession
+
+    async def get(self, path: str) -> Any:
+        async with self.client.get(self.url + path) as response:
+            return await response.json()
+
+    async def ask(self, model: str = "Org/M", **fields: Any) -> tuple[int, Any]:
+        body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}
+        async with self.client.post(f"{self.url}/v1/chat/completions", json=body) as response:
+            return response.status, await (response.read() if fields.get("stream") else response.json())
+
+    async def sample(self, name: str, **labels: str) -> float:
+        """The value of one metric, 0 when it is not exposed."""
+        text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+        async with self.client.get(self.metrics_url) as response:
+            lines = (await response.text()).splitlines()
+        return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{{text}}}")), 0.0)
+
+
+async def eventually(condition: Callable[[], Any]) -> None:
+    """Wait until the condition holds; bounded, so that a fault fails the test rather than hanging it."""
+    async with asyncio.timeout(20):
+        while True:
+            outcome = condition()
+            if await outcome if asyncio.iscoroutine(outcome) else outcome:
+                return
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def listening(listener: Listener) -> AsyncIterator[str]:
+    bound = bind(Address("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+    task = asyncio.create_task(listener.serve([bound]))
+    try:
+        await eventually(lambda: listener.started)
+        yield url
+    finally:
+        listener.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def running_cortex(*nodes: FakeNode, ready: bool = True, **catalogue: Any) -> AsyncIterator[Cortex]:
+    config = CortexConfig.model_validate(
+        {
+            "gateway": {"poll_interval_secs": 0.05, "max_body_mb": 1},
+            "neurons": [{"name": node.name, "endpoint": node.url} for node in nodes],
+        }
+    )
+    metrics = Metrics()
+    app = create_app(config, Catalogue.model_validate(catalogue), metrics)
+    async with (
+        listening(Listener(app)) as url,
+        listening(Listener(create_metrics_app(metrics))) as scrape,
+        aiohttp.ClientSession() as client,
+    ):
+        cortex = Cortex(url, f"{scrape}/metrics", client)
+
+        async def all_up() -> bool:
+            return (await cortex.get("/health"))["nodes"]["healthy"] == len(nodes)
+
+        if ready:
+            await eventually(all_up)
+        yield cortex

@@ -1,0 +1,180 @@
+"""What a client sees of a node's answer through the gateway."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+
+import aiohttp
+import openai
+import pytest
+
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.running import Cortex, eventually, running_cortex
+
+BODY = (
+    b'{ "model" :  "Org/M", "stream": true, "n":1.0, "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
+)
+
+
+async def post(cortex: Cortex, body: bytes, **headers: str) -> tuple[int, bytes, Mapping[str, str]]:
+    headers = {"content-type": "application/json", **headers}
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=body, headers=headers) as response:
+        return response.status, await response.read(), response.headers
+
+
+async def test_a_stream_and_its_request_pass_verbatim(cortex: Cortex, node: FakeNode) -> None:
+    status, body, headers = await post(cortex, BODY)
+    assert (status, body) == (200, b"".join(fake_node.STREAM))
+    assert node.bodies == [BODY]
+    assert headers["x-node-says"] == "hi"
+    assert headers["content-type"] == "text/event-stream"
+
+
+async def test_a_json_answer_passes_verbatim(cortex: Cortex, node: FakeNode) -> None:
+    status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
+    assert (status, body) == (200, fake_node.ANSWER)
+    assert headers["content-length"] == str(len(fake_node.ANSWER))
+
+
+async def test_each_event_arrives_before_the_next_is_written(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY) as response:
+        expected = fake_node.ROLE + fake_node.chunk("a")
+        assert await response.content.readexactly(len(expected)) == expected  # the node has not ended
+        node.go_on.set()
+        assert await response.read() == b""
+
+
+async def test_an_alias_changes_the_model_name_and_nothing_else(cortex: Cortex, node: FakeNode) -> None:
+    await post(cortex, BODY.replace(b"Org/M", b"small"))
+    assert node.bodies == [BODY]
+
+
+async def test_an_alias_is_replaced_where_the_model_is_named_only(cortex: Cortex, node: FakeNode) -> None:
+    request = {"metadata": {"model": "small"}, "model": "small", "stream": False}
+    await post(cortex, json.dumps(request).encode())
+    assert json.loads(node.bodies[0]) == request | {"model": "Org/M"}
+
+
+async def test_headers_of_identity_and_of_the_connection_stay_behind(cortex: Cortex, node: FakeNode) -> None:
+    sent = {
+        "Authorization": "Bearer secret",
+        "X-Api-Key": "secret",
+        "X-Helexa-Account-Id": "someone-else",
+        "X-Include-Thinking": "1",
+        "X-Hop": "1",
+        "Connection": "keep-alive, X-Hop",
+    }
+    await post(cortex, BODY, **sent)
+    seen = node.headers[0]
+    assert "secret" not in str(seen)
+    assert not {"x-helexa-account-id", "x-hop"} & set(seen)
+    assert seen["x-include-thinking"] == "1"
+    assert seen["host"] == node.url.removeprefix("http://")
+
+
+async def test_a_refusal_of_the_node_passes_with_its_retry_after(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.refuse
+    status, body, headers = await post(cortex, BODY)
+    assert (status, headers["retry-after"]) == (503, "7")
+    assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
+    assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+
+
+async def test_a_node_that_dies_in_mid_stream_leaves_a_well_formed_stream(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.die_within_an_event
+    status, body, _ = await post(cortex, BODY)
+    assert status == 200
+    *whole, error, done, nothing = body.split(b"\n\n")
+    assert b"\n\n".join([*whole, b""]) == fake_node.ROLE + fake_node.chunk("a")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_connection_error"
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+    node.speak = None
+    assert (await cortex.ask())[0] == 200
+
+
+async def test_a_node_that_dies_within_json_closes_the_connection(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.die_within_json
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await post(cortex, BODY)
+    node.speak = None
+    assert (await cortex.ask())[0] == 200
+
+
+async def test_a_node_that_dies_before_the_first_byte_is_a_502(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.die_before_the_first_byte
+    status, body, _ = await post(cortex, BODY)
+    assert status == 502
+    assert json.loads(body)["error"] == {
+        "message": "node 'n1' did not answer",
+        "type": "api_error",
+        "code": "upstream_connection_error",
+        "param": None,
+    }
+
+
+async def test_before_the_first_byte_another_warm_node_is_asked() -> None:
+    async with (
+        FakeNode("bad", speak=fake_node.die_before_the_first_byte).holds("Org/M").serving() as bad,
+        FakeNode("good", health={"models": [{"id": "Org/M", "in_flight": 9}]}).holds("Org/M").serving() as good,
+        running_cortex(bad, good) as cortex,
+    ):
+        assert (await cortex.ask())[0] == 200
+        assert (len(bad.bodies), len(good.bodies)) == (1, 1)
+
+
+async def test_a_node_that_nobody_reaches_is_a_502_and_takes_no_seat(cortex: Cortex, node: FakeNode) -> None:
+    node.endpoint = f"http://127.0.0.1:{_unused_port()}"
+    node.models = [node.models[0] | {"id": "Org/Elsewhere"}]
+    await eventually(lambda: _lists(cortex, "Org/Elsewhere"))
+    status, body = await cortex.ask("Org/Elsewhere")
+    assert (status, body["error"]["code"]) == (502, "upstream_connection_error")
+
+
+@pytest.mark.parametrize("speak", [fake_node.never_end, fake_node.never_begin])
+async def test_a_client_that_hangs_up_ends_the_request_on_the_node(
+    cortex: Cortex, node: FakeNode, speak: fake_node.Speak
+) -> None:
+    node.speak = speak
+    asking = asyncio.create_task(post(cortex, BODY))
+    await node.spoke.wait()
+    assert node.speaking == 1
+    asking.cancel()
+    await eventually(lambda: node.speaking == 0)
+
+    async def counted() -> bool:
+        return await cortex.sample("cortex_requests_total", model="Org/M", node="n1") == 1
+
+    await eventually(counted)
+    assert await cortex.sample("cortex_request_duration_seconds_count", model="Org/M", node="n1") == 1
+    assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 0
+
+
+async def test_the_openai_client_reads_streams_answers_and_errors(cortex: Cortex, node: FakeNode) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{cortex.url}/v1", api_key="none", max_retries=0) as client:
+        messages = [{"role": "user", "content": "Hi"}]
+        answer = await client.chat.completions.create(model="small", messages=messages)
+        assert answer.choices[0].message.content == "Hello"
+        stream = await client.chat.completions.create(model="small", messages=messages, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello é"
+        assert chunks[-1].usage.prompt_tokens == 7
+        with pytest.raises(openai.NotFoundError, match="model 'nobody' not found"):
+            await client.chat.completions.create(model="nobody", messages=messages)
+        node.speak = fake_node.die_within_an_event
+        stream = await client.chat.completions.create(model="small", messages=messages, stream=True)
+        with pytest.raises(openai.APIError, match="the node broke off its answer"):
+            _ = [chunk async for chunk in stream]
+        assert "Org/M" in [model.id async for model in client.models.list()]
+
+
+def _unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+async def _lists(cortex: Cortex, model: str) -> bool:
+    return model in [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]]

@@ -1,0 +1,185 @@
+"""Where requests go: decisions as pure functions of a picture."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError
+from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.cortex.fleet import FleetView, Node
+from helexa.cortex.router import Cold, Warm, decide, warm
+
+CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
+
+
+def gpus(*totals_mb: int) -> Discovery:
+    devices = [{"index": i, "name": "GPU", "vram_total_mb": mb} for i, mb in enumerate(totals_mb)]
+    return Discovery.model_validate({"hostname": "gpu", "os": "Linux", "devices": devices})
+
+
+def node(name: str, *models: ModelInfo, healthy: bool = True, discovery: Discovery | None = CPU, **fields: Any) -> Node:
+    by_id = {info.id: info for info in models}
+    return Node(name, f"http://{name}", healthy=healthy, discovery=discovery, models=by_id, **fields)
+
+
+def info(status: Any = "loaded", **fields: Any) -> ModelInfo:
+    return ModelInfo.model_validate({"id": "M", "status": status} | fields)
+
+
+def view(*nodes: Node, **fields: Any) -> FleetView:
+    return FleetView(nodes, **fields)
+
+
+def catalogue(**profile: Any) -> Catalogue:
+    return Catalogue.model_validate({"models": [{"id": "M"} | profile], "aliases": {"m": "M"}})
+
+
+EMPTY = Catalogue()
+
+
+def refusal(picture: FleetView, known: Catalogue = EMPTY, name: str = "M") -> tuple[int, str | None, int | None]:
+    with pytest.raises(ApiError) as caught:
+        decide(picture, known, name)
+    return caught.value.status, caught.value.code, caught.value.retry_after
+
+
+def first(nodes: Sequence[Node]) -> Node:
+    return nodes[0]
+
+
+def test_the_least_busy_warm_node_answers() -> None:
+    picture = view(
+        node("a", info(), others={"M": 1}),
+        node("b", info(), others={"M": 1}),
+        node("c", info()),
+        in_flight={("a", "M"): 1, ("c", "M"): 1, ("b", "Other"): 9},
+    )
+    assert decide(picture, EMPTY, "M", first) == Warm("M", "b", "http://b")
+
+
+def test_ties_are_broken_by_the_choice_given_among_the_least_busy_only() -> None:
+    offered: list[list[str]] = []
+
+    def last(nodes: Sequence[Node]) -> Node:
+        offered.append([one.name for one in nodes])
+        return nodes[-1]
+
+    picture = view(node("a", info()), node("b", info()), node("c", info(), others={"M": 1}))
+    assert decide(picture, EMPTY, "M", last) == Warm("M", "b", "http://b")
+    assert offered == [["a", "b"]]
+
+
+def test_the_url_that_the_node_gave_is_used() -> None:
+    assert decide(view(node("a", info(), urls={"M": "http://a:9"})), EMPTY, "M") == Warm("M", "a", "http://a:9")
+
+
+def test_a_reloading_model_is_warm_and_an_alias_is_resolved() -> None:
+    assert isinstance(decide(view(node("a", info("reloading"))), catalogue(), "m"), Warm)
+
+
+def test_another_warm_node_leaves_out_those_to_avoid() -> None:
+    picture = view(node("a", info()), node("b", info(), others={"M": 5}), node("c", info(), healthy=False))
+    assert warm(picture, "M", avoid={"a"}) == Warm("M", "b", "http://b")
+    assert warm(picture, "M", avoid={"a", "b"}) is None
+
+
+def test_an_unservable_model_is_skipped_for_another_node() -> None:
+    broken = info(servable={"ok": False, "reason": "insufficient_vram"})
+    assert decide(view(node("a", broken), node("b", info())), EMPTY, "M") == Warm("M", "b", "http://b")
+    assert refusal(view(node("a", broken)), catalogue()) == (503, "service_unavailable", 5)
+    cold = decide(view(node("a", broken), node("b")), catalogue(), "M")
+    assert isinstance(cold, Cold) and cold.node == "b"
+
+
+def test_without_a_healthy_node_every_model_is_refused_for_now() -> None:
+    assert refusal(view(node("a", info(), healthy=False))) == (503, "service_unavailable", 5)
+    assert refusal(view(), name="nobody") == (503, "service_unavailable", 5)
+
+
+def test_an_unknown_model_is_a_404() -> None:
+    assert refusal(view(node("a", info())), catalogue(), "nobody") == (404, "model_not_found", None)
+
+
+@pytest.mark.parametrize("status", ["recovering", "poisoned"])
+def test_a_recovering_model_is_never_placed_elsewhere(status: str) -> None:
+    assert refusal(view(node("a", info(status)), node("b")), catalogue()) == (503, "service_unavailable", 2)
+
+
+def test_a_model_only_on_a_node_that_is_down_is_refused_for_now() -> None:
+    picture = view(node("a", info(), healthy=False), node("b"))
+    assert refusal(picture) == (503, "service_unavailable", 3)
+
+
+def test_a_load_that_runs_is_joined_where_it_runs() -> None:
+    cold = decide(view(node("a"), node("b"), loading=frozenset({("b", "M")})), catalogue(), "M")
+    assert isinstance(cold, Cold) and cold.node == "b"
+
+
+@pytest.mark.parametrize("activation", [{"in_progress": "M"}, {"pending": ["M"]}])
+def test_a_model_that_a_node_activates_is_joined_when_catalogued_and_else_refused_for_now(activation: Any) -> None:
+    health = Health.model_validate({"activation": {"state": "pre_warming"} | activation})
+    picture = view(node("a"), node("b", health=health))
+    cold = decide(picture, catalogue(), "M")
+    assert isinstance(cold, Cold) and cold.node == "b"
+    assert refusal(picture) == (503, "service_unavailable", 5)
+
+
+def test_a_model_that_a_node_lists_as_unloaded_is_loaded_there() -> None:
+    cold = decide(view(node("a"), node("b", info("unloaded", harness="torch"))), EMPTY, "M")
+    assert isinstance(cold, Cold) and (cold.node, cold.spec.model_id) == ("b", "M")
+
+
+def test_the_load_spec_says_what_the_catalogue_says() -> None:
+    known = catalogue(id="Org/M", quant="q6k", source="huggingface", min_devices=2, min_device_vram_mb=20000)
+    cold = decide(view(node("a", discovery=gpus(12000, 24000, 24000, 24000))), known, "Org/M")
+    assert isinstance(cold, Cold)
+    assert cold.spec.json_dict() == {
+        "model_id": "Org/M",
+        "harness": "torch",
+        "source": "huggingface:Org/M",
+        "quant": "q6k",
+        "tensor_parallel": 2,
+        "devices": [1, 2],
+    }
+
+
+def test_a_node_without_accelerators_takes_what_states_no_floor() -> None:
+    cold = decide(view(node("a")), catalogue(source="pypi:some-model"), "M")
+    assert isinstance(cold, Cold)
+    assert cold.spec.json_dict() == {"model_id": "M", "harness": "torch", "source": "pypi:some-model"}
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [{"min_devices": 2}, {"min_device_vram_mb": 30000}, {"pinned_on": ["z"]}, {"min_devices": 2, "pinned_on": ["a"]}],
+)
+def test_a_model_that_no_node_can_ever_hold_is_refused_without_a_retry(needs: Any) -> None:
+    picture = view(node("a", discovery=gpus(24000)), node("b"))
+    assert refusal(picture, catalogue(**needs)) == (503, "service_unavailable", None)
+
+
+@pytest.mark.parametrize("later", [{"discovery": gpus(48000), "healthy": False}, {"discovery": None}])
+def test_a_model_that_a_node_could_hold_later_is_refused_for_now(later: Any) -> None:
+    picture = view(node("a"), node("b", **later))
+    assert refusal(picture, catalogue(min_device_vram_mb=30000)) == (503, "service_unavailable", 3)
+
+
+def test_a_cold_model_goes_where_there_is_room_then_where_most_is_free_then_by_name() -> None:
+    def with_free(name: str, *free_mb: int) -> Node:
+        devices = [{"index": i, "vram_used_mb": 0, "vram_free_mb": mb} for i, mb in enumerate(free_mb)]
+        health = Health.model_validate({"devices": devices})
+        return node(name, discovery=gpus(*(24000 for _ in free_mb)), health=health)
+
+    def chosen(*nodes: Node, **profile: Any) -> str:
+        decision = decide(view(*nodes), catalogue(**profile), "M")
+        assert isinstance(decision, Cold)
+        return decision.node
+
+    assert chosen(with_free("a", 4000), with_free("b", 9000)) == "b"
+    assert chosen(with_free("b", 9000), with_free("a", 9000)) == "a"
+    assert chosen(with_free("a", 9000, 9000), with_free("b", 12000), vram_mb=10000) == "b"
+    assert chosen(with_free("a", 9000, 9000), with_free("b", 12000, 1000), vram_mb=15000, min_devices=2) == "a"
+    assert chosen(with_free("a", 4000), node("cpu"), vram_mb=10000) == "cpu"
+    assert chosen(with_free("a", 20000), node("cpu"), vram_mb=10000) == "a"
