@@ -52,7 +52,7 @@ class FakeHub:
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         return 200, {"ETag": f'"{hashlib.sha1(content).hexdigest()}"', "X-Repo-Commit": commit}, content
 
-    def _handler(hub) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+    def _handler(hub) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]

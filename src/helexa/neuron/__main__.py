@@ -1,0 +1,5 @@
+"""`python -m helexa.neuron` is the `neuron` command."""
+
+from helexa.neuron.cli import main
+
+main()

