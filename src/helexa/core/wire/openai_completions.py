@@ -40,7 +40,7 @@ class CompletionRequest(GenerationRequest):
         for name in ("suffix", "echo"):
             self.refuse(name)
         self.refuse("best_of", (1,))
-        if self.extra("logprobs") not in (None, False):
+        if self.extra("logprobs") is not None and self.extra("logprobs") is not False:  # 0 asks for one
             raise unsupported_parameter("logprobs")
 
     def check_vocabulary(self, vocab_size: int) -> None:

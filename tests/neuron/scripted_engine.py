@@ -1,0 +1,149 @@
+"""An engine that says what a test tells it to, behind the real token stream, with a real tokenizer of bytes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from helexa.core.errors import model_not_found
+from helexa.core.fleet import ModelSpec
+from helexa.neuron.engine.client import TokenStream
+from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, SamplingParams, Timing, TokenOutput
+from helexa.neuron.model import ServedModel
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.tokenizer import Tokenizer
+
+MODEL = "Org/Scripted"
+CONTEXT = 256
+TIMING = Timing(queue_ms=1.0, prefill_ms=12.0, decode_ms=34.0)
+
+Say = Callable[..., None]
+Script = Callable[[Generate, Say], Awaitable[None]]
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, then the control tokens of ChatML."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    return Tokenizer(backend, eos_id=backend.token_to_id("<|im_end|>"))
+
+
+TOKENIZER = byte_tokenizer()
+END = TOKENIZER.eos_id or 0
+
+
+def answer(text: str, *, finish: str = "stop") -> Script:
+    """Says `text` a byte per step, then ends."""
+
+    async def script(request: Generate, say: Say) -> None:
+        for token in TOKENIZER.encode(text):
+            say(tokens=[token])
+            await asyncio.sleep(0)
+        say(tokens=[END] if finish == "stop" else [], finish=finish, timing=TIMING)
+
+    return script
+
+
+def endless(text: str) -> Script:
+    """Says `text` and then nothing, for ever."""
+
+    async def script(request: Generate, say: Say) -> None:
+        say(tokens=TOKENIZER.encode(text))
+        await asyncio.Event().wait()
+
+    return script
+
+
+def failing(text: str, error: str) -> Script:
+    """Says `text`, then that it failed."""
+
+    async def script(request: Generate, say: Say) -> None:
+        if text:
+            say(tokens=TOKENIZER.encode(text))
+            await asyncio.sleep(0)
+        say(finish="error", error=error)
+
+    return script
+
+
+class ScriptedEngine:
+    """Stands where the engine client does."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.options = EngineOptions()
+        self.ready = Ready(
+            model_type="scripted",
+            device="cpu",
+            dtype="float32",
+            kernels="none",
+            context_length=CONTEXT,
+            vocab_size=TOKENIZER.vocab_size,
+            kv_pages=1,
+            page_size=1,
+            weight_bytes=1,
+            kv_bytes=1,
+        )
+        self.alive = True
+        self.running = self.waiting = self.free_pages = self.refused = 0
+        self.requests: list[Generate] = []
+        self.submitted = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._tasks)
+
+    def generate(
+        self, prompt: list[int], *, max_tokens: int, sampling: SamplingParams, stop_ids: Sequence[int] = ()
+    ) -> TokenStream:
+        message = Generate(
+            id=len(self.requests) + 1, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids)
+        )
+        self.requests.append(message)
+        return TokenStream(self, message)  # type: ignore[arg-type]
+
+    async def submit(self, stream: TokenStream, message: Generate) -> None:
+        def say(**fields: object) -> None:
+            output = TokenOutput(id=message.id, **fields)  # type: ignore[arg-type]
+            if output.finish is not None:
+                self._tasks.pop(message.id, None)
+            stream.put(output)
+
+        async def play() -> None:
+            await self.script(message, say)
+
+        self._tasks[message.id] = asyncio.create_task(play())
+        self.submitted.set()
+
+    def cancel(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        if task is not None:
+            task.cancel()
+            self.cancelled.set()
+
+
+class Registry:
+    """A registry of one model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+
+    def get(self, model_id: str) -> ServedModel:
+        if model_id != self.model.id:
+            raise model_not_found(model_id)
+        return self.model
+
+    def models(self) -> list[ServedModel]:
+        return [self.model]
+
+
+def scripted_model(script: Script, *, defaults: dict[str, float | int] | None = None) -> ServedModel:
+    """A served model whose engine follows `script`."""
+    text = ModelText(TOKENIZER, None, defaults or {})
+    return ServedModel(MODEL, ModelSpec(model_id=MODEL), text, ScriptedEngine(script))  # type: ignore[arg-type]

@@ -1,0 +1,517 @@
+"""The OpenAI routes over a real socket, with the real client, in front of a scripted engine."""
+
+import asyncio
+import io
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+import uvicorn
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from starlette.applications import Starlette
+
+from helexa.core.sse import EventParser
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.model import ServedModel
+from helexa.neuron.routes import body, chat, completions, models, reply
+from helexa.neuron.routes.refusal import HANDLERS
+from neuron.scripted_engine import (
+    CONTEXT,
+    MODEL,
+    TOKENIZER,
+    Registry,
+    Script,
+    answer,
+    endless,
+    failing,
+    scripted_model,
+)
+
+PATIENCE = 30.0  # seconds until a test gives up
+
+USER = {"role": "user", "content": "hi"}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER]}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "once"}
+
+
+class Node:
+    """A running server and what to ask it with."""
+
+    def __init__(self, model: ServedModel, url: str, http: aiohttp.ClientSession) -> None:
+        self.model = model
+        self.engine: Any = model.engine
+        self.url = url
+        self.http = http
+        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    async def post(self, path: str, value: object) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"}
+        async with self.http.post(f"{self.url}{path}", data=json.dumps(value), headers=headers) as response:
+            return response.status, await response.json()
+
+    async def error(self, path: str, value: object) -> tuple[int, str, str]:
+        """Status, code and message of a refusal."""
+        status, answer = await self.post(path, value)
+        assert answer.keys() == {"error"}
+        assert {"message", "type", "code", "param"} <= answer["error"].keys()
+        return status, answer["error"]["code"], answer["error"]["message"]
+
+    async def events(self, path: str, value: dict[str, Any]) -> list[str]:
+        """The data of a stream's events."""
+        parser, events = EventParser(), []
+        async with self.http.post(f"{self.url}{path}", json={**value, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            async for chunk in response.content.iter_any():
+                events += [event.data for event in parser.feed(chunk)]
+        return events
+
+
+@asynccontextmanager
+async def serve(script: Script) -> AsyncIterator[Node]:
+    model = scripted_model(script)
+    app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
+    app.state.registry = Registry(model)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
+            node = Node(model, f"http://127.0.0.1:{listener.getsockname()[1]}", http)
+            async with node.openai:
+                yield node
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "helexa")
+
+
+# Whole replies
+
+
+async def test_a_chat_completion_is_what_openai_says_it_is() -> None:
+    async with (
+        serve(answer('Grüße 🦊\n"quoted"')) as node,
+        node.http.post(f"{node.url}/v1/chat/completions", json=CHAT) as response,
+    ):
+        completion = ChatCompletion.model_validate_json(await response.read())
+        (choice,) = completion.choices
+        assert (choice.message.role, choice.message.content, choice.message.refusal) == (
+            "assistant",
+            'Grüße 🦊\n"quoted"',
+            None,
+        )
+        assert choice.finish_reason == "stop"
+        assert (completion.model, completion.object) == (MODEL, "chat.completion")
+        prompt = len(node.engine.requests[0].prompt)
+        assert completion.usage is not None
+        tokens = len('Grüße 🦊\n"quoted"'.encode()) + 1
+        assert completion.usage.to_dict() == {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+            "helexa_timing": {"prefill_ms": 12, "decode_ms": 34, "prefill_tokens": prompt},
+        }
+
+
+async def test_the_engine_gets_the_rendered_conversation_and_the_parameters() -> None:
+    async with serve(answer("ok", finish="length")) as node:
+        completion = await node.openai.chat.completions.create(
+            model=MODEL,
+            messages=[
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "assistant", "content": None, "refusal": None},
+            ],
+            temperature=0.25,
+            top_p=0.5,
+            seed=7,
+            max_tokens=99,
+            max_completion_tokens=3,
+            logit_bias={"5": -100},
+            extra_body={"top_k": 9, "min_p": 0.1, "repetition_penalty": 1.1, "mirostat": 2, "metadata": {"a": "b"}},
+        )
+        assert completion.choices[0].finish_reason == "length"
+        (sent,) = node.engine.requests
+        assert TOKENIZER.decode(sent.prompt, skip_special=False) == (
+            "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n"
+            "<|im_start|>assistant\n<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert sent.max_tokens == 3
+        sampling = sent.sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.25, 0.5, 9, 0.1)
+        assert (sampling.repetition_penalty, sampling.seed, sampling.logit_bias) == (1.1, 7, {5: -100})
+
+
+async def test_null_means_absent_and_a_developer_is_the_system() -> None:
+    nulls = dict.fromkeys(["max_tokens", "temperature", "stop", "stream", "tools", "seed", "logit_bias", "n", "top_p"])
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y", "name": None}]
+    async with serve(answer("ok")) as node:
+        status, _ = await node.post("/v1/chat/completions", {"model": MODEL, "messages": messages, **nulls})
+        assert status == 200
+        assert "<|im_start|>system\nx" in TOKENIZER.decode(node.engine.requests[0].prompt, skip_special=False)
+
+
+@pytest.mark.parametrize("prompt", ["once", ["once"], TOKENIZER.encode("once"), [TOKENIZER.encode("once")]])
+async def test_a_text_completion_takes_text_or_tokens(prompt: object) -> None:
+    async with serve(answer(" upon")) as node:
+        async with node.http.post(f"{node.url}/v1/completions", json={"model": MODEL, "prompt": prompt}) as response:
+            completion = Completion.model_validate_json(await response.read())
+        assert (completion.choices[0].text, completion.choices[0].finish_reason) == (" upon", "stop")
+        assert completion.usage is not None and completion.usage.prompt_tokens == 4
+        assert node.engine.requests[0].prompt == TOKENIZER.encode("once")
+
+
+# Streams
+
+
+async def test_a_chat_stream_is_role_text_finish_usage_done() -> None:
+    async with serve(answer("Grüße 🦊")) as node:
+        *data, done = await node.events("/v1/chat/completions", CHAT)
+    assert done == "[DONE]"
+    chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    role, *deltas, finish, usage = chunks
+    assert role.choices[0].delta.to_dict() == {"role": "assistant"}
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in deltas) == "Grüße 🦊"
+    assert all("\ufffd" not in (chunk.choices[0].delta.content or "\ufffd") for chunk in deltas)
+    assert [chunk.choices[0].finish_reason for chunk in (role, *deltas)] == [None] * (len(deltas) + 1)
+    assert (finish.choices[0].finish_reason, finish.choices[0].delta.to_dict()) == ("stop", {})
+    assert usage.choices == [] and usage.usage is not None
+    assert usage.usage.completion_tokens == len("Grüße 🦊".encode()) + 1
+    assert usage.usage.to_dict()["helexa_timing"]["prefill_ms"] == 12  # type: ignore[index]
+
+
+async def test_the_openai_client_reads_the_stream() -> None:
+    async with serve(answer("a b c")) as node:
+        stream = await node.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        text = ""
+        async for chunk in stream:
+            text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        assert text == "a b c"
+
+
+async def test_a_text_stream_is_text_finish_usage_done() -> None:
+    async with serve(answer(" upon")) as node:
+        *data, done = await node.events("/v1/completions", TEXT)
+    *deltas, finish, usage = [json.loads(event) for event in data]  # OpenAI's own type knows no null finish reason
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in deltas) == " upon"
+    assert {chunk["choices"][0]["finish_reason"] for chunk in deltas} == {None}
+    assert (finish["choices"][0]["finish_reason"], finish["choices"][0]["text"]) == ("stop", "")
+    assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 6)
+
+
+async def test_the_openai_client_reads_a_text_stream() -> None:
+    async with serve(answer(" upon")) as node:
+        stream = await node.openai.completions.create(model=MODEL, prompt="once", stream=True)
+        assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == " upon"
+
+
+@pytest.mark.parametrize("stop", ["three", ["zzz", "three"]])
+async def test_stop_strings_end_streams_and_replies_alike(stop: object) -> None:
+    async with serve(endless("one two three")) as node:
+        *data, _ = await node.events("/v1/chat/completions", {**CHAT, "stop": stop})
+        chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
+        text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+        status, whole = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
+        assert status == 200
+        assert text == whole["choices"][0]["message"]["content"] == "one two "
+        assert chunks[-2].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
+        assert node.engine.open_streams == 0
+
+
+async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "KEEP_ALIVE_SECONDS", 0.01)
+    speak = asyncio.Event()
+
+    async def script(request: object, say: Any) -> None:
+        await speak.wait()
+        say(tokens=TOKENIZER.encode("at last"), finish="length")
+
+    async with (
+        serve(script) as node,
+        node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
+    ):
+        lines = [await response.content.readline() for _ in range(8)]
+        assert b'"role":"assistant"' in lines[0]
+        assert [line[:2] for line in lines[2::2]] == [b": "] * 3
+        speak.set()
+        assert b"at last" in await response.content.read()
+
+
+async def test_a_stream_speaks_before_the_prefill_ends() -> None:
+    async with (
+        serve(endless("")) as node,
+        node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
+    ):
+        assert b'"role":"assistant"' in await response.content.readline()
+
+
+# Hanging up
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_hang_up_frees_the_engine(path: str, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(endless("hello")) as node:
+        value = {**CHAT, **TEXT, "stream": stream}
+        asking = asyncio.create_task(node.http.post(f"{node.url}{path}", json=value).__aenter__())
+        await node.engine.submitted.wait()
+        if stream:
+            response = await asking
+            await response.content.readline()
+            response.close()
+        else:
+            asking.cancel()
+        await node.engine.cancelled.wait()
+        assert node.engine.open_streams == 0
+    (line,) = [record.getMessage() for record in caplog.records if "completed " in record.getMessage()]
+    assert "client_gone=True" in line and "finish_reason=cancelled" in line
+
+
+async def test_a_hang_up_is_noticed_while_the_client_does_not_read() -> None:
+    async def flood(request: object, say: Any) -> None:
+        while True:
+            say(tokens=TOKENIZER.encode("x" * 10_000))
+            await asyncio.sleep(0)
+
+    async with serve(flood) as node:
+        response = await node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True})
+        await asyncio.sleep(0.1)  # long enough for the socket to fill; the test holds if it does not
+        response.close()
+        await node.engine.cancelled.wait()
+
+
+# Failures
+
+
+async def test_a_failure_in_a_stream_is_an_error_event() -> None:
+    async with serve(failing("hel", "the model was unloaded")) as node:
+        *data, error, done = await node.events("/v1/chat/completions", CHAT)
+        assert done == "[DONE]"
+        assert json.loads(error)["error"]["message"] == "the model was unloaded"
+        assert "hel" in data[-1]
+        stream = await node.openai.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True
+        )
+        with pytest.raises(openai.APIError, match="the model was unloaded"):
+            async for _ in stream:
+                pass
+
+
+async def test_a_failure_of_a_whole_reply_is_a_500() -> None:
+    async with serve(failing("hel", "the model was unloaded")) as node:
+        assert await node.error("/v1/chat/completions", CHAT) == (500, None, "the model was unloaded")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_overloaded_engine_is_a_503_with_a_date(stream: bool) -> None:
+    async with serve(failing("", "overloaded: 0 requests are waiting already")) as node:
+        node.engine.options = EngineOptions(max_waiting=0)
+        url = f"{node.url}/v1/chat/completions"
+        async with node.http.post(url, json={**CHAT, "stream": stream}) as response:
+            assert response.status == 503
+            assert int(response.headers["retry-after"]) > 0
+            error = (await response.json())["error"]
+            assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+
+
+async def test_an_unforeseen_error_tells_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(answer("x")) as node:
+        del node.model.text
+        status, code, message = await node.error("/v1/chat/completions", CHAT)
+        assert (status, code) == (500, None)
+        assert "attribute" not in message
+
+
+def _with(base: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {**base, **fields}
+
+
+def _message(**fields: Any) -> dict[str, Any]:
+    return {**CHAT, "messages": [{"role": "user", **fields}]}
+
+
+BAD_CHATS = [
+    (_with(CHAT, model="Org/Other"), 404, "model_not_found", "'Org/Other'"),
+    (_with(CHAT, model=None), 400, "missing_model_field", "model"),
+    ({"messages": [USER]}, 400, "missing_model_field", "model"),
+    (_with(CHAT, model=5), 422, "invalid_request_body", "model: "),
+    ({"model": MODEL}, 422, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages=[]), 422, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages="hi"), 422, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages=[USER, 5]), 422, "invalid_request_body", "messages.1: "),
+    (_message(content=5), 422, "invalid_request_body", "messages.0.content: "),
+    (_message(content=[5]), 422, "invalid_request_body", "messages.0.content: "),
+    (_message(content=[{"type": "text"}]), 422, "invalid_request_body", "messages.0.content: part 0"),
+    (_message(content=[{"type": "smell"}]), 422, "invalid_request_body", "'smell'"),
+    (_with(CHAT, messages=[{"role": "robot", "content": "x"}]), 422, "invalid_request_body", "messages.0.role: "),
+    (_with(CHAT, messages=[{"content": "x"}]), 422, "invalid_request_body", "messages.0.role: "),
+    (_message(content=[{"type": "image_url", "image_url": {"url": "data:,"}}]), 400, "vision_unsupported", MODEL),
+    (_message(content="x" * CONTEXT), 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
+    (_with(CHAT, max_tokens=0), 422, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_tokens=-1), 422, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_completion_tokens=0), 422, "invalid_request_body", "max_completion_tokens: "),
+    (_with(CHAT, max_tokens="many"), 422, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_tokens=True), 422, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, temperature=float("nan")), 422, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature=float("inf")), 422, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature=2.1), 422, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature="hot"), 422, "invalid_request_body", "temperature: "),
+    (_with(CHAT, top_p=0), 422, "invalid_request_body", "top_p: "),
+    (_with(CHAT, top_k=-2), 422, "invalid_request_body", "top_k: "),
+    (_with(CHAT, min_p=1.1), 422, "invalid_request_body", "min_p: "),
+    (_with(CHAT, repetition_penalty=0), 422, "invalid_request_body", "repetition_penalty: "),
+    (_with(CHAT, presence_penalty=3), 422, "invalid_request_body", "presence_penalty: "),
+    (_with(CHAT, stream="yes"), 422, "invalid_request_body", "stream: "),
+    (_with(CHAT, stop=""), 422, "invalid_request_body", "stop.0: "),
+    (_with(CHAT, stop=["x" * 257]), 422, "invalid_request_body", "stop.0: "),
+    (_with(CHAT, stop=["x"] * 17), 422, "invalid_request_body", "stop: "),
+    (_with(CHAT, stop=5), 422, "invalid_request_body", "stop: "),
+    (_with(CHAT, logit_bias={"a": 1}), 422, "invalid_request_body", "logit_bias.a: "),
+    (_with(CHAT, logit_bias={"1": 101}), 422, "invalid_request_body", "logit_bias.1: "),
+    (_with(CHAT, logit_bias={"100000": 1}), 422, "invalid_request_body", "logit_bias.100000: "),
+    (_with(CHAT, n=2), 400, "unsupported_parameter", "'n'"),
+    (_with(CHAT, tools=[{"type": "function"}]), 400, "unsupported_parameter", "'tools'"),
+    (_with(CHAT, tool_choice="required"), 400, "unsupported_parameter", "'tool_choice'"),
+    (_with(CHAT, logprobs=True), 400, "unsupported_parameter", "'logprobs'"),
+    (_with(CHAT, top_logprobs=2), 400, "unsupported_parameter", "'top_logprobs'"),
+    (_with(CHAT, response_format={"type": "json_object"}), 400, "unsupported_parameter", "'response_format'"),
+    (_with(CHAT, modalities=["text", "audio"]), 400, "unsupported_parameter", "'modalities'"),
+    (_with(CHAT, audio={"voice": "x"}), 400, "unsupported_parameter", "'audio'"),
+    (_with(CHAT, chat_template_kwargs={"messages": []}), 400, "unsupported_parameter", "'messages'"),
+    ([1], 422, "invalid_request_body", "object"),
+    (None, 422, "invalid_request_body", "object"),
+]
+
+BAD_TEXTS = [
+    ({"model": MODEL}, 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=""), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[]), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[[]]), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=None), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[1, "a"]), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[True]), 422, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[3, -1]), 422, "invalid_request_body", "prompt.1: "),
+    (_with(TEXT, prompt=[10**30]), 422, "invalid_request_body", "prompt.0: "),
+    (_with(TEXT, prompt=[1] * CONTEXT), 400, "context_length_exceeded", f"{CONTEXT} tokens"),
+    (_with(TEXT, prompt=["a", "b"]), 400, "unsupported_parameter", "several prompts"),
+    (_with(TEXT, prompt=[[1], [2]]), 400, "unsupported_parameter", "several prompts"),
+    (_with(TEXT, suffix="x"), 400, "unsupported_parameter", "'suffix'"),
+    (_with(TEXT, echo=True), 400, "unsupported_parameter", "'echo'"),
+    (_with(TEXT, best_of=2), 400, "unsupported_parameter", "'best_of'"),
+    (_with(TEXT, logprobs=0), 400, "unsupported_parameter", "'logprobs'"),
+    (_with(TEXT, max_tokens=0), 422, "invalid_request_body", "max_tokens: "),
+]
+
+
+async def test_bad_requests_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(answer("x")) as node:
+        for path, cases in (("/v1/chat/completions", BAD_CHATS), ("/v1/completions", BAD_TEXTS)):
+            for value, *expected, words in cases:
+                for streamed in (False, True):
+                    asked = {"stream": streamed, **value} if isinstance(value, dict) else value
+                    caplog.clear()
+                    status, code, message = await node.error(path, asked)
+                    assert [status, code] == expected, (value, message)
+                    assert words in message and "\n" not in message, (value, message)
+                    warnings = [line for line in caplog.messages if line.startswith("refused ")]
+                    assert len(warnings) == 1 and f"code={code}" in warnings[0]
+        assert node.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("data", "content_type", "status", "code"),
+    [
+        (b'{"model": ', "application/json", 400, "malformed_json"),
+        (b"", "application/json", 400, "malformed_json"),
+        (b"[" * 100_000, "application/json", 400, "malformed_json"),
+        (b'{"model": "\xff"}', "application/json", 400, "malformed_json"),
+        (b"{}", "text/plain", 415, "unsupported_media_type"),
+        (b"{}", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+        (b"{}", "application/json; charset=utf-8", 422, "invalid_request_body"),
+    ],
+)
+async def test_bodies_that_are_not_json(data: bytes, content_type: str, status: int, code: str) -> None:
+    async with serve(answer("x")) as node:
+        headers = {"content-type": content_type}
+        async with node.http.post(f"{node.url}/v1/chat/completions", data=data, headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+
+
+async def test_json_without_a_content_type_is_taken() -> None:
+    async with serve(answer("x")) as node:
+        data = json.dumps(CHAT).encode()
+        skip = {"skip_auto_headers": ("content-type",)}
+        async with node.http.post(f"{node.url}/v1/chat/completions", data=data, **skip) as response:  # type: ignore[arg-type]
+            assert "content-type" not in response.request_info.headers
+            assert response.status == 200
+
+
+async def test_a_body_over_the_limit_is_refused_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "MAX_BODY_BYTES", 1 << 20)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b" " * (1 << 16)
+
+    headers = {"content-type": "application/json"}
+    async with serve(answer("x")) as node:
+        for data in (chunks(), io.BytesIO(b" " * (1 << 20) + b"{}")):
+            async with node.http.post(f"{node.url}/v1/completions", data=data, headers=headers) as response:
+                assert response.status == 413
+                assert (await response.json())["error"]["code"] == "request_too_large"
+
+
+async def test_a_template_that_fails_is_a_422() -> None:
+    async with serve(answer("x")) as node:
+        node.model.text.template.__dict__["source"] = "{{ raise_exception('roles must alternate') }}"
+        status, code, message = await node.error("/v1/chat/completions", CHAT)
+        assert (status, code) == (422, "template_render_failed")
+        assert "roles must alternate" in message
+
+
+async def test_what_the_router_refuses_comes_in_the_envelope() -> None:
+    async with serve(answer("x")) as node:
+        assert (await node.error("/v1/nothing", {}))[:2] == (404, "not_found")
+        async with node.http.get(f"{node.url}/v1/chat/completions") as response:
+            assert (response.status, response.headers["allow"]) == (405, "POST")
+            assert (await response.json())["error"]["code"] == "method_not_allowed"
+
+
+# Models
+
+
+async def test_the_openai_client_lists_models() -> None:
+    async with serve(answer("x")) as node:
+        (entry,) = (await node.openai.models.list()).data
+        assert (entry.id, entry.owned_by, entry.object) == (MODEL, "helexa", "model")
+        assert entry.to_dict() | {"created": 0} == {
+            "id": MODEL,
+            "object": "model",
+            "created": 0,
+            "owned_by": "helexa",
+            "loaded": True,
+            "capabilities": ["text"],
+            "limit": {"context": CONTEXT},
+            "max_model_len": CONTEXT,
+            "tool_call": False,
+            "reasoning": False,
+        }
+        assert (await node.openai.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await node.openai.models.retrieve("Org/Other")
