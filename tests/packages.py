@@ -32,7 +32,7 @@ def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
     target = CACHE / name
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder:
-            (archive,) = _download(requirement, "--no-binary=:all:", folder)
+            (archive,) = _download(requirement, f"--no-binary={requirement.partition('==')[0]}", folder)
             _check(archive, sha256)
             unpacked = Path(folder) / "unpacked"
             with tarfile.open(archive) as tar:

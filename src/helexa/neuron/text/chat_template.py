@@ -76,7 +76,7 @@ class ChatTemplate:
         """
         shaped = [self._shaped(message) for message in messages]
         variables = {"tools": tools or None, "add_generation_prompt": add_generation_prompt} | variables
-        return self._run(shaped, **variables)
+        return self._run(shaped, variables)
 
     def mentions(self, variable: str) -> bool:
         """Whether the template reads `variable` from its caller; False for a broken template."""
@@ -85,9 +85,10 @@ class ChatTemplate:
     @cached_property
     def _variables(self) -> frozenset[str]:
         try:
-            return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source)))
-        except (jinja2.TemplateError, RecursionError):
+            self._compiled  # noqa: B018 - to see whether it is sound
+        except TemplateError:
             return frozenset()
+        return frozenset(jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source)))
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
@@ -97,19 +98,19 @@ class ChatTemplate:
             return _ENVIRONMENT.from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"the chat template is broken in line {error.lineno}: {_line(error)}") from error
-        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+        except Exception as error:  # nesting beyond what Python compiles fails in several ways
             raise TemplateError(f"the chat template is broken: {_line(error)}") from error
 
-    def _run(self, messages: list[dict[str, Any]], /, **variables: Any) -> str:
+    def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any], seconds: float | None = None) -> str:
         template = self._compiled
         try:
-            return _ENVIRONMENT.render(template, {"messages": messages} | self._constants | variables)
+            return _ENVIRONMENT.render(template, {"messages": messages, **self._constants, **variables}, seconds)
         except Exception as error:  # a template may raise anything that Python's operators raise
             raise TemplateError(f"the chat template failed: {_line(error)}") from error
 
     def _shaped(self, message: Message) -> dict[str, Any]:
         content = message.get("content")
-        if content is None and not self._takes_null:
+        if content is None and not self._tool_call_shape[0]:
             content = ""
         elif isinstance(content, list) and not self._takes_parts:
             content = _joined(content)
@@ -121,15 +122,17 @@ class ChatTemplate:
     def _shaped_call(self, call: Any) -> Any:
         if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
             return call
-        arguments = _parsed(call["function"].get("arguments"))
-        if self._takes_text_arguments and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = call["function"].get("arguments")
+        if self._tool_call_shape[1]:
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        else:
+            arguments = _parsed(arguments)
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def _attempt(self, messages: list[dict[str, Any]]) -> str | None:
         """A trial: the text, or None where the template fails."""
         try:
-            return self._run(messages, tools=None, add_generation_prompt=True)
+            return self._run(messages, {"tools": None, "add_generation_prompt": True}, _TRIAL_SECONDS)
         except TemplateError:
             return None
 
@@ -142,29 +145,30 @@ class ChatTemplate:
         return all(mark in text for mark in marks.values()) and "'type'" not in text and '"type"' not in text
 
     @cached_property
-    def _takes_null(self) -> bool:
-        """Whether null content neither fails nor comes out as the word None."""
-        null, empty = (
-            self._attempt([_USER, {"role": "assistant", "content": content, "tool_calls": [_call({})]}])
-            for content in (None, "")
-        )
-        return null is not None and null.count("None") == (empty or "").count("None")
+    def _tool_call_shape(self) -> tuple[bool, bool]:
+        """Whether null content stays null beside tool calls, and whether their arguments must be text.
 
-    @cached_property
-    def _takes_text_arguments(self) -> bool:
-        """Whether tool call arguments must be JSON text."""
-        as_object, as_text = (
-            self._attempt([_USER, {"role": "assistant", "content": "", "tool_calls": [_call(arguments)]}])
-            for arguments in ({}, "{}")
-        )
-        return as_object is None and as_text is not None
+        Templates differ: some fail on null or write the word None, others show a call only beside null; most want
+        objects, some can only append text. The first shape in which a call comes out is the one.
+        """
+        plain = self._attempt([_USER]) or ""
+        for as_text in (False, True):
+            for content in (None, ""):
+                text = self._attempt([_USER, {"role": "assistant", "content": content, "tool_calls": [_call(as_text)]}])
+                if text is not None and _TOOL in text and text.count("None") == plain.count("None"):
+                    return content is None, as_text
+        null = self._attempt([_USER, {"role": "assistant", "content": None}])
+        return null is not None and null.count("None") == plain.count("None"), False
 
 
+_TRIAL_SECONDS = 0.5
 _USER = {"role": "user", "content": "question"}
+_TOOL = "trial_tool"
 
 
-def _call(arguments: Any) -> dict[str, Any]:
-    return {"id": "call00000", "type": "function", "function": {"name": "tool", "arguments": arguments}}
+def _call(as_text: bool) -> dict[str, Any]:
+    function = {"name": _TOOL, "arguments": "{}" if as_text else {}}
+    return {"id": "call00000", "type": "function", "function": function}
 
 
 def _joined(parts: list[Any]) -> str:

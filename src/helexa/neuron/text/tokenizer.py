@@ -96,7 +96,7 @@ class Tokenizer:
         backend = self._backend if parse_special else self._literal
         try:
             ids = backend.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:
+        except TypeError:  # what the library makes of a surrogate
             whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             ids = backend.encode(whole, add_special_tokens=False).ids
         return [self.bos_id, *ids] if add_special and self.add_bos and self.bos_id is not None else ids

@@ -1,0 +1,70 @@
+"""Vocabularies: real ones out of packages, and one small enough to reason about."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoTokenizer
+
+import packages
+from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf import GgufFile
+
+OpenVocabulary = Callable[[str], Tokenizer]
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_models() -> Path:
+    """llama.cpp's `models` folder: vocabularies with test pairs, and chat templates."""
+    return packages.from_sdist(
+        "llama-cpp-python==0.3.36",
+        "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
+        "vendor/llama.cpp/models/",
+        "llama.cpp-models",
+    )
+
+
+@pytest.fixture(scope="session")
+def templates(llama_cpp_models: Path) -> dict[str, str]:
+    """Real chat templates by model name."""
+    return {path.stem: path.read_text(encoding="utf-8") for path in (llama_cpp_models / "templates").glob("*.jinja")}
+
+
+@pytest.fixture(scope="session")
+def vocabulary(llama_cpp_models: Path) -> OpenVocabulary:
+    """`vocabulary(name)`: the tokenizer in `ggml-vocab-{name}.gguf`."""
+
+    @cache
+    def open_vocabulary(name: str) -> Tokenizer:
+        return Tokenizer.from_gguf(GgufFile.open(llama_cpp_models / f"ggml-vocab-{name}.gguf").metadata)
+
+    return open_vocabulary
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(GgufFile.open(smollm2_gguf).metadata)
+
+
+@pytest.fixture(scope="session")
+def reference_smollm2(smollm2_gguf: Path) -> Any:
+    """transformers' tokenizer of the same file."""
+    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+
+
+@pytest.fixture
+def byte_metadata() -> dict[str, Any]:
+    """A vocabulary of the 256 bytes and `he`, a control token 257, a user-defined token 258, and an end of turn 259."""
+    tokens = [*sorted(ByteLevel.alphabet()), "he", "<|control|>", "<mark é>", "<|im_end|>"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 257 + [3, 4, 3],
+        "tokenizer.ggml.merges": ["h e"],
+        "tokenizer.ggml.bos_token_id": 257,
+        "tokenizer.ggml.eos_token_id": 257,
+    }

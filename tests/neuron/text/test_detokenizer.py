@@ -1,0 +1,61 @@
+"""Incremental detokenisation: every way to cut a text must give the text."""
+
+import pytest
+
+from helexa.neuron.text.detokenizer import Detokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
+
+SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРусский🚀👩‍👩‍👧‍👦🇨🇭\U0010ffff\x00\n\t end"
+
+
+@pytest.fixture
+def tokenizer(byte_metadata) -> Tokenizer:
+    """Cuts text into single bytes, so that tokens split every character."""
+    return Tokenizer.from_gguf(byte_metadata)
+
+
+def test_every_split_of_a_text_of_many_scripts(tokenizer):
+    ids = tokenizer.encode(SCRIPTS)
+    assert len(ids) == len(SCRIPTS.encode())
+    for cut in range(len(ids) + 1):
+        detokenizer = Detokenizer(tokenizer)
+        first, second = detokenizer.push(ids[:cut]), detokenizer.push(ids[cut:])
+        assert first == SCRIPTS.encode()[:cut].decode(errors="ignore")
+        assert first + second == SCRIPTS
+        assert detokenizer.flush() == ""
+
+
+def test_characters_appear_as_soon_as_they_are_whole(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    pushed = [detokenizer.push([token_id]) for token_id in tokenizer.encode("é🚀!")]
+    assert pushed == ["", "é", "", "", "", "🚀", "!"]
+
+
+def test_emoji_over_the_tokens_of_a_real_vocabulary(smollm2):
+    text = "rocket 🚀 family 👩‍👩‍👧‍👦 flag 🇨🇭 𓀀 done"
+    ids = smollm2.encode(text)
+    pieces = [smollm2.decode([token_id]) for token_id in ids]
+    assert any("\ufffd" in piece for piece in pieces)
+    detokenizer = Detokenizer(smollm2)
+    assert "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.flush() == text
+
+
+def test_special_tokens_have_no_text(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push([257, *tokenizer.encode("he"), 258, 259, 10_000]) == "he<mark é>"
+
+
+def test_invalid_bytes_are_replaced_once_certain(tokenizer):
+    rocket = tokenizer.encode("🚀")
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(rocket[:2]) == ""
+    assert detokenizer.push(tokenizer.encode("a")) == "\ufffda"
+    assert detokenizer.push(rocket[3:]) == "\ufffd"
+    assert detokenizer.push(rocket) == "🚀"
+
+
+def test_an_incomplete_end_is_replaced(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push(tokenizer.encode("x🚀")[:-1]) == "x"
+    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""

@@ -1,0 +1,119 @@
+"""A model's whole text side, from files as people have them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.chat_template import CHATML, TemplateError
+from helexa.neuron.text.model_text import ModelText
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def write_directory(path: Path, added: list[str], **files: dict) -> Path:
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Backend(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "<|im_end|>"])
+    backend.add_tokens(added)
+    backend.save(str(path / "tokenizer.json"))
+    files.setdefault("tokenizer_config", {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": True})
+    for name, value in files.items():
+        (path / f"{name}.json").write_text(json.dumps(value))
+    return path
+
+
+def test_smollm2(smollm2_gguf, reference_smollm2):
+    text = ModelText.open(smollm2_gguf)
+    for messages in (
+        QUESTION,
+        [{"role": "system", "content": "Né 12"}, *QUESTION, {"role": "assistant", "content": "P"}],
+    ):
+        expected = reference_smollm2.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert text.prompt_ids(messages) == expected
+    assert (text.capabilities.tool_call, text.capabilities.reasoning) == (False, False)
+    assert text.sampling_defaults == {}
+
+
+def test_a_directory_with_one_gguf_file(smollm2_gguf, tmp_path):
+    (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
+    assert ModelText.open(tmp_path).tokenizer.vocab_size == 49152
+    (tmp_path / "other.gguf").symlink_to(smollm2_gguf)
+    with pytest.raises(ModelFileError, match=r"2 \.gguf files"):
+        ModelText.open(tmp_path)
+
+
+def test_no_model(tmp_path):
+    with pytest.raises(ModelFileError, match=r"no \.gguf files"):
+        ModelText.open(tmp_path)
+    with pytest.raises(ModelFileError, match=r"absent\.gguf"):
+        ModelText.open(tmp_path / "absent.gguf")
+
+
+def test_vocabularies_of_other_kinds_are_named(llama_cpp_models):
+    with pytest.raises(ModelFileError, match=r"ggml-vocab-llama-spm\.gguf: tokenizer model 'llama' is not supported"):
+        ModelText.open(llama_cpp_models / "ggml-vocab-llama-spm.gguf")
+    with pytest.raises(ModelFileError, match="'falcon' is not supported"):
+        ModelText.open(llama_cpp_models / "ggml-vocab-falcon.gguf")
+
+
+def test_a_directory(tmp_path, templates):
+    path = write_directory(
+        tmp_path,
+        ["<think>", "</think>"],
+        generation_config={"temperature": 0.6, "top_k": 20, "top_p": None, "min_p": "x", "do_sample": True},
+    )
+    (path / "chat_template.jinja").write_text(templates["Qwen-Qwen3-0.6B"], encoding="utf-8")
+    text = ModelText.open(path)
+    assert text.sampling_defaults == {"temperature": 0.6, "top_k": 20}
+    assert (text.capabilities.tool_call, text.capabilities.reasoning) == (True, True)
+    ids = text.prompt_ids(QUESTION, enable_thinking=False)
+    assert text.tokenizer.decode(ids).endswith("<think>\n\n</think>\n\n")
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
+    assert "look_up" in text.tokenizer.decode(text.prompt_ids(QUESTION, tools))
+
+
+@pytest.mark.parametrize(
+    ("added", "template", "tool_call", "reasoning"),
+    [
+        ([], "x", False, False),
+        (["<tool_call>", "</tool_call>"], "x", True, False),
+        (["<tool_call>", "<think>"], "x", False, False),
+        (["[THINK]", "[/THINK]"], "x", False, True),
+        ([], "{% if tools %}{{ tools }}{% endif %}", True, False),
+        ([], "{% if enable_thinking is defined %}{% endif %}", False, True),
+        ([], "{% if broken %}{{ tools }}", False, False),
+    ],
+)
+def test_capabilities(tmp_path, added, template, tool_call, reasoning):
+    config = {"chat_template": template}
+    capabilities = ModelText.open(write_directory(tmp_path, added, tokenizer_config=config)).capabilities
+    assert (capabilities.tool_call, capabilities.reasoning) == (tool_call, reasoning)
+
+
+def test_a_model_without_a_template(tmp_path):
+    text = ModelText.open(write_directory(tmp_path, []))
+    assert text.template.source == CHATML
+    ids = text.prompt_ids([{"role": "user", "content": None}])
+    assert text.tokenizer.decode(ids, skip_special=False) == (
+        "<s><|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert ids[0] == text.tokenizer.bos_id
+
+
+def test_a_template_writes_the_first_token_itself(tmp_path):
+    config = {"bos_token": "<s>", "add_bos_token": True, "chat_template": "{{ bos_token }}hi"}
+    text = ModelText.open(write_directory(tmp_path, [], tokenizer_config=config))
+    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False) == "<s>hi"
+
+
+def test_a_broken_template_does_not_stop_a_model_from_loading(tmp_path):
+    text = ModelText.open(write_directory(tmp_path, [], tokenizer_config={"chat_template": "{% if"}))
+    with pytest.raises(TemplateError, match="broken in line 1"):
+        text.prompt_ids(QUESTION)
+    assert text.tokenizer.encode("x")

@@ -1,0 +1,61 @@
+"""Stop strings, however the text is cut."""
+
+import random
+
+import pytest
+
+from helexa.neuron.text.stop_strings import StopStrings
+
+
+def stream(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
+    """What a stream of pieces becomes, and whether it was stopped."""
+    filter = StopStrings(stops)
+    passed = ""
+    for piece in pieces:
+        text, stopped = filter.push(piece)
+        passed += text
+        if stopped:
+            assert filter.flush() == ""
+            return passed, True
+    return passed + filter.flush(), False
+
+
+def expected(stops: list[str], text: str) -> tuple[str, bool]:
+    """The text before the stop string that is complete first; the longest, where several end together."""
+    for end in range(len(text) + 1):
+        starts = [end - len(stop) for stop in stops if stop and text[:end].endswith(stop)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+@pytest.mark.parametrize("text", ["before STOP after", "STOP", "before STOSTOP", "before STO", "none at all", "S", ""])
+def test_a_stop_string_split_at_every_position(text):
+    for first in range(len(text) + 1):
+        for second in range(first, len(text) + 1):
+            assert stream(["STOP"], [text[:first], text[first:second], text[second:]]) == expected(["STOP"], text)
+
+
+def test_random_texts_in_random_pieces():
+    chance = random.Random(7)
+    for _ in range(3000):
+        stops = ["".join(chance.choices("abc", k=chance.randint(0, 5))) for _ in range(chance.randint(0, 4))]
+        text = "".join(chance.choices("abc", k=chance.randint(0, 30)))
+        cuts = sorted(chance.choices(range(len(text) + 1), k=chance.randint(0, 10)))
+        pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert stream(stops, pieces) == expected(stops, text), (stops, pieces)
+
+
+def test_only_what_may_become_a_stop_string_is_held_back():
+    filter = StopStrings(["\n\nUser:", "###"])
+    assert filter.push("line\n") == ("line", False)
+    assert filter.push("next") == ("\nnext", False)
+    assert filter.push(" ##") == (" ", False)
+    assert filter.push("x") == ("##x", False)
+    assert filter.push("\n\nUse") == ("", False)
+    assert filter.push("r: hi") == ("", True)
+
+
+def test_without_stop_strings_everything_passes():
+    assert StopStrings([]).push("text") == ("text", False)
+    assert StopStrings([""]).push("text") == ("text", False)
