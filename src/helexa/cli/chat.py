@@ -91,13 +91,15 @@ def _question(prompt: str | None) -> str:
 
 def _answer_once(conversation: Conversation, question: str) -> None:
     end = ""
-    with closing(conversation.ask(question)) as pieces:
-        for piece in pieces:
-            if not piece.thought:
-                sys.stdout.write(piece.text)
-                sys.stdout.flush()
-                end = piece.text or end
-    if not end.endswith("\n"):
-        print()
+    try:
+        with closing(conversation.ask(question)) as pieces:
+            for piece in pieces:
+                if not piece.thought:
+                    sys.stdout.write(piece.text)
+                    sys.stdout.flush()
+                    end = piece.text or end
+    finally:
+        if end and not end.endswith("\n"):
+            print()
     if conversation.stats and conversation.stats.finish_reason == "length":
         note("the answer stopped at the token limit")

@@ -17,6 +17,7 @@ DEFAULT_URL = "http://127.0.0.1:31313"
 _CONNECT_SECONDS = 5.0
 _REPLY_SECONDS = 15.0
 _SILENCE_SECONDS = 600.0  # a cold load may keep a stream silent that long; Ctrl-C ends the wait sooner
+_LAST_BYTES_SECONDS = 2.0
 _READ_BYTES = 64 * 1024
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
@@ -87,6 +88,7 @@ class Gateway:
                 raise CommandError(f"{self.url} did not answer with a stream; is this a helexa gateway?")
             for data in self._events(response):
                 if data == "[DONE]":
+                    self._finish(connection, response)
                     return
                 chunk = _object(data)
                 if "error" in chunk:
@@ -136,6 +138,13 @@ class Gateway:
                     yield event.data
         except (OSError, HTTPException, ValueError) as error:
             self._lost(error)
+
+    def _finish(self, connection: HTTPConnection, response: HTTPResponse) -> None:
+        """Read to the end of a stream that has said it is done; leaving earlier would look like giving up."""
+        if connection.sock:
+            connection.sock.settimeout(_LAST_BYTES_SECONDS)
+        with suppress(OSError, HTTPException):
+            response.read1(1)
 
     def _refused(self, response: HTTPResponse) -> NoReturn:
         with response:

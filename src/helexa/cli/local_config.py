@@ -34,7 +34,7 @@ class LocalModel:
             path = Path(source.name).expanduser().absolute()
             if not path.exists():
                 raise CommandError(f"{path}: no such file")
-            return cls(path.stem if path.is_file() else path.name, f"file:{path}")
+            return cls(path.stem if path.suffix.lower() == ".gguf" else path.name, f"file:{path}")
         return cls(source.name, str(source) if ":" in text else None)
 
 

@@ -22,9 +22,17 @@ from helexa.core.fleet import Activation, Health
 
 DEFAULT_MODEL = "helexa/small"
 
+_NEURON_LOG = "neuron.log"
 _TICK_SECONDS = 0.2
 _REPLY_SECONDS = 2.0
 _LISTEN_SECONDS = 60.0
+_STAGES = {
+    "list": "looking up",
+    "wait": "waiting for another download of",
+    "download": "downloading",
+    "unpack": "unpacking",
+    "tokenizer": "reading the tokenizer of",
+}
 
 Port = Annotated[int, Parameter(validator=validators.Number(gte=1, lte=65535))]
 
@@ -61,10 +69,14 @@ def up(
     neuron, cortex = config.write(folder)
 
     with Stack(config.environment(os.environ), verbose) as stack:
-        stack.start("helexa.neuron", ["--config", str(neuron)], logs / "neuron.log")
+        stack.start("helexa.neuron", ["--config", str(neuron)], logs / _NEURON_LOG)
         stack.start("helexa.cortex", ["serve", "--config", str(cortex)], logs / "cortex.log")
-        served = _wait_until_served(stack, Gateway(config.neuron_url), Gateway(config.gateway_url), verbose)
-        if served:
+        with Progress(plain=verbose) as progress:
+            activation = _until_loaded(stack, Gateway(config.neuron_url), progress, logs / _NEURON_LOG)
+            served = _until_served(stack, Gateway(config.gateway_url), progress) if activation else []
+        if activation and served:
+            for failure in _failures(activation):
+                note(failure)
             _announce(config.gateway_url, served[0], logs)
             while stack.watch():
                 pass
@@ -92,32 +104,43 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
             raise CommandError(reason) from None
 
 
-def _wait_until_served(stack: Stack, neuron: Gateway, cortex: Gateway, verbose: bool) -> list[str]:
-    """The ids of the models that answer requests; empty when asked to stop before there was any.
+def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:
+    """Wait until the node has loaded what it can; None when asked to stop before.
 
     Raises:
         CommandError: a server ended or does not answer, or no model could be loaded.
     """
     deadline = time.monotonic() + _LISTEN_SECONDS
-    with Progress(plain=verbose) as progress:
-        while stack.watch(_TICK_SECONDS):
-            activation = _activation(neuron)
-            if activation is None or activation.state == "ready":
-                progress.show("starting")
-            else:
-                progress.show(*_stage(activation))
-                deadline = time.monotonic() + _LISTEN_SECONDS  # a load takes as long as it takes; the node bounds it
-            if time.monotonic() > deadline:
-                raise CommandError(f"nothing answers at {cortex.url if activation else neuron.url}")
-            if activation is None or activation.state != "ready":
-                continue
-            failures = [printable(f"could not load {failed.model_id}: {failed.error}") for failed in activation.failed]
-            if failures and not activation.completed:
-                raise CommandError("; ".join(failures))
-            if served := _served(cortex):
-                for failure in failures:
-                    note(failure)
-                return served
+    while stack.watch(_TICK_SECONDS):
+        activation = _activation(neuron)
+        if activation is None:
+            _check_patience(deadline, neuron)
+            progress.show("starting")
+        elif activation.state == "ready":
+            if not activation.completed:
+                raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model")
+            return activation
+        else:
+            progress.show(*_stage(activation, log))
+    return None
+
+
+def _until_served(stack: Stack, cortex: Gateway, progress: Progress) -> list[str]:
+    """Wait until the gateway offers models; their ids, empty when asked to stop before.
+
+    Raises:
+        CommandError: a server ended or does not answer.
+    """
+    deadline = time.monotonic() + _LISTEN_SECONDS
+    while stack.watch(_TICK_SECONDS):
+        try:
+            served = [entry["id"] for entry in cortex.models(_REPLY_SECONDS) if entry.get("loaded")]
+        except CommandError:
+            served = []
+        if served:
+            return served
+        _check_patience(deadline, cortex)
+        progress.show("starting")
     return []
 
 
@@ -128,17 +151,20 @@ def _activation(neuron: Gateway) -> Activation | None:
         return None  # not listening yet; had it ended, the stack would say so
 
 
-def _served(cortex: Gateway) -> list[str]:
-    try:
-        return [entry["id"] for entry in cortex.models(_REPLY_SECONDS) if entry.get("loaded")]
-    except CommandError:
-        return []
+def _check_patience(deadline: float, server: Gateway) -> None:
+    if time.monotonic() > deadline:
+        raise CommandError(f"nothing answers at {server.url} after {_LISTEN_SECONDS:.0f} s")
 
 
-def _stage(activation: Activation) -> tuple[str, float | None]:
+def _failures(activation: Activation) -> list[str]:
+    return [printable(f"could not load {failed.model_id}: {failed.error}") for failed in activation.failed]
+
+
+def _stage(activation: Activation, log: Path) -> tuple[str, float | None]:
     if activation.in_progress is None:
-        return f"waiting to load {printable(', '.join(activation.pending))}", None
-    return printable(f"{activation.stage or 'loading'} {activation.in_progress}"), activation.progress
+        return printable(f"waiting to load {', '.join(activation.pending)}; {log} says why"), None
+    doing = _STAGES.get(activation.stage or "", "loading")
+    return printable(f"{doing} {activation.in_progress}"), activation.progress
 
 
 def _announce(url: str, model: str, logs: Path) -> None:

@@ -1,0 +1,112 @@
+"""`helexa ps` and `helexa status`."""
+
+import json
+
+import pytest
+
+SMALL = {"id": "helexa/small", "status": "loaded", "limit": {"context": 8192}, "servable": {"ok": True}}
+SICK = {"id": "org/sick", "status": "loaded", "servable": {"ok": False, "reason": "engine_down", "detail": "it ended"}}
+LOAD = {"id": "helexa/small", "in_flight": 2, "queue_depth": 1, "tok_s_decode": 41.25}
+ACTIVATION = {
+    "state": "pre_warming",
+    "in_progress": "org/next",
+    "stage": "download",
+    "progress": 0.43,
+    "pending": ["org/later"],
+    "failed": [{"model_id": "org/broken", "error": "the file is\ntruncated"}],
+}
+DISCOVERY = {"hostname": "beast", "os": "Linux", "cpu_cores": 8, "memory_total_mb": 65536}
+NODE = {
+    "name": "beast",
+    "endpoint": "http://10.0.0.1:13131",
+    "healthy": True,
+    "models": [SMALL, SICK],
+    "load": [LOAD],
+    "activation": ACTIVATION,
+    "discovery": DISCOVERY,
+}
+
+
+def test_ps_is_a_table(helexa, gateway):
+    gateway.nodes = [NODE, {"name": "attic", "healthy": False, "models": [{"id": "org/old"}]}]
+    done = helexa("ps", "--url", gateway.url)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split("  ") for line in done.stdout.splitlines()]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells == [
+        ["MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S"],
+        ["helexa/small", "beast", "loaded", "8192", "2", "1", "41.2"],
+        ["org/sick", "beast", "engine_down", "-", "-", "-", "-"],
+        ["org/next", "beast", "download 43%", "-", "-", "-", "-"],
+        ["org/later", "beast", "pending", "-", "-", "-", "-"],
+        ["org/broken", "beast", "failed", "-", "-", "-", "-"],
+        ["org/old", "attic", "node down", "-", "-", "-", "-"],
+    ]
+
+
+def test_ps_as_json(helexa, gateway):
+    gateway.nodes = [NODE]
+    rows = json.loads(helexa("ps", "--json", "--url", gateway.url).stdout)
+    assert rows[0] == {
+        "model": "helexa/small",
+        "node": "beast",
+        "state": "loaded",
+        "context": 8192,
+        "in_flight": 2,
+        "waiting": 1,
+        "tok_s": 41.25,
+    }
+    assert rows[1]["tok_s"] is None
+
+
+def test_nothing_to_list_is_said_on_stderr(helexa, gateway):
+    done = helexa("ps", "--url", gateway.url)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "the gateway has no nodes\n")
+
+
+def test_status_in_words(helexa, gateway):
+    gateway.nodes = [NODE, {"name": "attic", "endpoint": "http://10.0.0.2:13131", "healthy": False}]
+    gateway.health = {"status": "impaired"}
+    assert helexa("status", "--url", gateway.url).stdout.splitlines() == [
+        f"gateway {gateway.url}: serving, but some models cannot answer; 1 of 2 nodes answer",
+        "",
+        "beast (http://10.0.0.1:13131): answers, no accelerator, 8 CPU cores, 64.0 GiB of memory",
+        "  helexa/small: loaded, answering 2, 1 waiting",
+        "  org/sick: cannot answer (it ended)",
+        "  org/next: download, 43% done",
+        "  org/later: waits to be loaded",
+        "  org/broken: could not be loaded: the file is truncated",
+        "",
+        "attic (http://10.0.0.2:13131): does not answer",
+    ]
+
+
+def test_status_of_accelerators(helexa, gateway):
+    device = {"index": 0, "name": "RTX 5090", "vram_total_mb": 32768}
+    live = {"index": 0, "vram_used_mb": 8192, "vram_free_mb": 24576}
+    gateway.nodes = [NODE | {"discovery": DISCOVERY | {"devices": [device]}, "devices": [live]}]
+    assert "RTX 5090 with 24.0 GiB free of 32.0 GiB" in helexa("status", "--url", gateway.url).stdout
+
+
+def test_status_as_json(helexa, gateway):
+    gateway.nodes = [NODE]
+    report = json.loads(helexa("status", "--json", "--url", gateway.url).stdout)
+    assert report["health"]["status"] == "ok"
+    assert report["nodes"][0]["models"][0]["id"] == "helexa/small"
+
+
+@pytest.mark.parametrize("verb", ["ps", "status"])
+@pytest.mark.parametrize("nodes", [None, "x", [{"models": []}], [{"name": "n", "load": 3}]])
+def test_answers_of_something_else(helexa, gateway, verb, nodes):
+    gateway.nodes = nodes
+    done = helexa(verb, "--url", gateway.url)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is this a helexa gateway?" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["ps", "status"])
+def test_names_cannot_steer_the_terminal(helexa, gateway, verb):
+    gateway.nodes = [{"name": "no\x1b]0;x\x07de", "healthy": True, "models": [{"id": "org/\x9bm\rodel"}]}]
+    shown = helexa(verb, "--url", gateway.url).stdout
+    assert "no]0;xde" in shown
+    assert not {"\x1b", "\x07", "\x9b", "\r"} & set(shown)
