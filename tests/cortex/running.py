@@ -68,7 +68,7 @@ async def listening(listener: Listener) -> AsyncIterator[str]:
 async def running_cortex(*nodes: FakeNode, ready: bool = True, **catalogue: Any) -> AsyncIterator[Cortex]:
     config = CortexConfig.model_validate(
         {
-            "gateway": {"poll_interval_secs": 0.05, "max_body_mb": 1},
+            "gateway": {"poll_interval_secs": 0.05, "max_body_mb": 2},
             "neurons": [{"name": node.name, "endpoint": node.url} for node in nodes],
         }
     )

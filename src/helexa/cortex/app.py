@@ -28,7 +28,7 @@ def create_app(config: CortexConfig, catalogue: Catalogue, metrics: Metrics | No
             yield
 
     generation = Generation()
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", generation, methods=["POST"]),
             Route("/v1/completions", generation, methods=["POST"]),
@@ -45,3 +45,5 @@ def create_app(config: CortexConfig, catalogue: Catalogue, metrics: Metrics | No
         },
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False
+    return app

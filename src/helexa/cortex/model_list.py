@@ -20,10 +20,8 @@ def model_list(view: FleetView, catalogue: Catalogue, created: int) -> list[Entr
     for node in view.nodes:
         ids += [model for model in (*node.models, *node.activating()) if model not in ids]
     entries = {model: _entry(view, catalogue, model, created) for model in ids}
-    for alias, target in catalogue.aliases.items():
-        if target in entries:
-            entries[alias] = entries[target] | {"id": alias}
-    return list(entries.values())
+    aliases = [(alias, target) for alias, target in catalogue.aliases.items() if target in entries]
+    return [*entries.values(), *(entries[target] | {"id": alias} for alias, target in aliases)]
 
 
 def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int) -> Entry:

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable
+from io import BytesIO
 
 import aiohttp
 
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_SECS = 2.0
 IDLE_TIMEOUT_SECS = 300.0
 
+_WRITTEN_AT_ONCE_BYTES = 1 << 20
 _HOP_BY_HOP = {
     "connection",
     "keep-alive",
@@ -92,7 +94,7 @@ class Proxy:
             try:
                 response = await self._session.post(
                     endpoint_url(target.url, question.path),
-                    data=question.body_for(target.model),
+                    data=_payload(question.body_for(target.model)),
                     headers=forwarded_headers(question.headers),
                     timeout=self._timeout,
                     allow_redirects=False,
@@ -142,6 +144,11 @@ def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes
     pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
     dropped = _NOT_RETURNED | _named_by_connection(pairs)
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs if name not in dropped]
+
+
+def _payload(body: bytes) -> bytes | BytesIO:
+    """A large body is written in pieces, so that it does not hold up the event loop."""
+    return body if len(body) <= _WRITTEN_AT_ONCE_BYTES else BytesIO(body)
 
 
 def _named_by_connection(headers: Iterable[tuple[str, str]]) -> set[str]:

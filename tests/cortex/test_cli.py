@@ -1,0 +1,130 @@
+"""The `cortex` command as a process."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.running import eventually
+
+COMMAND = (sys.executable, "-m", "helexa.cortex")
+
+
+async def run(*arguments: str, cwd: Path | None = None) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=PIPE, stderr=PIPE, cwd=cwd)
+    stdout, stderr = await process.communicate()
+    return process.returncode, stdout.decode(), stderr.decode()
+
+
+@pytest.fixture
+def config(tmp_path: Path, node: FakeNode) -> Path:
+    (tmp_path / "models.toml").write_text('[[models]]\nid = "Org/Cold"\n[aliases]\nsmall = "Org/M"\n')
+    path = tmp_path / "cortex.toml"
+    path.write_text(
+        'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\n'
+        f'[[neurons]]\nname = "n1"\nendpoint = "{node.url}"\n'
+    )
+    return path
+
+
+@asynccontextmanager
+async def serving(config: Path) -> AsyncIterator[tuple[Process, str, str]]:
+    """A gateway process with its API's and its metrics' URL."""
+    process = await asyncio.create_subprocess_exec(*COMMAND, "serve", "-c", str(config), stderr=PIPE)
+    assert process.stderr is not None
+    try:
+        async for line in process.stderr:
+            if found := re.search(r"listening on (http://\S+), metrics on (http://\S+)", line.decode()):
+                break
+        else:
+            raise AssertionError("it never listened")
+        yield process, found[1], found[2]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def answers(client: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with client.get(f"{url}/health") as response:
+            return (await response.json())["status"] == "ok"
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+async def test_serve_and_status(config: Path) -> None:
+    async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession() as client:
+        await eventually(lambda: answers(client, url))
+        async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
+            assert response.status == 200
+        async with client.get(metrics_url) as response:
+            assert "cortex_requests_total" in await response.text()
+        code, out, err = await run("status", "-e", f"{url}/")
+        assert (code, err) == (0, "")
+        health, end = json.JSONDecoder().raw_decode(out)
+        assert health["status"] == "ok"
+        assert out[end:].splitlines()[1:] == ["Org/Cold", f"{'Org/M':<40} n1(loaded)", f"{'small':<40} n1(loaded)"]
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+
+
+async def test_sigterm_ends_open_streams_well_formed_and_the_process_with_code_0(config: Path, node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with serving(config) as (process, url, _), aiohttp.ClientSession() as client:
+        await eventually(lambda: answers(client, url))
+        async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
+            await response.content.readuntil(b"\n\n")
+            process.send_signal(signal.SIGTERM)
+            *_, error, done, _nothing = (await response.read()).split(b"\n\n")
+        assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "shutting_down"
+        assert done == b"data: [DONE]"
+        assert await process.wait() == 0
+        assert process.stderr is not None
+        assert b"Traceback" not in await process.stderr.read()
+    await eventually(lambda: node.speaking == 0)
+
+
+async def test_a_taken_port_is_one_line_and_code_1(config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for option in ("--listen", "--metrics-listen"):
+            code, out, err = await run("serve", "--config", str(config), option, address)
+            assert (code, out) == (1, "")
+            assert err.splitlines()[-1] == f"cortex: cannot listen on {address}: Address already in use"
+            assert "Traceback" not in err
+
+
+async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) -> None:
+    assert await run("serve", cwd=Path("/")) == (1, "", "cortex: cortex.toml: no such file\n")
+    code, _, err = await run("serve", "-c", str(config), "--listen", "here")
+    assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
+    (tmp_path / "models.toml").write_text("nonsense")
+    code, _, err = await run("serve", "-c", str(config))
+    assert (code, err.count("\n")) == (1, 1)
+    assert "models.toml" in err
+
+
+async def test_status_of_nobody_is_one_line_and_code_3() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    code, out, err = await run("status", "--endpoint", f"http://127.0.0.1:{port}")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+
+
+async def test_help_loads_no_server() -> None:
+    script = "import sys, helexa.cortex.cli\nprint(sorted({'aiohttp', 'pydantic', 'starlette', 'uvicorn'} & set(sys.modules)))"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)
+    stdout, _ = await process.communicate()
+    assert stdout.strip() == b"[]"
