@@ -124,7 +124,8 @@ async def test_status_of_nobody_is_one_line_and_code_3() -> None:
 
 
 async def test_help_loads_no_server() -> None:
-    script = "import sys, helexa.cortex.cli\nprint(sorted({'aiohttp', 'pydantic', 'starlette', 'uvicorn'} & set(sys.modules)))"
+    heavy = {"aiohttp", "pydantic", "starlette", "uvicorn"}
+    script = f"import sys, helexa.cortex.cli; print(sorted({heavy} & set(sys.modules)))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)
     stdout, _ = await process.communicate()
     assert stdout.strip() == b"[]"

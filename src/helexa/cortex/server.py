@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ def bind(address: Address) -> socket.socket:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise HelexaError(f"cannot listen on {address}: {error.strerror or error}") from None
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
+        raise HelexaError(f"cannot listen on {address}: {reason}") from None
 
 
 async def serve(config: CortexConfig, catalogue: Catalogue) -> None:
