@@ -143,7 +143,9 @@ class Registry:
         return [self.model]
 
 
-def scripted_model(script: Script, *, defaults: dict[str, float | int] | None = None) -> ServedModel:
+def scripted_model(
+    script: Script, *, template: str | None = None, defaults: dict[str, float | int] | None = None
+) -> ServedModel:
     """A served model whose engine follows `script`."""
-    text = ModelText(TOKENIZER, None, defaults or {})
+    text = ModelText(TOKENIZER, template, defaults or {})
     return ServedModel(MODEL, ModelSpec(model_id=MODEL), text, ScriptedEngine(script))  # type: ignore[arg-type]

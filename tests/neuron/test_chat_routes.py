@@ -75,11 +75,14 @@ class Node:
 
 
 @asynccontextmanager
-async def serve(script: Script) -> AsyncIterator[Node]:
-    model = scripted_model(script)
+async def serve(script: Script, template: str | None = None) -> AsyncIterator[Node]:
+    model = scripted_model(script, template=template)
     app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
     app.state.registry = Registry(model)
-    listener = socket.create_server(("127.0.0.1", 0))
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -478,8 +481,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_is_read(monkeypatch: py
 
 
 async def test_a_template_that_fails_is_a_422() -> None:
-    async with serve(answer("x")) as node:
-        node.model.text.template.__dict__["source"] = "{{ raise_exception('roles must alternate') }}"
+    async with serve(answer("x"), "{{ raise_exception('roles must alternate') }}") as node:
         status, code, message = await node.error("/v1/chat/completions", CHAT)
         assert (status, code) == (422, "template_render_failed")
         assert "roles must alternate" in message

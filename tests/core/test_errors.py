@@ -1,0 +1,54 @@
+import pytest
+
+from helexa.core import errors
+from helexa.core.errors import ApiError
+
+
+def test_an_envelope_has_the_four_fields_and_the_extras_inside() -> None:
+    error = ApiError(418, "short", "and stout", param="spout", tip=1)
+    assert error.envelope() == {
+        "error": {"message": "and stout", "type": "invalid_request_error", "code": "short", "param": "spout", "tip": 1}
+    }
+    assert str(error) == "and stout" and error.status == 418
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "retry_after"),
+    [
+        (errors.malformed_json("x"), 400, "invalid_request_error", "malformed_json", None),
+        (errors.invalid_body("x"), 422, "invalid_request_error", "invalid_request_body", None),
+        (errors.unsupported_media_type("x"), 415, "invalid_request_error", "unsupported_media_type", None),
+        (errors.unsupported_parameter("x"), 400, "invalid_request_error", "unsupported_parameter", None),
+        (errors.missing_model(), 400, "invalid_request_error", "missing_model_field", None),
+        (errors.model_not_found("x"), 404, "invalid_request_error", "model_not_found", None),
+        (errors.context_length_exceeded(9, 8), 400, "invalid_request_error", "context_length_exceeded", None),
+        (errors.vision_unsupported("x"), 400, "invalid_request_error", "vision_unsupported", None),
+        (errors.service_unavailable("x", 5), 503, "api_error", "service_unavailable", 5),
+        (errors.overloaded("x", 7), 503, "rate_limit_error", "rate_limit_exceeded", 7),
+        (errors.overloaded("x", 7, 429), 429, "rate_limit_error", "rate_limit_exceeded", 7),
+        (errors.shutting_down(), 503, "api_error", "shutting_down", 15),
+        (errors.internal_error(), 500, "api_error", None, None),
+    ],
+)
+def test_codes(error: ApiError, status: int, kind: str, code: str | None, retry_after: int | None) -> None:
+    assert (error.status, error.type, error.code) == (status, kind, code)
+    assert error.headers() == ({} if retry_after is None else {"Retry-After": str(retry_after)})
+    assert "\n" not in str(error)
+
+
+def test_a_context_refusal_says_what_agents_look_for() -> None:
+    error = errors.context_length_exceeded(prompt_tokens=9000, limit=8192)
+    assert "maximum context length is 8192 tokens" in str(error)
+    assert error.extras == {"prompt_len": 9000, "max": 8192}
+
+
+def test_a_hint_follows_the_name() -> None:
+    error = errors.model_not_found("a/b", "did you mean 'a/c'?")
+    assert str(error) == "model 'a/b' not found; did you mean 'a/c'?"
+    assert error.envelope()["error"]["model_id"] == "a/b"
+
+
+def test_a_source_error_carries_its_kind() -> None:
+    error = errors.SourceError("no such quant", kind="quant_not_found", quant="q9")
+    assert (error.kind, error.details) == ("quant_not_found", {"quant": "q9"})
+    assert errors.SourceError("x").kind == "repo_fetch_failed"

@@ -1,0 +1,64 @@
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from helexa.core.fleet import Cost, Discovery, Health, Limit, ModelInfo, ModelSpec, Record, Servable
+
+
+@pytest.mark.parametrize(
+    ("record", "least"),
+    [
+        (Discovery, {"hostname": "a", "os": "Linux"}),
+        (Health, {}),
+        (ModelInfo, {"id": "Org/M"}),
+        (ModelSpec, {"model_id": "Org/M"}),
+        (Limit, {"context": 1}),
+        (Cost, {"input": 0.0, "output": 0.0}),
+        (Servable, {"ok": True}),
+    ],
+)
+def test_a_record_of_a_newer_version_is_understood(record: type[Record], least: dict[str, object]) -> None:
+    newer = record.model_validate({**least, "from_the_future": {"deep": [1]}})
+    assert newer == record.model_validate(least)
+    assert "from_the_future" not in newer.json_dict()
+
+
+def test_nested_records_are_lenient_too() -> None:
+    health = Health.model_validate(
+        {"activation": {"state": "pre_warming", "mood": 1}, "models": [{"id": "a", "anon_in_flight": 2}]}
+    )
+    assert health.activation.state == "pre_warming"
+    assert (health.models[0].id, health.models[0].in_flight) == ("a", 0)
+
+
+def test_defaults_are_not_shared() -> None:
+    first, second = Health(), Health()
+    first.activation.pending.append("a")
+    assert second.activation.pending == []
+
+
+def test_unknown_is_absent_and_zero_is_zero() -> None:
+    info = ModelInfo(id="Org/M", limit=Limit(context=8192))
+    assert info.json_dict() == {
+        "id": "Org/M",
+        "harness": "torch",
+        "status": "loaded",
+        "devices": [],
+        "capabilities": [],
+        "limit": {"context": 8192},
+        "tool_call": False,
+        "reasoning": False,
+    }
+    assert Cost(input=0.0, output=0.0).json_dict() == {"input": 0.0, "output": 0.0}
+
+
+def test_records_survive_the_wire() -> None:
+    info = ModelInfo(id="Org/M", vram_used_mb=0, servable=Servable(ok=False, reason="insufficient_vram"))
+    assert ModelInfo.model_validate_json(json.dumps(info.json_dict())) == info
+
+
+@pytest.mark.parametrize("wrong", [{}, {"model_id": ""}, {"model_id": 5}, {"model_id": "a", "devices": ["x"]}])
+def test_a_load_request_of_the_wrong_shape_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ModelSpec.model_validate(wrong)

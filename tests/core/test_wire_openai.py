@@ -1,0 +1,193 @@
+import json
+from typing import Any
+
+import pytest
+from openai.types import CompletionUsage
+from openai.types import Model as OpenAIModel
+from openai.types.chat import ChatCompletion
+
+from helexa.core.errors import ApiError
+from helexa.core.fleet import Limit, ModelInfo
+from helexa.core.wire.openai_chat import ChatRequest, chat_completion
+from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.core.wire.openai_models import model_entry, model_list
+from helexa.core.wire.usage import usage
+
+USER = {"role": "user", "content": "hi"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def turns(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+    return [message.for_template() for message in chat(messages=list(messages)).messages]
+
+
+def test_a_turn_keeps_what_it_carries_and_drops_nulls() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}, "vendor": [1]}
+    replayed = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": [call],
+        "reasoning_content": "hm",
+    }
+    answer = {"role": "tool", "tool_call_id": "call_1", "content": "42", "name": "f"}
+    assert turns(USER, replayed, answer) == [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        answer,
+    ]
+
+
+def test_content_may_be_missing_or_parts() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "refusal", "refusal": "b"}]
+    assert turns({"role": "assistant"}, {"role": "user", "content": parts}) == [
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": [parts[0], {"type": "text", "text": "b"}]},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
+def test_images_are_recognised(kind: str) -> None:
+    assert chat(messages=[USER, {"role": "user", "content": [{"type": kind}]}]).has_image
+    assert not chat().has_image
+
+
+def test_unknown_fields_are_kept_and_harmless() -> None:
+    request = chat(metadata={"a": "b"}, store=False, service_tier="auto", top_a=0.1, parallel_tool_calls=True)
+    assert request.extra("metadata") == {"a": "b"}
+    assert request.extra("absent") is None
+
+
+def test_the_newer_output_limit_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=3).output_limit == 3
+    assert chat(max_tokens=5).output_limit == 5
+    assert chat().output_limit is None
+
+
+@pytest.mark.parametrize(("stop", "read"), [(None, None), ("a", ["a"]), (["a", "b"], ["a", "b"]), ([], [])])
+def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
+    assert chat(stop=stop).stop == read
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"n": 1},
+        {"logprobs": False, "top_logprobs": 0},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"audio": None, "functions": [], "function_call": "none"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+    ],
+)
+def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]) -> None:
+    chat(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"web_search_options": {"a": 1}}, "web_search_options"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"logprobs": 1}, "logprobs"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(ApiError, match=f"'{name}'") as refused:
+        chat(**fields)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+
+
+def test_a_refusal_names_the_field() -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(messages=[USER, {"role": "user", "content": {}}])
+    assert refused.value.param == "messages.1.content"
+    assert str(refused.value) == "messages.1.content: must be a string, a list of parts or null"
+
+
+def test_a_refusal_does_not_repeat_an_endless_key() -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(logit_bias={"x" * 100_000: 1})
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"{}x", b'{"a":"\\ud800"}', b"\xff", b"[" * 10_000])
+def test_what_is_not_json_is_malformed(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        ChatRequest.parse(body)
+    assert (refused.value.status, refused.value.code) == (400, "malformed_json")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "read"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([0], [0])]
+)
+def test_a_prompt_is_text_or_tokens(prompt: object, read: object) -> None:
+    request = CompletionRequest.parse(json.dumps({"model": "m", "prompt": prompt}).encode())
+    assert request.prompt == read
+    request.check_vocabulary(3)
+
+
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
+    request = CompletionRequest.parse(b'{"model":"m","prompt":[1,2],"logit_bias":{"1":1}}')
+    with pytest.raises(ApiError, match=r"prompt\.1: 2 is not a token id below 2"):
+        request.check_vocabulary(2)
+    with pytest.raises(ApiError, match=r"logit_bias\.1"):
+        request.check_vocabulary(1)
+
+
+def test_usage_is_whole_and_details_are_absent_at_zero() -> None:
+    plain = usage(9, 5, prefill_ms=39.6, decode_ms=90.2)
+    assert plain == {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "total_tokens": 14,
+        "helexa_timing": {"prefill_ms": 40, "decode_ms": 90, "prefill_tokens": 9},
+    }
+    full = usage(9, 5, prefill_ms=1, decode_ms=1, cached_tokens=8, reasoning_tokens=2)
+    assert full["helexa_timing"]["prefill_tokens"] == 1
+    read = CompletionUsage.model_validate(full)
+    assert read.prompt_tokens_details is not None and read.prompt_tokens_details.cached_tokens == 8
+    assert read.completion_tokens_details is not None and read.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_a_completion_is_openais() -> None:
+    built = chat_completion(
+        id="c",
+        created=1,
+        model="m",
+        content="hi",
+        finish_reason="length",
+        usage=usage(1, 1, prefill_ms=0, decode_ms=0),
+    )
+    read = ChatCompletion.model_validate(built)
+    assert (read.choices[0].message.content, read.choices[0].finish_reason) == ("hi", "length")
+
+
+def test_limits_are_nested_and_flat_and_absent_when_unknown() -> None:
+    limited = ModelInfo(id="Org/M", limit=Limit(context=8, input=6, output=2), capabilities=["text"])
+    entry = model_entry(limited, 1760000000)
+    assert entry.get("limit") == {"context": 8, "input": 6, "output": 2}
+    assert (entry.get("max_model_len"), entry.get("max_input_tokens"), entry.get("max_output_tokens")) == (8, 6, 2)
+    unknown = model_entry(ModelInfo(id="Org/M", status="recovering"), 1)
+    assert unknown == {
+        "id": "Org/M",
+        "object": "model",
+        "created": 1,
+        "owned_by": "helexa",
+        "loaded": False,
+        "tool_call": False,
+        "reasoning": False,
+    }
+    assert model_list([entry])["data"] == [entry]
+    assert OpenAIModel.model_validate(entry).created == 1760000000

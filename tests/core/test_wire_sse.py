@@ -1,0 +1,64 @@
+import pytest
+
+from helexa.core import sse
+from helexa.core.sse import DONE, KEEP_ALIVE, EventParser, ServerSentEvent, frame
+
+STREAM = (
+    "\ufeff: hello\r\n\r\n"
+    'data: {"a":"🦊"}\n\n'
+    "event: ping\rdata:no space\r\r"
+    "id: 7\nretry: 10\ndata: first\ndata:  second\ndata\n\n"
+    "event: nothing\n\n"
+    "data: [DONE]\r\n\r\n"
+    "data: never ended\n"
+).encode()
+
+EVENTS = [
+    ServerSentEvent('{"a":"🦊"}'),
+    ServerSentEvent("no space", "ping"),
+    ServerSentEvent("first\n second\n"),
+    ServerSentEvent("[DONE]"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_events_do_not_depend_on_how_the_bytes_arrive(size: int) -> None:
+    parser = EventParser()
+    found = [event for start in range(0, len(STREAM), size) for event in parser.feed(STREAM[start : start + size])]
+    assert found == EVENTS
+
+
+def test_empty_reads_change_nothing() -> None:
+    parser = EventParser()
+    assert parser.feed(b"data: x\r") == []
+    assert parser.feed(b"") == []
+    assert parser.feed(b"\n\r\n") == [ServerSentEvent("x")]
+
+
+def test_what_is_framed_is_parsed() -> None:
+    parser = EventParser()
+    wire = KEEP_ALIVE + frame(b'{"x":1}') + KEEP_ALIVE + frame(b"{}", event="ping") + DONE
+    assert parser.feed(wire) == [
+        ServerSentEvent('{"x":1}'),
+        ServerSentEvent("{}", "ping"),
+        ServerSentEvent("[DONE]"),
+    ]
+
+
+@pytest.mark.parametrize("chunk", [b"x" * 64, b"data: xxxxxxxx\n" * 8, b": xxxxxxx" * 9])
+def test_an_endless_event_is_refused(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    parser = EventParser()
+    with pytest.raises(ValueError, match="over the limit of 100 bytes"):
+        for _ in range(4):
+            parser.feed(chunk)
+
+
+def test_many_small_events_are_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
+    parser = EventParser()
+    assert sum(len(parser.feed(b": note\ndata: x\n\n")) for _ in range(100)) == 100
+
+
+def test_bytes_that_are_not_utf8_do_not_end_the_stream() -> None:
+    assert EventParser().feed(b"data: \xff\n\n") == [ServerSentEvent("\ufffd")]
