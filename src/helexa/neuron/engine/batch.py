@@ -54,7 +54,7 @@ class Batch:
         tokens: [T] token ids.
         positions: [T] position of each token in its sequence.
         slots: [T] where its K and V go: page * page_size + offset.
-        sample_rows: [S] rows whose logits are needed.
+        sample_rows: [S] rows whose logits are needed, in plan order.
     """
 
     tokens: Tensor
@@ -65,19 +65,14 @@ class Batch:
     chunks: list[Chunk]
 
 
-def lay_out(plan: Plan, page_size: int, device: torch.device) -> tuple[Batch, list[PlanEntry]]:
-    """Build the batch of a plan.
-
-    Returns:
-        The batch, and the entries that sample, in the order of `sample_rows`.
-    """
+def lay_out(plan: Plan, page_size: int, device: torch.device) -> Batch:
+    """Build the batch of a plan."""
     decodes = sorted((e for e in plan if e.count == 1), key=lambda e: len(e.sequence.pages))
     prefills = [e for e in plan if e.count > 1]
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    sample_rows: list[int] = []
-    sampling: list[PlanEntry] = []
+    last_rows: dict[int, int] = {}  # sequence id -> its last row
     chunks: list[Chunk] = []
     for entry in (*decodes, *prefills):
         sequence, start = entry.sequence, len(tokens)
@@ -87,11 +82,10 @@ def lay_out(plan: Plan, page_size: int, device: torch.device) -> tuple[Batch, li
         slots += [sequence.pages[p // page_size] * page_size + p % page_size for p in span]
         if entry.count > 1:
             chunks.append(_chunk(entry, slice(start, len(tokens)), page_size, device))
-        if entry.samples:
-            sample_rows.append(len(tokens) - 1)
-            sampling.append(entry)
+        last_rows[sequence.id] = len(tokens) - 1
     groups = [_decode_group(group, start, page_size, device) for start, group in _by_length(decodes)]
-    batch = Batch(
+    sample_rows = [last_rows[entry.sequence.id] for entry in plan if entry.samples]
+    return Batch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         slots=torch.tensor(slots, device=device),
@@ -99,7 +93,6 @@ def lay_out(plan: Plan, page_size: int, device: torch.device) -> tuple[Batch, li
         decodes=groups,
         chunks=chunks,
     )
-    return batch, sampling
 
 
 def _chunk(entry: PlanEntry, rows: slice, page_size: int, device: torch.device) -> Chunk:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import ops
@@ -91,12 +92,14 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[int]:
         """Run one step; return a token for each entry that samples, in plan order."""
-        batch, sampling = lay_out(plan, PAGE_SIZE, self.device)
-        logits = self._model.forward(batch, self._caches, PAGE_SIZE)
-        chosen = dict(
-            zip((e.sequence.id for e in sampling), sample(logits, [e.sequence for e in sampling]), strict=True)
-        )
-        return [chosen[entry.sequence.id] for entry in plan if entry.samples]
+        sampling = [entry.sequence for entry in plan if entry.samples]
+        logits = self.forward(plan)
+        return sample(logits, sampling) if sampling else []
+
+    @torch.inference_mode()
+    def forward(self, plan: Plan) -> Tensor:
+        """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
+        return self._model.forward(lay_out(plan, PAGE_SIZE, self.device), self._caches, PAGE_SIZE)
 
     def _page_budget(self, options: EngineOptions, context: int, page_bytes: int) -> int:
         """Pages of the KV cache: as configured, else four full contexts, or a quarter of what memory is free."""

@@ -64,37 +64,38 @@ def _adjust(logits: Tensor, sequences: Rows[Sequence], params: Rows[SamplingPara
 
 def _draw(logits: Tensor, params: Rows[SamplingParams], uniforms: list[float]) -> Tensor:
     """One token per row, [R], from rows of logits that all have a temperature above 0."""
-
-    def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=logits.device).unsqueeze(1)
-
-    probabilities = torch.softmax(logits / column([p.temperature for p in params]), dim=-1)
-    draws = column(uniforms)
-    if all(p.top_k <= 0 and p.top_p >= 1 and p.min_p <= 0 for p in params):
-        return _invert(probabilities, draws)
-    vocabulary = logits.shape[-1]
-    top_k = column([p.top_k if p.top_k > 0 else vocabulary for p in params])
-    top_p = column([p.top_p for p in params])
-    min_p = column([p.min_p for p in params])
-    size = min(_CANDIDATES, vocabulary)
-    ordered, ids = probabilities.topk(size)
-    enough = (top_p < 1) & (ordered.sum(-1, keepdim=True) >= top_p)
-    settled = enough | (top_k <= size) | (ordered[:, -1:] < min_p * ordered[:, :1])
-    if size < vocabulary and not bool(settled.all()):
-        ordered, ids = probabilities.sort(descending=True)
-    kept = torch.arange(ordered.shape[-1], device=logits.device) < top_k
-    ordered = ordered * kept
-    ordered /= ordered.sum(-1, keepdim=True)
-    # A token stays while the mass before it is below top_p, so the most likely one always does.
-    ordered = ordered * ((ordered.cumsum(-1) - ordered < top_p) | (top_p >= 1))
-    ordered = ordered * (ordered >= min_p * ordered[:, :1])
-    return ids.gather(1, _invert(ordered, draws).unsqueeze(1)).squeeze(1)
-
-
-def _invert(weights: Tensor, draws: Tensor) -> Tensor:
-    """Index, [R], at which each row's cumulative weight passes its draw; the weights need not sum to 1."""
-    cumulative = weights.cumsum(-1)
+    probabilities = torch.softmax(logits / _column(logits, [p.temperature for p in params]), dim=-1)
+    truncated = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
+    if truncated:
+        rows = torch.tensor(truncated, device=logits.device)
+        least = _least_kept(probabilities[rows], [params[row] for row in truncated])
+        probabilities[rows] *= probabilities[rows] >= least
+    # In order of token ids, so that neither ties nor the company of other rows change what a draw yields.
+    cumulative = probabilities.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, draws * total, right=True)
+    found = torch.searchsorted(cumulative, _column(logits, uniforms) * total, right=True)
     last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
     return torch.minimum(found, last).squeeze(1)
+
+
+def _least_kept(probabilities: Tensor, params: Rows[SamplingParams]) -> Tensor:
+    """The smallest probability, [R, 1], that top-k, then top-p, then min-p leave in each row; ties stay together."""
+    vocabulary = probabilities.shape[-1]
+    top_k = _column(probabilities, [p.top_k if p.top_k > 0 else vocabulary for p in params])
+    top_p = _column(probabilities, [p.top_p for p in params])
+    min_p = _column(probabilities, [p.min_p for p in params])
+    ordered = probabilities.topk(min(_CANDIDATES, vocabulary)).values
+    enough = ((top_p < 1) & (ordered.sum(-1, keepdim=True) >= top_p)) | (ordered[:, -1:] < min_p * ordered[:, :1])
+    settled = (top_k <= _CANDIDATES) | ((top_k >= vocabulary) & enough)
+    if not bool(settled.all()):
+        ordered = probabilities.sort(descending=True).values
+    ranked = ordered * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
+    mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
+    # A token stays while the mass before it is below top_p, so the most likely one always does.
+    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    kept = (ranked > 0) & ((before < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
+    return ranked.where(kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values
+
+
+def _column(like: Tensor, values: list[float]) -> Tensor:
+    return torch.tensor(values, device=like.device, dtype=like.dtype).unsqueeze(1)

@@ -1,0 +1,14 @@
+"""A real engine on real weights, shared by the engine's tests."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import Runner
+
+
+@pytest.fixture(scope="session")
+def runner(smollm2_gguf: Path) -> Runner:
+    """SmolLM2 in float32: the reference kernels."""
+    return Runner(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=256))

@@ -1,0 +1,32 @@
+"""Driving an engine by hand: a scheduler over a runner, to the end."""
+
+from collections.abc import Sequence as Rows
+
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def scheduler_of(runner: Runner, pages: int = 0, **options: int) -> Scheduler:
+    """A scheduler over all pages of the runner, or over the first few."""
+    return Scheduler(EngineOptions(**options), PagePool(pages or runner.facts.kv_pages, PAGE_SIZE))
+
+
+def generate(
+    runner: Runner, scheduler: Scheduler, prompts: Rows[list[int]], max_tokens: int, sampling: SamplingParams = GREEDY
+) -> list[list[int]]:
+    """The output tokens of each prompt, all run together."""
+    for number, prompt in enumerate(prompts):
+        request = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling)
+        assert scheduler.add(Sequence(request)) is None
+    tokens: list[list[int]] = [[] for _ in prompts]
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        for output in scheduler.commit(plan, runner.run(plan)):
+            tokens[output.id] += output.tokens
+    scheduler.check_idle()
+    return tokens

@@ -1,0 +1,54 @@
+"""However a sequence is scheduled, its greedy tokens are the same."""
+
+import pytest
+from driving import generate, scheduler_of
+
+from helexa.neuron.engine.messages import SamplingParams
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+
+# "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.
+FRANCE = [504, 3575, 282, 4649, 314]
+PROMPTS = [
+    FRANCE + [(900 + 37 * n + 7 * i) % 4000 for i in range(length)]
+    for n, length in enumerate((0, 1, 12, 40, 58, 59, 60, 130))
+]
+TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def alone(runner: Runner) -> list[list[int]]:
+    return [generate(runner, scheduler_of(runner), [prompt], TOKENS)[0] for prompt in PROMPTS]
+
+
+def test_a_batch_of_eight_gives_the_same_tokens(runner: Runner, alone: list[list[int]]) -> None:
+    assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS) == alone
+
+
+def test_a_chunk_budget_of_sixteen_gives_the_same_tokens(runner: Runner, alone: list[list[int]]) -> None:
+    assert generate(runner, scheduler_of(runner, max_step_tokens=16), PROMPTS, TOKENS) == alone
+
+
+def test_preemption_gives_the_same_tokens(
+    runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preempted: list[Sequence] = []
+    preempt = Scheduler._preempt
+
+    def spy(self: Scheduler, sequence: Sequence) -> None:
+        preempted.append(sequence)
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_preempt", spy)
+    assert generate(runner, scheduler_of(runner, pages=7), PROMPTS, TOKENS) == alone
+    assert preempted, "the pool was too large to test preemption"
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(runner: Runner) -> None:
+    seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
+    other = SamplingParams(temperature=0.7, top_p=0.9, seed=8)
+    (alone,) = generate(runner, scheduler_of(runner), [FRANCE], TOKENS, seeded)
+    together = generate(runner, scheduler_of(runner, max_step_tokens=16), [FRANCE] * 4, TOKENS, seeded)
+    assert together == [alone] * 4
+    assert generate(runner, scheduler_of(runner), [FRANCE], TOKENS, other) != [alone]

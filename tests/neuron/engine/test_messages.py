@@ -1,0 +1,34 @@
+"""Frames: any cut of the byte stream gives the same messages, and nonsense is refused."""
+
+import struct
+
+import pytest
+
+from helexa.neuron.engine.messages import (
+    MAX_FRAME_BYTES,
+    Cancel,
+    FrameDecoder,
+    Generate,
+    SamplingParams,
+    ToEngine,
+    encode,
+)
+
+MESSAGES = [
+    Generate(id=1, prompt=[1, 2, 3], max_tokens=5, sampling=SamplingParams(logit_bias={7: -1.0}), stop_ids=[2]),
+    Cancel(1),
+]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5, 1000])
+def test_frames_survive_any_cut(cut: int) -> None:
+    data = b"".join(encode(message) for message in MESSAGES)
+    decoder = FrameDecoder(ToEngine)
+    received = [message for at in range(0, len(data), cut) for message in decoder.feed(data[at : at + cut])]
+    assert received == MESSAGES
+
+
+@pytest.mark.parametrize("data", [struct.pack("<I", MAX_FRAME_BYTES + 1), struct.pack("<I", 3) + b"\xc1\xff\x00"])
+def test_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        FrameDecoder(ToEngine).feed(data)

@@ -1,0 +1,119 @@
+"""The sampler, row by row, against distributions worked out by hand."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from helexa.neuron.engine.messages import Generate, SamplingParams
+from helexa.neuron.engine.sampler import sample, uniform
+from helexa.neuron.engine.sequence import Sequence
+
+VOCABULARY = 1000
+
+
+def row(prompt: list[int] | None = None, output: list[int] | None = None, **settings: object) -> Sequence:
+    params = SamplingParams(**settings)  # type: ignore[arg-type]
+    sequence = Sequence(Generate(id=0, prompt=prompt or [1], max_tokens=99, sampling=params))
+    sequence.tokens += output or []
+    return sequence
+
+
+def logits(**values: float) -> torch.Tensor:
+    """Very unlikely everywhere but at `t<id>=logit`."""
+    out = torch.full((1, VOCABULARY), -50.0)
+    for name, value in values.items():
+        out[0, int(name[1:])] = value
+    return out
+
+
+def frequencies(base: torch.Tensor, draws: int = 2000, **settings: object) -> dict[int, float]:
+    rows = [row(seed=seed, **settings) for seed in range(draws)]
+    counts = Counter(sample(base.repeat(draws, 1), rows))
+    return {token: count / draws for token, count in counts.items()}
+
+
+def test_greedy_takes_the_largest_logit() -> None:
+    assert sample(logits(t3=1.0, t4=2.0), [row(temperature=0.0)]) == [4]
+
+
+def test_sampling_follows_the_softmax() -> None:
+    seen = frequencies(logits(t3=0.0, t4=1.0986123))  # 1 : 3
+    assert seen[4] == pytest.approx(0.75, abs=0.04)
+    assert seen[3] == pytest.approx(0.25, abs=0.04)
+
+
+def test_temperature_sharpens() -> None:
+    seen = frequencies(logits(t3=0.0, t4=1.0986123), temperature=0.5)  # 1 : 9
+    assert seen[4] == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"top_k": 2}, {1, 2}),
+        ({"top_k": 1}, {1}),
+        ({"top_p": 0.45}, {1}),
+        ({"top_p": 0.6}, {1, 2}),
+        ({"top_p": 0.99}, {1, 2, 3, 4}),
+        ({"min_p": 0.5}, {1, 2}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 3, "top_p": 0.6}, {1, 2}),
+    ],
+)
+def test_truncation_keeps_exactly_the_right_tokens(settings: dict[str, float], kept: set[int]) -> None:
+    base = torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
+    values = {f"t{token}": float(value) for token, value in zip((1, 2, 3, 4), base, strict=True)}
+    assert set(frequencies(logits(**values), 1500, **settings)) == kept
+
+
+def test_a_nucleus_wider_than_the_candidates_is_still_exact() -> None:
+    flat = torch.zeros(1, VOCABULARY)
+    flat[0, 500:] = -30.0
+    seen = frequencies(flat, 4000, top_p=0.9)
+    assert set(seen) <= set(range(500))
+    assert len(seen) > 300
+
+
+def test_repetition_penalty_covers_prompt_and_output_in_both_signs() -> None:
+    base = logits(t3=2.0, t4=1.5)
+    assert sample(base.clone(), [row(prompt=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
+    assert sample(base.clone(), [row(output=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
+    negative = torch.full((1, VOCABULARY), -9.0)
+    negative[0, 3], negative[0, 4] = -1.0, -1.5
+    assert sample(negative, [row(prompt=[3], temperature=0.0, repetition_penalty=2.0)]) == [4]
+
+
+def test_frequency_and_presence_penalties_cover_the_output_only() -> None:
+    base = logits(t3=2.0, t4=1.5)
+    greedy = {"temperature": 0.0}
+    assert sample(base.clone(), [row(prompt=[3], **greedy, presence_penalty=1.0)]) == [3]
+    assert sample(base.clone(), [row(output=[3], **greedy, presence_penalty=1.0)]) == [4]
+    assert sample(base.clone(), [row(output=[3], **greedy, frequency_penalty=0.3)]) == [3]
+    assert sample(base.clone(), [row(output=[3, 3], **greedy, frequency_penalty=0.3)]) == [4]
+
+
+def test_logit_bias_moves_a_token() -> None:
+    assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
+
+
+def test_rows_keep_their_own_settings_in_one_batch() -> None:
+    base = logits(t3=0.0, t4=1.0)
+    rows = [
+        row(temperature=0.0),
+        row(temperature=5.0, top_k=1, seed=1),
+        row(temperature=0.0, logit_bias={3: 9.0}),
+        row(temperature=0.0, output=[4], presence_penalty=2.0),
+        row(temperature=9.0, seed=3),
+    ]
+    together = sample(base.repeat(len(rows), 1), rows)
+    assert together == [sample(base.clone(), [one])[0] for one in rows]
+    assert together[:4] == [4, 4, 3, 3]
+
+
+def test_uniform_is_uniform_and_depends_on_seed_and_position() -> None:
+    values = [uniform(seed, position) for seed in range(60) for position in range(60)]
+    assert len(set(values)) == len(values)
+    assert all(0 <= value < 1 for value in values)
+    assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)
+    assert sum(value < 0.1 for value in values) / len(values) == pytest.approx(0.1, abs=0.02)

@@ -1,0 +1,132 @@
+"""The scheduler as pure bookkeeping: no model, tokens made up."""
+
+import random
+
+import pytest
+
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+
+
+def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] | None = None) -> Sequence:
+    return Sequence(
+        Generate(
+            id=number, prompt=[5] * prompt, max_tokens=max_tokens, sampling=SamplingParams(), stop_ids=stop_ids or []
+        )
+    )
+
+
+def step(scheduler: Scheduler, token: int = 9) -> dict[int, str | None]:
+    plan = scheduler.plan()
+    outputs = scheduler.commit(plan, [token for entry in plan if entry.samples])
+    return {output.id: output.finish for output in outputs}
+
+
+def planned(scheduler: Scheduler) -> list[tuple[int, int]]:
+    return [(entry.sequence.id, entry.count) for entry in scheduler.plan()]
+
+
+def test_decoding_sequences_go_first_and_chunks_share_what_is_left() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=10), PagePool(100, 4))
+    scheduler.add(sequence(1, 3))
+    assert planned(scheduler) == [(1, 3)]
+    scheduler.commit(scheduler.plan(), [9])
+    scheduler.add(sequence(2, 25))
+    assert planned(scheduler) == [(1, 1), (2, 9)]
+
+
+def test_a_prompt_longer_than_the_budget_advances_in_chunks_and_samples_once() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=10), PagePool(100, 4))
+    scheduler.add(sequence(1, 25, max_tokens=1))
+    assert [step(scheduler), step(scheduler), step(scheduler)] == [{}, {}, {1: "length"}]
+    scheduler.check_idle()
+
+
+def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
+    pool = PagePool(10, 4)
+    scheduler = Scheduler(EngineOptions(), pool)
+    scheduler.add(sequence(1, 6, max_tokens=50, stop_ids=[7]))
+    assert step(scheduler) == {1: None}
+    assert pool.free == 8
+    assert step(scheduler, token=7) == {1: "stop"}
+    assert pool.free == 10
+
+
+def test_the_newest_sequence_yields_when_pages_run_out_and_resumes_first() -> None:
+    scheduler = Scheduler(EngineOptions(), PagePool(5, 4))
+    scheduler.add(sequence(1, 7, max_tokens=9))
+    scheduler.add(sequence(2, 7, max_tokens=9))
+    scheduler.add(sequence(3, 7, max_tokens=9))
+    assert [s.id for s in scheduler.waiting] == [1, 2, 3]
+    step(scheduler)
+    assert [s.id for s in scheduler.running] == [1, 2]
+    step(scheduler)  # both are 8 long now: two pages each, one page left
+    step(scheduler)  # position 8 of both needs a third page: only one is left
+    assert [s.id for s in scheduler.running] == [1]
+    assert [s.id for s in scheduler.waiting] == [2, 3]
+    assert scheduler.waiting[0].computed == 0
+
+
+def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
+    pool = PagePool(10, 4)
+    scheduler = Scheduler(EngineOptions(), pool)
+    scheduler.add(sequence(1, 6))
+    scheduler.add(sequence(2, 6))
+    step(scheduler)
+    assert scheduler.cancel(1)
+    assert not scheduler.cancel(1)
+    assert scheduler.cancel(2)
+    assert scheduler.idle
+    assert pool.free == 10
+
+
+def test_refusals_say_why() -> None:
+    scheduler = Scheduler(EngineOptions(max_waiting=1), PagePool(2, 4))
+    refusal = scheduler.add(sequence(1, 8))
+    assert refusal is not None
+    assert refusal.finish == "error"
+    assert "needs 3 KV pages, the cache has 2" in str(refusal.error)
+    assert scheduler.add(sequence(2, 3)) is None
+    refusal = scheduler.add(sequence(3, 3))
+    assert refusal is not None
+    assert str(refusal.error).startswith("overloaded")
+
+
+def test_a_sequence_ends_at_the_context_limit() -> None:
+    scheduler = Scheduler(EngineOptions(context_length=8), PagePool(10, 4))
+    scheduler.add(sequence(1, 6, max_tokens=50))
+    assert step(scheduler) == {1: None}
+    assert step(scheduler) == {1: "length"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = PagePool(rng.randint(6, 20), 4)
+    options = EngineOptions(max_step_tokens=rng.randint(1, 24), max_sequences=rng.randint(1, 6), max_waiting=1000)
+    scheduler = Scheduler(options, pool)
+    finished: set[int] = set()
+    cancelled: set[int] = set()
+    expected = 0
+    for _ in range(3000):
+        if expected < 40 and rng.random() < 0.3:
+            if scheduler.add(sequence(expected, rng.randint(1, 20), rng.randint(1, 8))) is not None:
+                finished.add(expected)
+            expected += 1
+        if rng.random() < 0.05:
+            victim = rng.randrange(expected + 1)
+            if scheduler.cancel(victim):
+                cancelled.add(victim)
+        plan = scheduler.plan()
+        assert sum(entry.count for entry in plan) <= options.max_step_tokens
+        assert len(scheduler.running) <= options.max_sequences
+        held = [page for s in scheduler.running for page in s.pages]
+        assert len(held) == len(set(held))
+        assert len(held) + pool.free == pool.total
+        outputs = scheduler.commit(plan, [9 for entry in plan if entry.samples])
+        finished |= {output.id for output in outputs if output.finish}
+        scheduler.check_idle()
+    assert scheduler.idle
+    assert finished | cancelled == set(range(40))
