@@ -10,12 +10,11 @@ import pytest
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
-
-COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
+from neuron.fake_models import ENGINE
 
 
 async def start(model: Path, **arguments) -> EngineClient:
-    return await EngineClient.start(model, EngineOptions(), command=COMMAND, **arguments)
+    return await EngineClient.start(model, EngineOptions(), command=ENGINE, **arguments)
 
 
 @pytest.fixture

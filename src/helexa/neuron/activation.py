@@ -39,7 +39,7 @@ class Activation:
     def snapshot(self) -> fleet.Activation:
         """How far it is."""
         pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
-        return self._state.model_copy(update={"pending": pending})
+        return self._state.model_copy(update={"pending": pending}, deep=True)
 
     async def run(self) -> None:
         """Load them all; returns when nothing is left to try."""

@@ -64,6 +64,7 @@ def serve(
     logging.basicConfig(
         level=os.environ.get("HELEXA_LOG", "INFO").upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = _listen(settings.host, settings.port)
     logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)
     NodeServer(create_app(settings)).run(sockets=[listener])

@@ -81,7 +81,8 @@ class Hub:
 
         api = HfApi(endpoint=self.endpoint, token=self._token())
         info = api.model_info(name, files_metadata=True, timeout=_LISTING_SECONDS)
-        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        # A name becomes a path below the cache folder, and must stay there.
+        return {file.rfilename: file.size or 0 for file in info.siblings or () if ".." not in file.rfilename.split("/")}
 
     def _download(self, name: str, sizes: dict[str, int], fetch: Fetch) -> Path:
         from huggingface_hub import hf_hub_download

@@ -1,0 +1,40 @@
+"""Checkpoint folders for the fake engine: a real tokenizer, no weights, and a name that says how to behave."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
+
+
+def make_model(folder: Path, behaviour: str = "well-behaved") -> Path:
+    """A folder that loads as the fake engine's `behaviour` says."""
+    path = folder / behaviour
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = tokenizers.Tokenizer(models.BPE(letters, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(path / "tokenizer.json"))
+    return path
+
+
+def release(model: Path) -> None:
+    """Let a slow model finish its loading, now and later."""
+    model.with_suffix(".go").touch()
+
+
+def starts(model: Path) -> int:
+    """How many engine processes were started for it."""
+    return len(model.with_suffix(".starts").read_text())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process or task brings about."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

@@ -1,0 +1,81 @@
+"""What the node finds out about its machine, and its configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ConfigError
+from helexa.neuron.config import read_config
+from helexa.neuron.discovery import default_device, device_health, discover
+
+
+def test_discovery_finds_the_machine_and_never_fails():
+    facts = discover()
+    assert facts.hostname
+    assert facts.os
+    assert facts.cpu
+    assert facts.cpu_cores >= 1
+    assert facts.memory_total_mb > 0
+    assert len(device_health()) == len(facts.devices)
+    assert default_device() in ("cpu", "cuda:0")
+
+
+def test_the_defaults():
+    config = read_config(None, {})
+    assert (config.host, config.port, config.default_models) == ("0.0.0.0", 13131, [])
+    options = config.harness.torch.engine_options("cpu")
+    assert (options.device, options.max_step_tokens, options.max_sequences, options.max_waiting) == (
+        "cpu",
+        512,
+        64,
+        256,
+    )
+
+
+def test_a_file_with_the_former_engine_name_is_understood(tmp_path: Path):
+    path = tmp_path / "neuron.toml"
+    path.write_text(
+        """
+        port = 1234
+
+        [[harnesses]]
+        name = "candle"
+
+        [harness.candle]
+        default_source = "mirror"
+        max_sequences = 8
+
+        [harness.candle.sources.mirror]
+        endpoint = "https://mirror.example"
+        auth_env = "MIRROR_TOKEN"
+
+        [[default_models]]
+        model_id = "org/name"
+        harness = "candle"
+        quant = "q4_k_m"
+        """
+    )
+    config = read_config(path, {"NEURON_PORT": "4321", "NEURON_CACHE__DIR": "/models"})
+    assert (config.port, config.cache.dir) == (4321, Path("/models"))
+    assert config.harness.torch.default_source == "mirror"
+    assert config.harness.torch.sources["mirror"].endpoint == "https://mirror.example"
+    assert config.harness.torch.max_sequences == 8
+    assert [(spec.model_id, spec.quant) for spec in config.default_models] == [("org/name", "q4_k_m")]
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"NEURON_PROT": "1"}, "NEURON_PROT: unknown key 'prot'; did you mean 'port'?"),
+        ({"NEURON_HARNESS__TORCH__DEVICES": "cpu"}, "did you mean 'device'?"),
+        ({"NEURON_HARNESS__TORCH__DEVICE": "tpu"}, "NEURON_HARNESS__TORCH__DEVICE"),
+        ({"NEURON_DEFAULT_MODELS": '[{model_id = "a/b", quantt = "q4"}]'}, "did you mean 'quant'?"),
+        ({"NEURON_HARNESSES": '[{name = "vulkan"}]'}, "torch"),
+        ({"NEURON_PORT": "0"}, "NEURON_PORT"),
+    ],
+)
+def test_what_is_wrong_is_named(environ: dict[str, str], words: str):
+    with pytest.raises(ConfigError) as refused:
+        read_config(None, environ)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

