@@ -10,6 +10,7 @@ class CannedGateway:
 
     `pieces` is streamed as the answer to every chat request, a dict among them as a raw chunk; after the piece
     "WAIT" nothing more comes until the client goes away, which sets `gone`; after "DROP" the connection ends.
+    `asked` is set once a chat request has arrived.
     `refusal` is (status, headers, envelope) instead of an answer.
     """
 
@@ -21,6 +22,7 @@ class CannedGateway:
         self.health = {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
         self.requests = []
         self.authorization = None
+        self.asked = threading.Event()
         self.gone = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
@@ -55,6 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         gateway = self.server.gateway
         gateway.authorization = self.headers["Authorization"]
         gateway.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        gateway.asked.set()
         if gateway.refusal:
             self._json(*gateway.refusal)
             return
