@@ -65,10 +65,12 @@ async def listening(listener: Listener) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def running_cortex(*nodes: FakeNode, ready: bool = True, **catalogue: Any) -> AsyncIterator[Cortex]:
+async def running_cortex(
+    *nodes: FakeNode, ready: bool = True, poll_interval_secs: float = 0.05, **catalogue: Any
+) -> AsyncIterator[Cortex]:
     config = CortexConfig.model_validate(
         {
-            "gateway": {"poll_interval_secs": 0.05, "max_body_mb": 2},
+            "gateway": {"poll_interval_secs": poll_interval_secs, "max_body_mb": 2},
             "neurons": [{"name": node.name, "endpoint": node.url} for node in nodes],
         }
     )

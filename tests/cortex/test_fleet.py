@@ -1,5 +1,6 @@
 """The picture of the fleet, and how polls and loads change it."""
 
+import socket
 import time
 from typing import Any
 
@@ -154,3 +155,18 @@ async def test_an_entry_that_cannot_be_read_hides_no_other(node: FakeNode) -> No
     node.models += [{"id": "Org/Odd", "status": "meditating"}, {"no": "id"}]
     async with running_cortex(node) as cortex:
         assert [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]] == ["Org/M"]
+
+
+async def test_a_node_that_comes_up_is_noticed_long_before_the_next_regular_poll() -> None:
+    late = FakeNode()
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    late.url = f"http://127.0.0.1:{port}"
+    async with running_cortex(late, ready=False, poll_interval_secs=3600) as cortex:
+        assert (await cortex.get("/health"))["status"] == "degraded"
+        async with late.serving(port):
+
+            async def up() -> bool:
+                return (await cortex.get("/health"))["status"] == "ok"
+
+            await eventually(up)

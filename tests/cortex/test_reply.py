@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
+from helexa.cortex.exchange import Exchange
 from helexa.cortex.meter import Meter, Usage
 from helexa.cortex.question import parse_question
 from helexa.cortex.reply import MAX_HELD_BYTES, Reply
@@ -138,3 +139,15 @@ def test_only_the_model_name_is_replaced(body: bytes, renamed: bytes) -> None:
     question = parse_question("/", [], body)
     assert question.body_for('Org/"M"') == renamed
     assert question.body_for("m") is body
+
+
+def test_the_rate_is_over_the_time_in_which_tokens_came_and_never_over_a_cold_load() -> None:
+    usage = b'"usage":{"prompt_tokens":1,"completion_tokens":6}'
+    text = b'data: {"delta":{"content":"x"}}\n\n'
+    spoken = Exchange(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))
+    spoken.usage = Usage(1, 6)
+    assert spoken.tokens_per_second == 3.0
+    at_once = Exchange(started=-10.0, waited=10.0, duration=12.0, meter=metered(usage, is_stream=False))
+    at_once.usage = Usage(1, 6)
+    assert at_once.tokens_per_second == 3.0
+    assert Exchange(started=0.0, duration=1.0).tokens_per_second is None

@@ -20,6 +20,9 @@ class Exchange:
         status: HTTP status sent to the client, 0 before that.
         failed: the answer was refused, or ended early on the node's side.
         client_gone: the client hung up before the answer was complete.
+        started: when the request came (`time.perf_counter`).
+        waited: seconds until the node was asked; a cold load makes them many.
+        duration: seconds from the request to its end.
     """
 
     model: str = UNRESOLVED
@@ -30,6 +33,7 @@ class Exchange:
     meter: Meter | None = None
     usage: Usage | None = None
     started: float = field(default_factory=time.perf_counter)
+    waited: float = 0.0
     duration: float = 0.0
 
     def end(self) -> None:
@@ -46,13 +50,13 @@ class Exchange:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens over the time in which they came, or over the whole request if that was too short."""
-        if self.usage is None or not self.usage.completion or self.duration <= 0:
+        """Completion tokens over the time in which they came, or since the node was asked if that was too short."""
+        window = self.duration - self.waited
+        if self.usage is None or not self.usage.completion or window <= 0:
             return None
-        window = self.duration
         if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:
             spoken = self.meter.last_at - self.meter.first_at
-            window = spoken if spoken >= _SHORTEST_WINDOW_SECS else self.duration
+            window = spoken if spoken >= _SHORTEST_WINDOW_SECS else window
         return self.usage.completion / window
 
     def summary(self) -> str:

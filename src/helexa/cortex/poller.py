@@ -9,6 +9,8 @@ from helexa.cortex.node_client import NodeClient, NodeError
 
 log = logging.getLogger(__name__)
 
+DOWN_INTERVAL_SECS = 1.0  # a node that is down serves nobody: notice soon when it comes up
+
 
 class Poller:
     """Keeps a fleet's picture current."""
@@ -55,7 +57,8 @@ class Poller:
             except Exception as error:  # a fault in reading one node must not end the polling of all
                 log.exception("polling %s failed", name)
                 self._fleet.missed(name, type(error).__name__)
-            await asyncio.sleep(self._interval_secs)
+            healthy = self._fleet.node(name).healthy
+            await asyncio.sleep(self._interval_secs if healthy else min(self._interval_secs, DOWN_INTERVAL_SECS))
 
     async def _urls(self, node: Node, models: list[str]) -> dict[str, str]:
         """Where each model is served; a node is asked once per model."""

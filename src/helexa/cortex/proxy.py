@@ -89,7 +89,7 @@ class Proxy:
         return await self._loader.load(decision) if isinstance(decision, Cold) else decision
 
     async def _ask(self, target: Warm, question: Question, reply: Reply, exchange: Exchange) -> None:
-        exchange.node = target.node
+        exchange.node, exchange.waited = target.node, time.perf_counter() - exchange.started
         with self._fleet.request(target.node, target.model):
             try:
                 response = await self._session.post(
