@@ -1,0 +1,184 @@
+"""`helexa up`: what it refuses to start, and that what it started ends with it, however it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def ports():
+    """Options that name three free ports."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        numbers = [str(one.getsockname()[1]) for one in sockets]
+    return ["--port", numbers[0], "--metrics-port", numbers[1], "--neuron-port", numbers[2]]
+
+
+@pytest.fixture
+def started(environ):
+    """Start `helexa up`; whatever it leaves behind is found and killed afterwards."""
+    mark = f"HELEXA_TEST_RUN={uuid.uuid4()}"
+    name, value = mark.split("=")
+
+    def start(*arguments, **variables):
+        return subprocess.Popen(
+            [sys.executable, "-m", "helexa", "up", *arguments],
+            env=environ | {name: value} | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    start.running = lambda: running(mark.encode())
+    yield start
+    for pid in running(mark.encode()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def running(mark):
+    """The processes that have `mark` in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has just ended, or is not ours
+    return found
+
+
+def until(condition, seconds=60):
+    """Wait for what another process does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def read_until(stream, text):
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return "".join(lines)
+    raise AssertionError(f"{text!r} was not in {''.join(lines)!r}")
+
+
+@pytest.mark.parametrize("option", ["--port", "--metrics-port", "--neuron-port"])
+def test_a_port_in_use(helexa, environ, ports, option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = str(taken.getsockname()[1])
+        ports[ports.index(option) + 1] = number
+        done = helexa("up", *ports)
+    assert (done.returncode, done.stdout) == (1, "")
+    hint = f"port {number} is already in use; stop what listens there, or choose another with {option}"
+    assert done.stderr == f"helexa: {hint}\n"
+    assert not Path(environ["XDG_STATE_HOME"]).exists()
+
+
+def test_the_same_port_twice(helexa):
+    done = helexa("up", "--port", "4000", "--metrics-port", "4000")
+    assert done.returncode == 2
+    assert done.stderr == "helexa: --port and --metrics-port are both 4000; they need different ports\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "no/such/name"], "'no/such/name' is not a model source"),
+        (["--model", "./missing.gguf"], "missing.gguf: no such file"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(helexa, ports, arguments, message):
+    done = helexa("up", *ports, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_engine(environ):
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'helexa[neuron]'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_gguf):
+    process = started("--model", str(smollm2_gguf), *ports)
+    with process:
+        shown = read_until(process.stdout, "Ctrl-C")
+        url = f"http://127.0.0.1:{ports[1]}"
+        assert f"base URL  {url}/v1" in shown
+        assert f"helexa chat --url {url}" in shown
+        (curl,) = [line.strip() for line in shown.splitlines() if line.strip().startswith("curl ")]
+        assert smollm2_gguf.stem in curl
+        listed = helexa("ps", "--url", url).stdout.splitlines()
+        assert listed[1].split()[:3] == [smollm2_gguf.stem, "local", "loaded"]
+        asked = helexa("chat", "Say hello.", "--max-tokens", "4", "--url", url)
+        assert asked.returncode == 0
+        assert asked.stdout.strip()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read().splitlines()[-1] == "stopping"
+    until(lambda: not started.running())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
+def test_killed_it_leaves_no_orphans(started, ports, smollm2_gguf):
+    with started("--model", str(smollm2_gguf), *ports) as process:
+        read_until(process.stdout, "Ctrl-C")
+        assert len(started.running()) > 2
+        process.kill()
+        process.wait()
+        until(lambda: not started.running())
+
+
+def test_sigterm_while_it_starts(started, ports, smollm2_gguf):
+    with started("--model", str(smollm2_gguf), *ports) as process:
+        until(lambda: len(started.running()) > 2)
+        process.terminate()
+        assert process.wait(60) == 0
+        assert process.stdout.read() == ""
+    until(lambda: not started.running())
+
+
+def test_a_server_that_dies_takes_the_other_with_it(started, ports, smollm2_gguf):
+    with started("--model", str(smollm2_gguf), *ports, CORTEX_NONSENSE="1") as process:
+        assert process.wait(60) == 1
+        lines = process.stderr.read().splitlines()
+    assert any(line.startswith("cortex | ") and "CORTEX_NONSENSE" in line for line in lines)
+    assert lines[-1].startswith("helexa: cortex ended with exit code 1; its log is ")
+    assert not started.running()
+
+
+def test_a_model_that_cannot_be_loaded(started, ports, tmp_path):
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(b"GGUF" + bytes(100))
+    with started("--model", str(damaged), *ports) as process:
+        assert process.wait(60) == 1
+        assert process.stdout.read() == ""
+        assert "helexa: could not load damaged: " in process.stderr.read()
+    assert not started.running()
+
+
+def test_verbose_shows_both_logs(started, ports, smollm2_gguf, tmp_path):
+    logs = tmp_path / "logs"
+    with started("--verbose", "--log-dir", str(logs), "--model", str(smollm2_gguf), *ports) as process:
+        read_until(process.stdout, "Ctrl-C")
+        process.terminate()
+        assert process.wait(60) == 0
+        shown = process.stderr.read()
+    assert "neuron | " in shown
+    assert "cortex | " in shown
+    assert {file.name for file in logs.iterdir()} == {"neuron.log", "cortex.log"}
