@@ -199,14 +199,19 @@ async def test_stopping_while_a_default_model_loads_ends_it(tmp_path: Path):
 # --- the command
 
 
-def neuron(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+def python(*arguments: str, fds: tuple[int, ...] = (), **environ: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "helexa.neuron", *arguments],
+        [sys.executable, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=fds,
         env=os.environ | environ,
     )
+
+
+def neuron(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    return python("-m", "helexa.neuron", *arguments, **environ)
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -250,6 +255,34 @@ async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
                 assert process.poll() is None, process.communicate()
                 await asyncio.sleep(0.05)
     process.send_signal(which)
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path: Path):
+    script = (
+        "import socket, sys\n"
+        "from helexa.neuron import app\n"
+        "from helexa.neuron.config import read_config\n"
+        "app._DRAIN_SECONDS = 0.1\n"
+        "listener = socket.socket(fileno=int(sys.argv[1]))\n"
+        "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
+        "app.NodeServer(node).run(sockets=[listener])\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        process = python("-c", script, str(listener.fileno()), *ENGINE, fds=(listener.fileno(),))
+    async with aiohttp.ClientSession() as session:
+        assert (await Node(url, session).load(make_model(tmp_path)))[0] == 200
+        endless = {"model": "org/tiny", "prompt": [3], "stream": True}
+        async with session.post(f"{url}/v1/completions", json=endless) as response:
+            assert response.status == 200
+            await response.content.readany()
+            process.send_signal(signal.SIGTERM)
+            rest = await response.content.read()
+    assert b"shutting down" in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
     code, _, errors = await asyncio.to_thread(finished, process)
     assert code == 0, errors
     assert "Traceback" not in errors

@@ -24,6 +24,7 @@ MAX_PROMPT_TOKENS = 131072
 """What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""
 
 _DRAIN_SECONDS = 5
+_ENDING_SECONDS = 3
 _KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so that it is never the node that hangs up
 
 
@@ -82,7 +83,7 @@ class NodeServer(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_DRAIN_SECONDS,
+                timeout_graceful_shutdown=_DRAIN_SECONDS + _ENDING_SECONDS,
             )
         )
         self._registry: Registry = app.state.registry
@@ -92,6 +93,16 @@ class NodeServer(uvicorn.Server):
         self._registry.drain()
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests finish; what still runs after a few seconds is ended with an error that its client can read."""
+        ending = asyncio.create_task(self._end_requests())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(_DRAIN_SECONDS)
+        await self._registry.close()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal, then end the process."""

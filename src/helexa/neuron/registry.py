@@ -79,6 +79,7 @@ class Registry:
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
         self._draining = False
+        self._closing: asyncio.Task[None] | None = None
 
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
         """Load a model. One load per id runs at a time; loads of different ids do not wait for one another.
@@ -151,6 +152,10 @@ class Registry:
     async def close(self) -> None:
         """Stop loads and engines, within a bounded time."""
         self.drain()
+        self._closing = self._closing or asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         for load in self._loads:
             load.cancel()
         tasks = list(self._busy.values())

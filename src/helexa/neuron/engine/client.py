@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 OVERLOADED = "overloaded"
 """What the `error` of a `TokenOutput` starts with when the engine's waiting queue was full."""
 
+_ENDED = "the model was unloaded, or the node is shutting down"
 _COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
 _LOAD_SECONDS = 1800.0
 _READ_BYTES = 1 << 16
@@ -164,7 +165,7 @@ class EngineClient:
     async def close(self, grace: float = 5.0) -> None:
         """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end in an error."""
         self._closing = True
-        self._fail_streams("the model was unloaded")
+        self._fail_streams(_ENDED)
         if self._process.returncode is None:
             self._write(Shutdown())
         await self._end(grace)
@@ -177,7 +178,7 @@ class EngineClient:
             with suppress(ConnectionError):
                 await self._writer.drain()
         if not self.alive:
-            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or "the model was unloaded"))
+            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED))
             return
         self._streams[message.id] = stream
         self._write(message)
