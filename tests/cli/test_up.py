@@ -136,8 +136,9 @@ def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_ggu
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
 def test_killed_it_leaves_no_orphans(started, ports, smollm2_gguf):
-    with started("--model", str(smollm2_gguf), *ports) as process:
-        read_until(process.stdout, "Ctrl-C")
+    with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
+        assert f"base URL  http://127.0.0.1:{ports[1]}/v1" in read_until(process.stdout, "Ctrl-C")
+        read_until(process.stderr, "the gateway asks for no key")
         assert len(started.running()) > 2
         process.kill()
         process.wait()
@@ -175,10 +176,40 @@ def test_a_model_that_cannot_be_loaded(started, ports, tmp_path):
 def test_verbose_shows_both_logs(started, ports, smollm2_gguf, tmp_path):
     logs = tmp_path / "logs"
     with started("--verbose", "--log-dir", str(logs), "--model", str(smollm2_gguf), *ports) as process:
-        read_until(process.stdout, "Ctrl-C")
+        read_until(process.stderr, "cortex | ")
+        read_until(process.stderr, "neuron | ")
         process.terminate()
         assert process.wait(60) == 0
-        shown = process.stderr.read()
-    assert "neuron | " in shown
-    assert "cortex | " in shown
     assert {file.name for file in logs.iterdir()} == {"neuron.log", "cortex.log"}
+
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("refused", flush=True))
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+STACK = """
+import os, sys
+from pathlib import Path
+from helexa.cli.stack import Stack
+with Stack(dict(os.environ), verbose=True) as stack:
+    stack.start("stubborn", [], Path(sys.argv[1]))
+    while stack.watch():
+        pass
+"""
+
+
+def test_the_second_ctrl_c_kills(environ, tmp_path):
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", STACK, str(tmp_path / "log")]
+    with subprocess.Popen(command, env=environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True) as process:
+        read_until(process.stderr, "stubborn | ready")
+        process.send_signal(signal.SIGINT)
+        until(lambda: "refused" in (tmp_path / "log").read_text())
+        process.send_signal(signal.SIGINT)
+        read_until(process.stderr, "stubborn is being killed")
+        assert process.wait(60) == 0

@@ -11,6 +11,7 @@ from helexa.core.source import ModelSource
 LOOPBACK = "127.0.0.1"
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
+_OWN_ADDRESSES = (LOOPBACK, "::1", "localhost")
 _DECIDED_HERE = ("NEURON_HOST", "NEURON_PORT", "NEURON_DEFAULT_MODELS", "CORTEX_GATEWAY__LISTEN")
 _DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MODELS_CONFIG")
 
@@ -57,6 +58,11 @@ class LocalConfig:
     def neuron_url(self) -> str:
         """Base URL of the node."""
         return f"http://{_address(LOOPBACK, self.neuron_port)}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may reach the gateway."""
+        return self.host not in _OWN_ADDRESSES
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write the files into `folder`; returns those for neuron and for cortex."""

@@ -1,6 +1,5 @@
 """The servers that `helexa up` runs: started together, watched, and ended together."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Self
@@ -8,7 +7,7 @@ from typing import Self
 from helexa.cli.child import Child
 from helexa.cli.failure import CommandError
 from helexa.cli.stop_signals import StopSignals
-from helexa.cli.terminal import dim, note
+from helexa.cli.terminal import note
 
 _STOP_SECONDS = 25.0
 _WATCH_SECONDS = 0.2
@@ -55,7 +54,7 @@ class Stack:
             if not child.alive():
                 if not self._verbose:
                     for line in child.tail(_TAIL_LINES):
-                        print(dim(f"{child.name} | {line}", sys.stderr), file=sys.stderr)
+                        note(f"{child.name} | {line}")
                 raise CommandError(f"{child.ending()}; its log is {child.log}")
         return True
 
@@ -73,4 +72,4 @@ class Stack:
         if self._verbose:
             for child in self._children:
                 for line in child.news():
-                    print(dim(f"{child.name} | {line}", sys.stderr), file=sys.stderr)
+                    note(f"{child.name} | {line}")

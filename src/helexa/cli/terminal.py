@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def dim(text: str, stream: TextIO) -> str:
 
 
 def note(text: str) -> None:
-    """Tell the person something that is not the answer: one line on stderr."""
-    print(dim(text, sys.stderr), file=sys.stderr, flush=True)
+    """Tell the person something that is not the answer: one line on stderr, lost if nobody reads it any more."""
+    with suppress(OSError):
+        print(dim(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -77,6 +77,8 @@ def up(
         if activation and served:
             for failure in _failures(activation):
                 note(failure)
+            if config.is_open:
+                note("the gateway asks for no key: whoever reaches this machine can use it")
             _announce(config.gateway_url, served[0], logs)
             while stack.watch():
                 pass
