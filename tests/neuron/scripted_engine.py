@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
-from helexa.core.fleet import ModelSpec
+from helexa.core.fleet import ModelInfo, ModelSpec
 from helexa.neuron.engine.client import TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, SamplingParams, Timing, TokenOutput
 from helexa.neuron.model import ServedModel
@@ -139,8 +139,8 @@ class Registry:
             raise model_not_found(model_id)
         return self.model
 
-    def models(self) -> list[ServedModel]:
-        return [self.model]
+    def infos(self) -> list[ModelInfo]:
+        return [self.model.info()]
 
 
 def scripted_model(

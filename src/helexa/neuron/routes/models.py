@@ -7,15 +7,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from helexa.core.fleet import ModelInfo
 from helexa.core.wire.openai_models import model_entry, model_list
 from helexa.neuron.model import ServedModel
 
 
 async def list_models(request: Request) -> Response:
-    """List the models that are loaded."""
-    models: list[ServedModel] = request.app.state.registry.models()
+    """List the models of this node; one whose engine is on its way back is listed as not loaded."""
+    infos: list[ModelInfo] = request.app.state.registry.infos()
     created = int(time.time())
-    return _json(model_list([model_entry(model.info(), created) for model in models]))
+    return _json(model_list([model_entry(info, created) for info in infos]))
 
 
 async def show_model(request: Request) -> Response:
