@@ -16,7 +16,7 @@ def choose(device: torch.device, dtype: torch.dtype) -> ReferenceOps:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """The activation dtype that suits a device: bfloat16 where it multiplies that in hardware, else what it does best."""
+    """The activation dtype that suits a device: bfloat16 where the hardware multiplies it."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
     if device.type == "mps":

@@ -1,6 +1,8 @@
 """The kernels in plain torch: right on every device, the oracle for all others."""
 
-import numpy as np
+import math
+import mmap
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,8 +67,10 @@ class ReferenceOps:
         shape = (2, kv_heads, slots, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
-        bytes_ = np.zeros(int(np.prod(shape)) * self.dtype.itemsize, dtype=np.uint8)  # calloc: pages come untouched
-        return torch.from_numpy(bytes_).view(self.dtype).view(shape)
+        memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of every head
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def write(self, cache: Tensor, keys_values: Tensor, slots: Tensor) -> None:
         """Store K and V of tokens, [T, 2, kv_heads, D], at `slots` [T]."""
