@@ -1,0 +1,134 @@
+"""A real engine process on real weights, behind the client that the server uses."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from driving import GREEDY
+
+from faults import bad_models
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.client import OVERLOADED, EngineClient, TokenStream
+from helexa.neuron.engine.messages import EngineOptions, StepReport, TokenOutput
+
+FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
+PAGE = 64
+
+
+@asynccontextmanager
+async def running(model: Path, **options: int) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(model, EngineOptions(**({"kv_cache_mb": 64} | options)))
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def stream_of(client: EngineClient, max_tokens: int, prompt_tokens: int = len(FRANCE)) -> TokenStream:
+    filler = [1000 + 7 * n for n in range(prompt_tokens - len(FRANCE))]
+    return client.generate(filler + FRANCE, max_tokens=max_tokens, sampling=GREEDY)
+
+
+async def outputs_of(stream: TokenStream) -> list[TokenOutput]:
+    return [output async for output in stream]
+
+
+def count(outputs: list[TokenOutput]) -> int:
+    return sum(len(output.tokens) for output in outputs)
+
+
+async def until_idle(client: EngineClient) -> None:
+    """Wait for the report that nothing runs; bounded, so that a leak fails the test rather than hanging it."""
+    async with asyncio.timeout(60):
+        while True:
+            if (client.running, client.waiting, client.free_pages) == (0, 0, client.ready.kv_pages):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_half_of_many_streams_hang_up_and_nothing_is_lost_or_left(smollm2_gguf: Path):
+    async def hang_up(stream: TokenStream) -> None:
+        await anext(stream)
+        await anext(stream)
+        await stream.aclose()
+
+    async with running(smollm2_gguf) as client:
+        assert client.ready.kv_pages < 32 * 2, "the cache must be too small for all, so that some are preempted"
+        # Up to 70 tokens of prompt and 12 of answer: some cross a page's border while they decode.
+        lengths = [5 + 65 * n // 15 for n in range(16)]
+        answers, _ = await asyncio.gather(
+            asyncio.gather(*(outputs_of(stream_of(client, 12, length)) for length in lengths)),
+            asyncio.gather(*(hang_up(stream_of(client, 400, length)) for length in lengths)),
+        )
+        assert [count(answer) for answer in answers] == [12] * 16
+        assert {answer[-1].finish for answer in answers} == {"length"}
+        assert client.open_streams == 0
+        await until_idle(client)
+
+
+async def test_a_cancel_frees_its_pages_in_the_step_that_drops_it(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
+    reports: list[StepReport] = []
+    take = EngineClient._take
+
+    def spy(self: EngineClient, report: StepReport) -> None:
+        reports.append(report)
+        take(self, report)
+
+    monkeypatch.setattr(EngineClient, "_take", spy)
+    async with running(smollm2_gguf) as client:
+        other = stream_of(client, PAGE - len(FRANCE))  # never needs a second page
+        await anext(other)
+        long = stream_of(client, 2000, prompt_tokens=5 * PAGE + 10)
+        await anext(long)
+        pages = client.ready.kv_pages
+        assert client.free_pages == pages - 1 - 6
+        await long.aclose()
+        del reports[:]
+        await outputs_of(other)
+        *steps, last = [(report.running, report.free_pages) for report in reports]
+        # While the other stream goes on, the closed one is there with all its pages, or gone with all of them.
+        assert set(steps) <= {(2, pages - 7), (1, pages - 1)}
+        assert steps[-1] == (1, pages - 1)
+        assert last == (0, pages)
+
+
+async def test_a_full_queue_refuses_and_goes_on(smollm2_gguf: Path):
+    async with running(smollm2_gguf, max_sequences=1, max_waiting=1) as client:
+        first = stream_of(client, 2000)
+        await anext(first)
+        second = asyncio.create_task(outputs_of(stream_of(client, 3)))
+        await asyncio.sleep(0)  # it is on its way to the engine, before the next
+        (refusal,) = await outputs_of(stream_of(client, 3))
+        assert refusal.finish == "error"
+        assert (refusal.error or "").startswith(OVERLOADED)
+        await first.aclose()
+        assert count(await second) == 3
+        assert client.refused == 1
+        await until_idle(client)
+
+
+async def test_a_prompt_that_the_cache_cannot_hold_is_refused(smollm2_gguf: Path):
+    async with running(smollm2_gguf, kv_cache_mb=4) as client:
+        capacity = client.ready.kv_pages * PAGE
+        (output,) = await outputs_of(stream_of(client, 1, prompt_tokens=capacity + 1))
+        assert output.finish == "error"
+        assert "KV pages" in (output.error or "")
+        assert count(await outputs_of(stream_of(client, 2000))) == capacity - len(FRANCE)
+        await until_idle(client)
+
+
+async def test_a_damaged_file_is_refused_in_one_line(smollm2_gguf: Path, tmp_path: Path):
+    with pytest.raises(ModelFileError) as refused:
+        async with running(bad_models.truncated(smollm2_gguf, tmp_path / "half.gguf")):
+            pass
+    assert str(refused.value).startswith("half.gguf: ")
+    assert "\n" not in str(refused.value)
+
+
+async def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(ModelFileError, match="gemma3") as refused:
+        async with running(bad_models.of_gemma3(tmp_path / "gemma.gguf")):
+            pass
+    assert "\n" not in str(refused.value)
