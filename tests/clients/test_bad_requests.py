@@ -1,0 +1,96 @@
+"""What a client may do wrong: each is refused with the right status and code, and the next request is answered."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from clients.stack import MODEL, Stack, post
+
+HI: Any = [{"role": "user", "content": "Hi"}]
+CONTEXT = 8192
+
+
+@pytest.fixture(autouse=True)
+def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
+    yield
+    reply = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 1
+    stack.until_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("fields", "kind", "code"),
+    [
+        ({"model": "no/such-model"}, openai.NotFoundError, "model_not_found"),
+        ({"model": ""}, openai.BadRequestError, "missing_model_field"),
+        ({"model": 7}, openai.BadRequestError, "missing_model_field"),
+        ({"messages": "Hi"}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"messages": []}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"messages": [{"role": "user", "content": 7}]}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"temperature": "hot"}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"max_tokens": 0}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"max_tokens": -1}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"max_tokens": 1.5}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"n": 2}, openai.BadRequestError, "unsupported_parameter"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_wrong_fields(client: openai.OpenAI, fields: dict[str, Any], kind: type[Exception], code: str, stream: bool):
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(model=MODEL, messages=HI, stream=stream, extra_body={"max_tokens": 1} | fields)
+    assert type(refused.value) is kind
+    assert refused.value.code == code
+    assert "\n" not in refused.value.message
+
+
+def test_a_prompt_beyond_the_context_says_both_numbers(client: openai.OpenAI):
+    messages: Any = [{"role": "user", "content": "word " * CONTEXT}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    assert refused.value.code == "context_length_exceeded"
+    assert f"maximum context length is {CONTEXT} tokens" in refused.value.message
+    assert isinstance(refused.value.body, dict)
+    assert refused.value.body["max"] == CONTEXT
+    assert refused.value.body["prompt_len"] > CONTEXT
+
+
+def test_an_image_for_a_model_that_reads_text(client: openai.OpenAI):
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    messages: Any = [{"role": "user", "content": parts}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    assert refused.value.code == "vision_unsupported"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "malformed_json"),
+        (b"", 400, "malformed_json"),
+        (b'{"model": "\xff"}', 400, "malformed_json"),
+        (b"[" * 100_000, 400, "malformed_json"),
+        (b"[]", 422, "invalid_request_body"),
+        (b"null", 422, "invalid_request_body"),
+    ],
+    ids=["cut", "empty", "not-utf8", "deep", "list", "null"],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes, status: int, code: str):
+    found, _, answer = post(f"{stack.url}/v1/{path}", body)
+    assert (found, answer["error"]["code"], answer["error"]["type"]) == (status, code, "invalid_request_error")
+
+
+def test_completions_refuse_in_the_same_way(client: openai.OpenAI):
+    fields: Any = {"model": MODEL, "prompt": "word " * CONTEXT}
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(**fields, max_tokens=1)
+    assert refused.value.code == "context_length_exceeded"
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(**fields, max_tokens=0)
+    with pytest.raises(openai.UnprocessableEntityError):
+        client.completions.create(model=MODEL, prompt=[10**9], max_tokens=1)
