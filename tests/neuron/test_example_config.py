@@ -1,0 +1,36 @@
+"""docs/neuron.example.toml: valid, complete, and honest about the defaults."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.core.source import ModelSource
+from helexa.neuron.config import NeuronConfig, SourceConfig, TorchConfig, read_config
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "neuron.example.toml"
+
+
+@pytest.fixture
+def config() -> NeuronConfig:
+    return read_config(EXAMPLE, environ={})
+
+
+def test_the_example_is_valid(config: NeuronConfig) -> None:
+    assert [model.model_id for model in config.default_models] == ["helexa/small", "qwen3-8b"]
+    source = config.default_models[1].source
+    assert source is not None
+    assert ModelSource.parse(source) == ModelSource("huggingface", "Qwen/Qwen3-8B-GGUF")
+    assert config.harness.torch.sources["mirror"].endpoint == "https://hub.example.com"
+
+
+def test_it_shows_the_defaults(config: NeuronConfig) -> None:
+    ours = {"default_models": ..., "harness": {"torch": {"sources"}}}
+    assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
+
+
+@pytest.mark.parametrize("section", [TorchConfig, SourceConfig])
+def test_it_names_every_key(section: type[TorchConfig | SourceConfig]) -> None:
+    lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
+    tables = {"sources"}  # shown as tables of their own
+    missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
+    assert set(missing) <= tables
