@@ -22,7 +22,7 @@ lint: $(STAMP)
 	$(BIN)/pyright
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/engine.py "$$($(BIN)/neuron pull helexa/small)"
+	$(BIN)/python benchmarks/engine.py helexa/small
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

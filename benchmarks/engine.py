@@ -1,24 +1,35 @@
-"""The engine alone, in process: decode at several batch sizes and prefill, as JSON lines, with the machine's ceiling beside.
+"""The engine alone, in process: decode at several batch sizes and prefill, as JSON lines beside the machine's ceiling.
 
 usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@16,prefill@512] [--dtype auto] [--threads N]
 
-MODEL is a path to a GGUF file or a Hugging Face folder. Every row has the keys `engine`, `row` and `tok_s` (all
-sequences together), and `ceiling_tok_s`: what the measured read bandwidth (decode) and matrix rate of this machine allow.
-Decode starts at 64 tokens of context and takes 64 greedy steps, scheduler and sampler included.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Every row has
+the keys `engine`, `row` and `tok_s` (all sequences together), and `ceiling_tok_s`: what the measured read bandwidth
+(decode) and matrix rate of this machine allow. Decode starts at 64 tokens of context and takes 64 greedy steps, scheduler
+and sampler included.
 """
 
 import argparse
+import asyncio
 import json
+import os
 import time
 from pathlib import Path
 
+from helexa.neuron.engine.threads import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+
 import torch
 
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.registry import BUILTIN_MODELS
+from helexa.neuron.sources import Sources
 
 ROWS = "decode@1,decode@4,decode@8,decode@16,decode@32,prefill@512"
 CONTEXT, STEPS = 64, 64
@@ -26,7 +37,7 @@ CONTEXT, STEPS = 64, 64
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
+    parser.add_argument("model")
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--threads", type=int, default=0)
@@ -34,7 +45,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options = EngineOptions(dtype=arguments.dtype)
-    runner = Runner(arguments.model, options)
+    runner = Runner(asyncio.run(fetch(arguments.model)), options)
     bandwidth, flops = read_bandwidth(), matmul_rate(runner.ops.dtype)
     parameters = runner.facts.parameters
     measure(runner, options, 1, CONTEXT, 4)  # warm up
@@ -49,6 +60,14 @@ def main() -> None:
             ceiling = flops / (2 * parameters)
         line = {"engine": "helexa", "row": row, "tok_s": round(rate, 1), "ceiling_tok_s": round(ceiling, 1)}
         print(json.dumps(line | {"kernels": runner.ops.name}), flush=True)
+
+
+async def fetch(model: str) -> Path:
+    """The local path of a model id or path."""
+    source = ModelSource.parse(BUILTIN_MODELS.get(model, model))
+    if source.scheme == "huggingface" and Path(model).exists():
+        return Path(model)
+    return await Sources(read_config(None)).resolve(source, quant=None, progress=lambda stage, done, total: None)
 
 
 def measure(runner: Runner, options: EngineOptions, sequences: int, context: int, steps: int) -> float:

@@ -5,6 +5,7 @@ of similar length. Each prefill chunk attends alone, over its prefix and itself.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,16 +20,22 @@ class DecodeGroup:
     Attributes:
         rows: where they lie in the flat batch.
         pages: [B, P] page numbers; short rows repeat a page of their own, masked.
-        mask: [B, P * page_size] additive, 0 or -inf.
-        longest: positions of the longest row.
+        lengths: [B] positions of each row, its own included.
+        longest: the largest of them.
         contiguous: first page when B is 1 and its pages ascend without a gap, so that no gather is needed.
     """
 
     rows: slice
     pages: Tensor
-    mask: Tensor
+    lengths: Tensor
     longest: int
     contiguous: int | None
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[B, longest], additive: 0, or -inf beyond a row's length."""
+        beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
+        return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def lay_out(plan: Plan, page_size: int, device: torch.device) -> Batch:
         if entry.count > 1:
             chunks.append(_chunk(entry, slice(start, len(tokens)), page_size, device))
         last_rows[sequence.id] = len(tokens) - 1
-    groups = [_decode_group(group, start, page_size, device) for start, group in _by_length(decodes)]
+    groups = [_decode_group(group, start, device) for start, group in _by_length(decodes)]
     sample_rows = [last_rows[entry.sequence.id] for entry in plan if entry.samples]
     return Batch(
         tokens=torch.tensor(tokens, device=device),
@@ -112,15 +119,14 @@ def _by_length(decodes: list[PlanEntry]) -> list[tuple[int, list[PlanEntry]]]:
     return groups
 
 
-def _decode_group(group: list[PlanEntry], start: int, page_size: int, device: torch.device) -> DecodeGroup:
+def _decode_group(group: list[PlanEntry], start: int, device: torch.device) -> DecodeGroup:
     width = max(len(entry.sequence.pages) for entry in group)
     pages = [entry.sequence.pages + entry.sequence.pages[:1] * (width - len(entry.sequence.pages)) for entry in group]
     lengths = [entry.sequence.computed + 1 for entry in group]
-    beyond = torch.arange(width * page_size, device=device) >= torch.tensor(lengths, device=device)[:, None]
     return DecodeGroup(
         rows=slice(start, start + len(group)),
         pages=torch.tensor(pages, device=device),
-        mask=torch.zeros(beyond.shape, device=device).masked_fill_(beyond, float("-inf")),
+        lengths=torch.tensor(lengths, device=device),
         longest=max(lengths),
         contiguous=_first_if_contiguous(pages[0]) if len(group) == 1 else None,
     )

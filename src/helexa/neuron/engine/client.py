@@ -30,6 +30,7 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
     encode,
 )
+from helexa.neuron.engine.threads import ENVIRONMENT
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class EngineClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
+                env=ENVIRONMENT | os.environ,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 limit=_LINE_BYTES,

@@ -13,7 +13,7 @@ class Step:
     """What all layers of one forward pass share.
 
     Attributes:
-        cos, sin: rotary tables, [T, heads + 2 * kv_heads, D], that leave V alone (see `Rope.tables`).
+        cos, sin: rotary tables (see `Rope.tables`).
     """
 
     batch: Batch
@@ -48,7 +48,6 @@ class Attention:
         if self._q_norm is not None and self._k_norm is not None:
             qkv[:, :heads] = self._q_norm(qkv[:, :heads])
             qkv[:, heads : heads + self._kv_heads] = self._k_norm(qkv[:, heads : heads + self._kv_heads])
-        rotated = self._ops.rotate(qkv, step.cos, step.sin)
-        self._ops.write(cache, rotated[:, heads:].unflatten(1, (2, -1)), step.batch.slots)
-        out = self._ops.attend(rotated[:, :heads], cache, step.page_size, step.batch)
+        queries = self._ops.rotate_store(qkv, heads, step.cos, step.sin, cache, step.batch.slots)
+        out = self._ops.attend(queries, cache, step.page_size, step.batch)
         return self._out(out.reshape(x.shape[0], -1))

@@ -35,21 +35,11 @@ class Rope:
             frequencies /= factors.double().cpu()
         self._frequencies = frequencies.float().to(device)
 
-    def tables(self, positions: Tensor, rotated: int, kept: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [T] for `rotated` heads that turn and `kept` heads behind them that do not.
-
-        One call then rotates Q and K and passes V through, where all three lie side by side.
-
-        Returns:
-            Two float32 tensors [T, rotated + kept, D]; sin is negative in the first half (see `ops.rotate`).
-        """
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of positions [T], each float32 [T, 1, D], halves alike; sin is negative in the first half."""
         angles = positions[:, None].float() * self._frequencies
         cos, sin = angles.cos(), angles.sin()
-        heads = angles.new_ones(1, rotated + kept, 1)
-        heads[:, rotated:] = 0
-        cos = torch.cat((cos, cos), -1)[:, None]
-        sin = torch.cat((-sin, sin), -1)[:, None]
-        return torch.lerp(torch.ones_like(cos), cos, heads), sin * heads
+        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
 
 def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:

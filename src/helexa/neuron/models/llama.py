@@ -25,7 +25,7 @@ class Llama:
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self._ops = loader.ops
         hidden = _positive(config, "hidden_size")
-        self._heads = heads = _positive(config, "num_attention_heads")
+        heads = _positive(config, "num_attention_heads")
         self.kv_heads = _positive(config, "num_key_value_heads", heads)
         self.head_dim = _positive(config, "head_dim", hidden // heads)
         if heads % self.kv_heads or self.head_dim % 2:
@@ -48,12 +48,13 @@ class Llama:
 
     def forward(self, batch: Batch, caches: list[Tensor], page_size: int) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
-        cos, sin = self._rope.tables(batch.positions, self._heads + self.kv_heads, self.kv_heads)
+        cos, sin = self._rope.tables(batch.positions)
         step = Step(batch, page_size, cos, sin)
-        hidden = self._embed(batch.tokens)
+        hidden, delta = self._embed(batch.tokens), None
         for layer, cache in zip(self.layers, caches, strict=True):
-            hidden = layer(hidden, cache, step)
-        return self._head(self._norm(hidden[batch.sample_rows]))
+            delta = layer(hidden, delta, cache, step)
+        rows = batch.sample_rows
+        return self._head(self._norm(hidden[rows], None if delta is None else delta[rows]))
 
 
 class Block:
@@ -72,11 +73,10 @@ class Block:
         self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", eps)
         self._mlp = GatedMlp(loader, f"{prefix}.mlp")
 
-    def __call__(self, hidden: Tensor, cache: Tensor, step: Step) -> Tensor:
-        """[T, H] float32 -> [T, H] float32, in place."""
-        hidden += self._attention(self._input_norm(hidden), cache, step)
-        hidden += self._mlp(self._mlp_norm(hidden))
-        return hidden
+    def __call__(self, hidden: Tensor, delta: Tensor | None, cache: Tensor, step: Step) -> Tensor:
+        """Add `delta` to the residual stream [T, H] in place; return what this layer would add next."""
+        delta = self._attention(self._input_norm(hidden, delta), cache, step)
+        return self._mlp(self._mlp_norm(hidden, delta))
 
 
 def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:

@@ -8,10 +8,13 @@ from helexa.neuron.ops.reference import ReferenceOps
 def choose(device: torch.device, dtype: torch.dtype) -> ReferenceOps:
     """The fastest kernels that work for this device and activation dtype."""
     if device.type == "cpu" and dtype == torch.bfloat16:
+        from helexa.neuron.ops.compiler import native_kernels
         from helexa.neuron.ops.cpu import CpuOps
+        from helexa.neuron.ops.native import NativeOps
 
         if CpuOps.available():
-            return CpuOps(device, dtype)
+            library = native_kernels()
+            return CpuOps(device, dtype) if library is None else NativeOps(device, dtype, library)
     return ReferenceOps(device, dtype)
 
 

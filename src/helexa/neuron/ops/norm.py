@@ -1,15 +1,21 @@
 """Normalisation operators: weights prepared once, applied to [..., H]."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-NormOp = Callable[[Tensor], Tensor]
+
+class NormOp(Protocol):
+    """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """[..., H] of any float dtype -> [..., H] of the activation dtype; `delta` is added to x in place before."""
+        ...
 
 
 class RmsNorm:
-    """`x / rms(x) * weight` (Zhang and Sennrich, 2019), computed in float32.
+    """The norm as it is defined, in float32.
 
     Args:
         weight: [H], float32.
@@ -21,8 +27,10 @@ class RmsNorm:
         self._eps = eps
         self._dtype = dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., H] of any float dtype -> [..., H]."""
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See `NormOp`."""
+        if delta is not None:
+            x += delta
         x = x.float()
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(self._eps))
         return (x * scale).mul_(self._weight).to(self._dtype)
@@ -37,8 +45,10 @@ class FewPassRmsNorm:
         self._element = weight.new_tensor((width * eps) ** 0.5)
         self._dtype = dtype
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., H] of any float dtype -> [..., H]."""
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See `NormOp`."""
+        if delta is not None:
+            x += delta
         x = x.float()
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._element)
         return (x * self._weight).div_(length).to(self._dtype)

@@ -43,19 +43,26 @@ class ReferenceOps:
         return F.embedding(tokens, weight).float()
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare `x -> x / rms(x) * weight` over the last dimension, for x of any float dtype."""
+        """Prepare a norm; the weight is [H], float32."""
         return RmsNorm(weight, eps, self.dtype)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding (Su et al., 2021) of x [T, heads, D], its halves paired, in the activation dtype.
+    def rotate_store(self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
+        """Rotate queries and keys (Su et al., 2021; halves paired), store keys and values at `slots` [T].
 
         Args:
-            cos: float32, broadcast to x; both halves alike.
-            sin: float32, broadcast to x; negative in the first half.
+            qkv: [T, heads + 2 * kv_heads, D]; may be changed.
+            cos, sin: see `Rope.tables`.
+
+        Returns:
+            The rotated queries, [T, heads, D].
         """
-        x = x.float()
-        swapped = x.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        return torch.addcmul(x * cos, swapped, sin).to(self.dtype)
+        kv_heads = cache.shape[1]
+        turning = qkv[:, : heads + kv_heads].float()
+        swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
+        rotated = torch.addcmul(turning * cos, swapped, sin).to(self.dtype)
+        cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
+        cache[1].index_copy_(1, slots, qkv[:, heads + kv_heads :].transpose(0, 1))
+        return rotated[:, :heads]
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` for [T, 2 * I], gate first."""
@@ -72,10 +79,6 @@ class ReferenceOps:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
-    def write(self, cache: Tensor, keys_values: Tensor, slots: Tensor) -> None:
-        """Store K and V of tokens, [T, 2, kv_heads, D], at `slots` [T]."""
-        cache.index_copy_(2, slots, keys_values.permute(1, 2, 0, 3))
-
     def attend(self, queries: Tensor, cache: Tensor, page_size: int, batch: Batch) -> Tensor:
         """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
         parts = [self._decode(queries[group.rows], cache, page_size, group) for group in batch.decodes]
@@ -86,13 +89,14 @@ class ReferenceOps:
         rows, heads, dim = queries.shape
         kv_heads = cache.shape[1]
         keys, values = _pages(cache, page_size, group.pages, group.contiguous)  # [kv_heads * B, L, D]
+        keys, values = keys[:, : group.longest], values[:, : group.longest]
         if rows == 1:
-            keys, values = keys[None, :, : group.longest], values[None, :, : group.longest]
-            return F.scaled_dot_product_attention(queries.view(1, kv_heads, -1, dim), keys, values).view(1, heads, dim)
+            queries = queries.reshape(1, kv_heads, -1, dim)
+            return F.scaled_dot_product_attention(queries, keys[None], values[None]).view(1, heads, dim)
         # The query heads of one KV head are the rows of one product.
-        grouped = queries.view(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
+        grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
         scores = torch.bmm(grouped * dim**-0.5, keys.transpose(1, 2)).float()
-        scores.view(kv_heads, rows, -1, keys.shape[1]).add_(group.mask[:, None])
+        scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
         out = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)
         return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
 

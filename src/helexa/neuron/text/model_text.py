@@ -91,13 +91,14 @@ class ModelText:
 
     @classmethod
     def _from_gguf(cls, path: Path) -> "ModelText":
-        metadata = GgufFile.open(path).metadata
+        file = GgufFile.open(path)
+        metadata = file.metadata
         source = metadata.get("tokenizer.chat_template")
         defaults = {name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()}
         try:
             tokenizer = Tokenizer.from_gguf(metadata)
         except ModelFileError as error:
-            raise ModelFileError(f"{path.name}: {error}") from error
+            raise ModelFileError(f"{path.name}: {file.architecture}: {error}") from error
         return cls(tokenizer, source if isinstance(source, str) and source.strip() else None, _numbers(defaults))
 
     def prompt_ids(

@@ -44,7 +44,7 @@ class Tokenizer:
         self.eos_id = eos_id
         self.add_bos = add_bos and bos_id is not None
         named = (token_id for token_id, token in self._added.items() if token.special and token.content in _END_TOKENS)
-        self.eos_ids = frozenset([*end_ids, *named, *([] if eos_id is None else [eos_id])])
+        self.eos_ids: frozenset[int] = frozenset([*end_ids, *named, *([] if eos_id is None else [eos_id])])
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
