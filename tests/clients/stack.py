@@ -68,20 +68,24 @@ class Server:
 class Stack:
     """A node and a gateway; leaving the block ends both.
 
+    Args:
+        folder: takes configuration files and logs.
+        node_config, catalogue: more text for the node's configuration and the gateway's catalogue.
+
     Attributes:
         node_url, url, metrics_url: of the node's API, the gateway's API and its Prometheus text.
     """
 
-    def __init__(self, model: Path, folder: Path) -> None:
+    def __init__(self, model: Path, folder: Path, *, node_config: str = "", catalogue: str = "") -> None:
         self._folder = folder
         self._servers: list[Server] = []
         self._port = free_port()
         self.node_url = f"http://127.0.0.1:{self._port}"
         (folder / "neuron.toml").write_text(
             f'host = "127.0.0.1"\n[[default_models]]\nmodel_id = "{MODEL}"\nsource = "file:{model}"\n'
-            "[harness.torch]\nkv_cache_mb = 512\n"
+            f"[harness.torch]\nkv_cache_mb = 512\n{node_config}"
         )
-        (folder / "models.toml").write_text(f'[aliases]\nsmall = "{MODEL}"\n')
+        (folder / "models.toml").write_text(f'{catalogue}[aliases]\nsmall = "{MODEL}"\n')
         (folder / "cortex.toml").write_text(
             'models_config = "models.toml"\n'
             '[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\npoll_interval_secs = 0.5\n'

@@ -13,8 +13,13 @@ def truncated(whole: Path, target: Path) -> Path:
     return target
 
 
-def of_gemma3(target: Path) -> Path:
-    """A sound GGUF file of an architecture that the engine does not have, with a tokenizer that it does."""
+def of_gemma3(target: Path, tokenizer: str = "llama") -> Path:
+    """A sound GGUF file of an architecture that the engine does not have.
+
+    Args:
+        tokenizer: `llama` as such files have it, or `gpt2`, which helexa can read.
+    """
+    tokens = ["a", "b", "ab", "<end>"]
     writer = gguf.GGUFWriter(target, "gemma3")
     writer.add_context_length(128)
     writer.add_embedding_length(32)
@@ -23,14 +28,14 @@ def of_gemma3(target: Path) -> Path:
     writer.add_head_count(2)
     writer.add_head_count_kv(1)
     writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(tokenizer)
     writer.add_tokenizer_pre("smollm")
-    letters = [*"abcdefghijklmnopqrstuvwxyz", "<end>"]
-    writer.add_token_list(letters)
-    writer.add_token_types([gguf.TokenType.NORMAL] * 26 + [gguf.TokenType.CONTROL])
-    writer.add_token_merges([])
-    writer.add_eos_token_id(26)
-    writer.add_tensor("token_embd.weight", np.zeros((len(letters), 32), np.float32))
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * 3 + [gguf.TokenType.CONTROL])
+    writer.add_token_scores([0.0] * len(tokens))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+    writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float32))
     writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -98,7 +98,7 @@ class ModelText:
         try:
             tokenizer = Tokenizer.from_gguf(metadata)
         except ModelFileError as error:
-            raise ModelFileError(f"{path.name}: {file.architecture}: {error}") from error
+            raise ModelFileError(f"{path.name}: {error}; the model is of architecture '{file.architecture}'") from error
         return cls(tokenizer, source if isinstance(source, str) and source.strip() else None, _numbers(defaults))
 
     def prompt_ids(

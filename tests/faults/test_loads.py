@@ -1,0 +1,77 @@
+"""Models that cannot be loaded: the node says which and why in one line, and keeps serving the others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.stack import MODEL, Stack, get, post
+from faults import bad_models
+from faults.conftest import AWAY, HALF
+
+HI = [{"role": "user", "content": "Hi"}]
+
+
+def load(stack: Stack, source: object, model_id: str = "org/broken") -> tuple[int, Any]:
+    status, _, body = post(f"{stack.node_url}/models/load", {"model_id": model_id, "source": str(source)})
+    return status, body["error"]
+
+
+def ask(stack: Stack, model: str = MODEL) -> tuple[int, dict[str, str], Any]:
+    return post(f"{stack.url}/v1/chat/completions", {"model": model, "messages": HI, "max_tokens": 1})
+
+
+@pytest.fixture(autouse=True)
+def still_serves(stack: Stack):
+    yield
+    assert [model["id"] for model in get(f"{stack.node_url}/models")] == [MODEL]
+    assert ask(stack)[0] == 200
+
+
+def test_a_truncated_file(stack: Stack, half: Path):
+    status, error = load(stack, half)
+    assert status == 400
+    assert error.startswith("half.gguf: ")
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize("tokenizer", ["llama", "gpt2"])
+def test_an_architecture_that_the_engine_does_not_have(stack: Stack, tmp_path: Path, tokenizer: str):
+    status, error = load(stack, bad_models.of_gemma3(tmp_path / "model.gguf", tokenizer))
+    assert status == 400
+    assert "architecture 'gemma3'" in error
+    assert "\n" not in error
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", bytes(range(256)) * 64], ids=["empty", "magic", "noise"])
+def test_a_file_that_is_no_model(stack: Stack, tmp_path: Path, content: bytes):
+    path = tmp_path / "noise.gguf"
+    path.write_bytes(content)
+    status, error = load(stack, path)
+    assert status == 400
+    assert "noise.gguf" in error
+    assert "\n" not in error
+
+
+def test_a_file_that_is_not_there(stack: Stack, tmp_path: Path):
+    status, error = load(stack, tmp_path / "missing.gguf")
+    assert (status, error["kind"], error["model_id"]) == (422, "invalid_source", f"file:{tmp_path}/missing.gguf")
+    assert "does not exist" in error["message"]
+
+
+def test_a_source_that_cannot_be_reached(stack: Stack):
+    status, error = load(stack, f"away:{AWAY}", model_id=AWAY)
+    assert (status, error["kind"], error["model_id"]) == (422, "repo_fetch_failed", AWAY)
+    assert "could not be fetched from http://127.0.0.1:" in error["message"]
+    assert "\n" not in error["message"]
+
+
+def test_the_gateway_passes_the_reason_on(stack: Stack):
+    status, headers, body = ask(stack, AWAY)
+    assert (status, body["error"]["code"]) == (503, "service_unavailable")
+    assert "could not be fetched" in body["error"]["message"]
+    assert "retry-after" in headers
+    status, headers, body = ask(stack, HALF)
+    assert (status, body["error"]["code"]) == (503, "service_unavailable")
+    assert "half.gguf: " in body["error"]["message"]
+    assert "retry-after" not in headers, "no retry will mend the file"
