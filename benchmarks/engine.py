@@ -2,10 +2,10 @@
 
 usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@16,prefill@512] [--dtype auto] [--threads N]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Every row has
-the keys `engine`, `row` and `tok_s` (all sequences together), and `ceiling_tok_s`: what the measured read bandwidth
-(decode) and matrix rate of this machine allow. Decode starts at 64 tokens of context and takes 64 greedy steps, scheduler
-and sampler included.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Every row
+has the keys `engine`, `row` and `tok_s` (all sequences together), and `ceiling_tok_s`: what the measured read bandwidth
+(decode) and matrix rate of this machine allow. Decode starts at 64 tokens of context and takes 64 greedy steps,
+scheduler and sampler included.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     options = EngineOptions(dtype=arguments.dtype)
-    runner = Runner(asyncio.run(fetch(arguments.model)), options)
+    runner = Runner(local_path(arguments.model), options)
     bandwidth, flops = read_bandwidth(), matmul_rate(runner.ops.dtype)
     parameters = runner.facts.parameters
     measure(runner, options, 1, CONTEXT, 4)  # warm up
@@ -62,12 +62,12 @@ def main() -> None:
         print(json.dumps(line | {"kernels": runner.ops.name}), flush=True)
 
 
-async def fetch(model: str) -> Path:
-    """The local path of a model id or path."""
-    source = ModelSource.parse(BUILTIN_MODELS.get(model, model))
-    if source.scheme == "huggingface" and Path(model).exists():
+def local_path(model: str) -> Path:
+    """Where the model lies, fetched if it is an id whose file is not here yet."""
+    if Path(model).exists():
         return Path(model)
-    return await Sources(read_config(None)).resolve(source, quant=None, progress=lambda stage, done, total: None)
+    source = ModelSource.parse(BUILTIN_MODELS.get(model, model))
+    return asyncio.run(Sources(read_config(None)).resolve(source, quant=None, progress=lambda *_: None))
 
 
 def measure(runner: Runner, options: EngineOptions, sequences: int, context: int, steps: int) -> float:

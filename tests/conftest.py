@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import packages
 import pytest
+
+import packages
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Every architecture against transformers in float32: random weights, written by transformers, logits compared."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
@@ -79,3 +81,24 @@ def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
         if len(logits):
             return logits[0]
         scheduler.commit(plan, [])
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"hidden_act": "gelu"},
+        {"partial_rotary_factor": 0.5},
+        {"use_sliding_window": True},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_would_load_but_compute_something_else_is_refused_by_name(setting: dict[str, Any], tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(config | setting))
+    expected = "yarn" if "rope_scaling" in setting else next(iter(setting))
+    with pytest.raises(ModelFileError, match=expected):
+        Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8))

@@ -5,7 +5,9 @@ import importlib.util
 import json
 import os
 import shlex
+import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -172,7 +174,7 @@ def _stage(activation: Activation, log: Path) -> tuple[str, float | None]:
 def _announce(url: str, model: str, logs: Path) -> None:
     model = printable(model)
     request = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
-    chat = "helexa chat" if url == DEFAULT_URL else f"helexa chat --url {url}"
+    chat = f"{_command()} chat" + ("" if url == DEFAULT_URL else f" --url {url}")
     print(
         f"""
 helexa is up. Point any OpenAI client at it:
@@ -189,3 +191,11 @@ Try it:
 Logs are in {logs}; Ctrl-C stops everything.""",
         flush=True,
     )
+
+
+def _command() -> str:
+    """How this user can call `helexa` again: by name where it is on the PATH, else as they just did."""
+    called = Path(sys.argv[0])
+    if shutil.which("helexa"):
+        return "helexa"
+    return f"{shlex.quote(sys.executable)} -m helexa" if called.suffix == ".py" else shlex.quote(str(called))

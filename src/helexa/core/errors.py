@@ -1,10 +1,10 @@
 """Errors: what a person reads on a terminal, and the one error envelope that every HTTP surface speaks.
 
-    HelexaError            a failure said in one line, for a person
-      ConfigError          a configuration file or variable is wrong
-      SourceError          a model source cannot be resolved or fetched
-      ModelFileError       a model file is corrupt, truncated or of an unsupported kind
-      ApiError             a refusal on the wire: status, type, code, message, extras
+HelexaError            a failure said in one line, for a person
+  ConfigError          a configuration file or variable is wrong
+  SourceError          a model source cannot be resolved or fetched
+  ModelFileError       a model file is corrupt, truncated or of an unsupported kind
+  ApiError             a refusal on the wire: status, type, code, message, extras
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ from helexa.cortex.node_client import NodeClient, NodeError
 
 log = logging.getLogger(__name__)
 
-DOWN_INTERVAL_SECS = 1.0  # a node that is down serves nobody: notice soon when it comes up
+UNSETTLED_INTERVAL_SECS = 1.0  # what is down or recovering serves nobody: notice soon when it is back
 
 
 class Poller:
@@ -57,8 +57,9 @@ class Poller:
             except Exception as error:  # a fault in reading one node must not end the polling of all
                 log.exception("polling %s failed", name)
                 self._fleet.missed(name, type(error).__name__)
-            healthy = self._fleet.node(name).healthy
-            await asyncio.sleep(self._interval_secs if healthy else min(self._interval_secs, DOWN_INTERVAL_SECS))
+            node = self._fleet.node(name)
+            settled = node.healthy and all(info.status != "recovering" for info in node.models.values())
+            await asyncio.sleep(self._interval_secs if settled else min(self._interval_secs, UNSETTLED_INTERVAL_SECS))
 
     async def _urls(self, node: Node, models: list[str]) -> dict[str, str]:
         """Where each model is served; a node is asked once per model."""

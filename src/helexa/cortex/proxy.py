@@ -35,7 +35,6 @@ _HOP_BY_HOP = {
     "transfer-encoding",
     "upgrade",
 }
-# `accept-encoding` stays here so that nodes answer in plain bytes, which the meter can read.
 _CREDENTIALS = {"authorization", "x-api-key", "cookie"}
 # `accept-encoding` is dropped so that nodes answer in plain bytes, which the meter can read.
 _NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | {"host", "content-length", "expect", "accept-encoding"}

@@ -47,7 +47,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         top_k: 0 is off.
         repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
         frequency_penalty, presence_penalty: over the output, as OpenAI defines them.
-        seed: the same seed gives the same tokens whatever else is in the batch.
+        seed: with a position, it determines every draw, whatever else is in the batch; logits may still differ in their
+            last bits between batch sizes.
         logit_bias: token id -> added logit.
     """
 

@@ -172,7 +172,8 @@ def _send(connection: socket.socket, message: FromEngine) -> None:
 
 
 def _physical_cores() -> int:
-    return max(min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))), 1)
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ class Llama:
     qk_norm = False
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
+        _refuse_unsupported(config)
         self._ops = loader.ops
         hidden = _positive(config, "hidden_size")
         heads = _positive(config, "num_attention_heads")
@@ -30,9 +31,6 @@ class Llama:
         self.head_dim = _positive(config, "head_dim", hidden // heads)
         if heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(f"{heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model")
-        activation = config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise ModelFileError(f"activation '{activation}' is not supported by this architecture")
         eps = float(config.get("rms_norm_eps", 1e-6))
         factors = loader.vector("rope_freqs.weight") if "rope_freqs.weight" in loader else None
         self._rope = Rope(config, self.head_dim, loader.ops.device, factors)
@@ -77,6 +75,27 @@ class Block:
         """Add `delta` to the residual stream [T, H] in place; return what this layer would add next."""
         delta = self._attention(self._input_norm(hidden, delta), cache, step)
         return self._mlp(self._mlp_norm(hidden, delta))
+
+
+def _refuse_unsupported(config: dict[str, Any]) -> None:
+    """What would load but compute something else is refused by name.
+
+    Raises:
+        ModelFileError: names the setting.
+    """
+    rope = config.get("rope_parameters") or {}
+    expected = {
+        "hidden_act": (config.get("hidden_act"), (None, "silu")),
+        "quantization_config": (config.get("quantization_config"), (None,)),
+        "partial_rotary_factor": (
+            config.get("partial_rotary_factor", rope.get("partial_rotary_factor")),
+            (None, 1, 1.0),
+        ),
+        "use_sliding_window": (config.get("use_sliding_window"), (None, False)),
+    }
+    for key, (value, supported) in expected.items():
+        if value not in supported:
+            raise ModelFileError(f"'{key}' of this model is {value!r}, which its architecture here does not support")
 
 
 def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
