@@ -1,6 +1,5 @@
 """`helexa chat`: a conversation on the terminal, or one answer on stdout."""
 
-import difflib
 import sys
 from contextlib import closing
 from typing import Annotated
@@ -8,9 +7,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from helexa.cli.conversation import Conversation
-from helexa.cli.failure import MODEL_NOT_FOUND, USAGE, CommandError
+from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.gateway import Gateway
-from helexa.cli.terminal import note, printable
+from helexa.cli.model_choice import choose_model
+from helexa.cli.terminal import note
 
 _MAX_STDIN_CHARACTERS = 16 * 1024 * 1024
 
@@ -52,25 +52,6 @@ def chat(
     conversation = Conversation(gateway, model or choose_model(gateway, None), system, options)
     _answer_once(conversation, question)
     return 0
-
-
-def choose_model(gateway: Gateway, wanted: str | None) -> str:
-    """`wanted` if the gateway lists it, else the first loaded model it lists, else the first of all.
-
-    Raises:
-        CommandError: there is no such model, or none at all.
-    """
-    models = {entry["id"]: bool(entry.get("loaded")) for entry in gateway.models()}
-    if not models:
-        raise CommandError(f"the gateway at {gateway.url} has no models", MODEL_NOT_FOUND)
-    name = wanted or next((name for name, loaded in models.items() if loaded), next(iter(models)))
-    if name not in models:
-        near = difflib.get_close_matches(name, models, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(models)[:20])}"
-        raise CommandError(printable(f"model '{name}' not found; {hint}"), MODEL_NOT_FOUND)
-    if not models[name]:
-        note(printable(f"{name} is not loaded yet: its first answer will take longer"))
-    return name
 
 
 def _question(prompt: str | None) -> str:

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 
-from helexa.cli.chat import choose_model
 from helexa.cli.conversation import Conversation
 from helexa.cli.failure import CommandError
+from helexa.cli.model_choice import choose_model
 from helexa.cli.state import state_folder
 from helexa.cli.terminal import dim, note, printable
 
