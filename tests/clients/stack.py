@@ -20,6 +20,7 @@ import psutil
 MODEL = "helexa/small"
 PATIENCE_SECONDS = 120.0  # a bound for waits on a busy machine, never a measure
 
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "OPENAI_")
 
 
@@ -146,11 +147,14 @@ class Stack:
 
     def client(self) -> openai.OpenAI:
         """The official client, which must see every failure and so never retries."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=PATIENCE_SECONDS)
+        return openai.OpenAI(http_client=openai.DefaultHttpxClient(trust_env=False), **self._client_options())
 
     def async_client(self) -> openai.AsyncOpenAI:
         """The same, asynchronous."""
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0, timeout=PATIENCE_SECONDS)
+        return openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(trust_env=False), **self._client_options())
+
+    def _client_options(self) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, "timeout": PATIENCE_SECONDS}
 
     def _start(self, name: str, *arguments: str) -> Server:
         server = Server(f"helexa.{name}", arguments, self._folder / f"{name}.log")
@@ -164,10 +168,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def read(url: str) -> str:
+    """The text at a URL."""
+    with _direct.open(url, timeout=PATIENCE_SECONDS) as response:
+        return response.read().decode()
+
+
 def get(url: str) -> Any:
-    """A JSON answer."""
-    with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as response:
-        return json.load(response)
+    """The JSON at a URL."""
+    return json.loads(read(url))
 
 
 def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
@@ -175,7 +184,7 @@ def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
+        with _direct.open(request, timeout=PATIENCE_SECONDS) as response:
             return response.status, dict(response.headers), json.load(response)
     except urllib.error.HTTPError as error:
         with error:

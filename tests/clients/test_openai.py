@@ -1,13 +1,12 @@
 """OpenAI's own client, through the gateway, to a real model."""
 
-import urllib.request
 from collections.abc import Iterable
 from typing import Any
 
 import openai
 import pytest
 
-from clients.stack import MODEL, Stack
+from clients.stack import MODEL, Stack, read
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 
@@ -118,8 +117,7 @@ def test_models_are_listed(client: openai.OpenAI):
 
 def test_the_time_to_the_first_token_is_a_histogram(stack: Stack, client: openai.OpenAI):
     answer(client, temperature=0, stream=True)
-    with urllib.request.urlopen(stack.metrics_url) as response:
-        lines = response.read().decode().splitlines()
+    lines = read(stack.metrics_url).splitlines()
     name = "cortex_time_to_first_token_seconds_bucket{"
     buckets = [line for line in lines if line.startswith(name) and f'model="{MODEL}"' in line]
     assert any('le="0.1"' in line for line in buckets)

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 import aiohttp
+import openai
 import psutil
+import pytest
 
 from clients.stack import MODEL, PATIENCE_SECONDS, Stack, get, post
 
@@ -20,7 +22,10 @@ SHORT = LONG | {"max_tokens": 1}
 
 
 async def answers_while_killed(stack: Stack, victim: psutil.Process) -> tuple[list[Any], int, Any]:
-    """The events of a stream in whose midst `victim` is killed, and status and body of a whole answer beside it."""
+    """The events of a stream in whose midst `victim` is killed, and status and body of a whole answer beside it.
+
+    A third answer is read by OpenAI's client, which must understand what happened.
+    """
     timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
     async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
 
@@ -29,15 +34,30 @@ async def answers_while_killed(stack: Stack, victim: psutil.Process) -> tuple[li
                 return response.status, await response.json()
 
         whole = asyncio.create_task(ask())
+        read = asyncio.create_task(read_with_openai(stack))
         async with session.post("/v1/chat/completions", json=LONG | {"stream": True}) as response:
             assert response.status == 200
             begin = b"".join([await response.content.readuntil(b"\n\n") for _ in range(3)])
+            await asyncio.to_thread(stack.node.until, lambda: stack.load()["in_flight"] == 3, "all three are answered")
             victim.kill()
             body = begin + await response.read()
         *events, nothing = body.decode().split("\n\n")
         assert nothing == ""
-        assert all(event.startswith("data: ") for event in events if not event.startswith(":"))
-        return [event.removeprefix("data: ") for event in events if not event.startswith(":")], *(await whole)
+        events = [event for event in events if not event.startswith(":")]  # a comment keeps the connection alive
+        assert all(event.startswith("data: ") for event in events)
+        assert (await read).type == "api_error"
+        return [event.removeprefix("data: ") for event in events], *(await whole)
+
+
+async def read_with_openai(stack: Stack) -> openai.APIError:
+    """What OpenAI's client makes of a stream that ends in an error."""
+    async with stack.async_client() as client:
+        fields: Any = {name: LONG[name] for name in ("model", "messages", "max_tokens")}
+        stream = await client.chat.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})
+        with pytest.raises(openai.APIError) as broken:
+            async for _ in stream:
+                pass
+    return broken.value
 
 
 def refusals_until(stack: Stack, status: int) -> list[tuple[int, dict[str, str], Any]]:
@@ -50,6 +70,13 @@ def refusals_until(stack: Stack, status: int) -> list[tuple[int, dict[str, str],
             return replies
         time.sleep(0.05)
     raise AssertionError(f"never answered with {status}: {replies[-1]}")
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # whoever adopted it may not care
+    except psutil.NoSuchProcess:
+        return True
 
 
 def is_retryable(reply: tuple[int, dict[str, str], Any]) -> bool:
@@ -81,8 +108,7 @@ async def test_the_node_dies_while_it_answers(stack: Stack):
     assert json.loads(error)["error"]["code"] == "upstream_connection_error"
     assert done == "[DONE]"
     assert (status, body["error"]["code"]) == (502, "upstream_connection_error")
-    psutil.wait_procs([engine], timeout=PATIENCE_SECONDS)
-    assert not engine.is_running(), "the engine outlived its server"
+    stack.cortex.until(lambda: has_ended(engine), "the engine ends with its server")
 
     # The gateway finds out by itself, and meanwhile it says so for every request.
     *refused, last = refusals_until(stack, 503)
