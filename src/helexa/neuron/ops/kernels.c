@@ -16,6 +16,8 @@
 
 typedef float lanes __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
+typedef float float8 __attribute__((vector_size(32)));
+typedef float float4 __attribute__((vector_size(16)));
 typedef uint16_t halves __attribute__((vector_size(32)));
 #define INLINE static inline __attribute__((always_inline))
 
@@ -40,11 +42,13 @@ INLINE void store(uint16_t *to, lanes value) {
 }
 
 INLINE float sum(lanes value) {
-    float parts[LANES];
-    memcpy(parts, &value, sizeof parts);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) parts[i] += parts[i + half];
-    return parts[0];
+    float8 eighths[2];
+    memcpy(eighths, &value, sizeof value);
+    eighths[0] += eighths[1];
+    float4 quarters[2];
+    memcpy(quarters, eighths, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 }
 
 /* exp for x <= 0 (larger x up to 88 works too): 2^n * e^r with |r| <= ln(2) / 2 and a polynomial for e^r. */
