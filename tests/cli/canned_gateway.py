@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -65,6 +66,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client may leave whenever it likes
+            self._answer(gateway)
+
+    def _answer(self, gateway):
         self._write(b": keep-alive\n\n")
         self._delta({"role": "assistant", "content": ""})
         for piece in gateway.pieces:

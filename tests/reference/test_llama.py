@@ -1,5 +1,6 @@
 """Our llama against transformers on SmolLM2's real weights, dequantised there by transformers itself."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.ops.cpu import CpuOps
+from helexa.neuron.ops.native import NativeOps
 
 PROMPTS = [
     "The capital of France is",
@@ -53,10 +55,17 @@ def test_greedy_tokens_equal_those_of_transformers(
 @pytest.mark.skipif(
     not CpuOps.available(), reason="this CPU does not multiply bfloat16, so the packed path is not used"
 )
+@pytest.mark.parametrize("compiler", [True, False])
 def test_packed_kernels_agree_for_the_first_sixteen_tokens(
-    smollm2_gguf: Path, prompts: list[list[int]], reference: list[list[int]]
+    smollm2_gguf: Path,
+    prompts: list[list[int]],
+    reference: list[list[int]],
+    compiler: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if not compiler:
+        monkeypatch.setenv("PATH", "/nonexistent")
     runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=64))
-    assert runner.ops.name == CpuOps.name
+    assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
     alone = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
     assert alone == [tokens[:16] for tokens in reference]
