@@ -14,6 +14,7 @@ import json
 import os
 import time
 from pathlib import Path
+from statistics import median
 
 from helexa.neuron.engine.threads import ENVIRONMENT
 
@@ -105,15 +106,15 @@ def step(runner: Runner, scheduler: Scheduler) -> None:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that all threads together read from memory: the best of five sums over 1 GiB."""
+    """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""
     data = torch.ones(1 << 27, dtype=torch.float64)
-    return max(data.nbytes / seconds(data.sum) for _ in range(5))
+    return median(data.nbytes / seconds(data.sum) for _ in range(5))
 
 
 def matmul_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a large matrix product: the best of five."""
+    """Floating-point operations per second of a large matrix product: the median of five."""
     a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
-    return max(2 * 1024 * 2048 * 2048 / seconds(lambda: a @ b) for _ in range(5))
+    return median(2 * 1024 * 2048 * 2048 / seconds(lambda: a @ b) for _ in range(5))
 
 
 def seconds(work: object) -> float:
