@@ -1,33 +1,38 @@
-# Everything runs in .venv, made from PyPI by name. torch comes through pip, whose index may offer the CPU build.
+# Everything runs in .venv, made from PyPI by name; torch comes through pip, so an index of CPU builds is honoured.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
 .PHONY: up chat test lint bench clean
 
-up: $(STAMP)
+up: $(VENV)/.installed
 	$(BIN)/helexa up
 
-chat: $(STAMP)
+chat: $(VENV)/.installed
 	$(BIN)/helexa chat
 
 test: lint
 	$(BIN)/python -m pytest
 
-lint: $(STAMP)
+lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(STAMP)
+bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/engine.py helexa/small
 
-$(STAMP): pyproject.toml
+$(VENV)/.installed: pyproject.toml
+	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[all,test]'
-	touch $@
+	$(PIP) -e '.[all]'
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) -e '.[all,test]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache
