@@ -24,6 +24,19 @@ def test_a_record_of_a_newer_version_is_understood(record: type[Record], least: 
     assert "from_the_future" not in newer.json_dict()
 
 
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (ModelInfo, f'{{"id": "Org/M", "limit": {{"context": {10**30}}}}}'),
+        (ModelInfo, f'{{"id": "Org/M", "vram_used_mb": {2**63}}}'),
+        (Health, '{"models": [{"id": "Org/M", "tok_s_decode": NaN}]}'),
+    ],
+)
+def test_a_number_that_cannot_be_passed_on_is_refused(record: type[Record], said: str) -> None:
+    with pytest.raises(ValidationError):
+        record.model_validate_json(said)
+
+
 def test_nested_records_are_lenient_too() -> None:
     health = Health.model_validate(
         {"activation": {"state": "pre_warming", "mood": 1}, "models": [{"id": "a", "anon_in_flight": 2}]}

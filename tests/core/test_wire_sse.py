@@ -45,7 +45,7 @@ def test_what_is_framed_is_parsed() -> None:
     ]
 
 
-@pytest.mark.parametrize("chunk", [b"x" * 64, b"data: xxxxxxxx\n" * 8, b": xxxxxxx" * 9])
+@pytest.mark.parametrize("chunk", [b"x" * 64, b"data: xxxxxxxx\n" * 8, b": xxxxxxx" * 9, b"data:\n" * 30])
 def test_an_endless_event_is_refused(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = EventParser()

@@ -1,5 +1,6 @@
 """cortex.toml and models.toml."""
 
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,13 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
         ("[nodes]", "unknown key 'nodes'; known keys: gateway, models_config, neurons"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
-        ("[gateway]\nlisten = 31313", "gateway.listen"),
+        ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),
         ("[gateway]\nmax_body_mb = 0", "gateway.max_body_mb"),
         ('[[neurons]]\nname = "n"\nendpoint = "h:1"', "'h:1' is not a URL"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://[h"', "is not a URL"),
-        ('[[neurons]]\nname = "n"\nendpoint = "http://h"\n' * 2, "two neurons are named 'n'"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://a..b:1"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h:1/?x=1"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h"\n' * 2, "cortex.toml: two neurons are named 'n'"),
         ("[gateway", "cortex.toml"),
     ],
 )
@@ -69,6 +72,18 @@ def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
         load(write(tmp_path / "cortex.toml", text))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="user name or password") as caught:
+        load(write(tmp_path / "cortex.toml", '[[neurons]]\nname = "n"\nendpoint = "http://me:hush@h:1"'))
+    assert "hush" not in str(caught.value)
+
+
+def test_a_mistake_within_a_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORTEX_NEURONS", '[{name = "n"}]')
+    with pytest.raises(ConfigError, match=r"^CORTEX_NEURONS: neurons\.0\.endpoint"):
+        load(None)
 
 
 FULL = """
@@ -159,3 +174,13 @@ def test_a_missing_catalogue_is_empty_and_said_aloud(tmp_path: Path, caplog: pyt
 def test_a_catalogue_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         catalogue.load(tmp_path)
+
+
+def test_a_catalogue_out_of_sight_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)  # tests may run as root, whom no permission stops
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        catalogue.load(tmp_path / "models.toml")

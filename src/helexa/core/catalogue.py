@@ -125,7 +125,7 @@ def load(path: Path) -> Catalogue:
     try:
         catalogue = config.load(Catalogue, path, env_prefix="", environ={})
     except ConfigError:
-        if path.exists():
+        if not _is_missing(path):
             raise
         log.warning("NO CATALOGUE: %s does not exist; no model loads on demand and no alias works", path.absolute())
         return Catalogue()
@@ -133,3 +133,13 @@ def load(path: Path) -> Catalogue:
         if catalogue.profile(target) is None:
             log.warning("alias '%s' names '%s', which is not in %s", alias, target, path)
     return catalogue
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass  # it may be there, out of our sight
+    return False

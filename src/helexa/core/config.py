@@ -86,10 +86,10 @@ def _value(text: str) -> Any:
 def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:
     first = error.errors(include_url=False)[0]
     where = tuple(str(part) for part in first["loc"])
-    origin = origins.get(where, file)
+    origin = next((origins[where[:end]] for end in range(len(where), 0, -1) if where[:end] in origins), file)
     key = ".".join(where)
     if first["type"] != "extra_forbidden":
-        return f"{origin}: {key}: {first['msg']}"
+        return ": ".join(part for part in (origin, key, first["msg"].removeprefix("Value error, ")) if part)
     known = _known_keys(schema, where[:-1])
     near = difflib.get_close_matches(where[-1], known, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"

@@ -4,17 +4,19 @@ Records tolerate unknown fields and default every nested object, so that a gatew
 still understand one another.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned"]
+WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""What every JSON writer can pass on."""
 
 
 class Record(BaseModel):
     """Base of all fleet records."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     def json_dict(self) -> dict[str, Any]:
         """The wire form: unknown (None) fields are absent, not null."""
@@ -24,9 +26,9 @@ class Record(BaseModel):
 class Device(Record):
     """One accelerator."""
 
-    index: int
+    index: WireInt
     name: str
-    vram_total_mb: int
+    vram_total_mb: WireInt
     compute_capability: str | None = None
 
 
@@ -37,24 +39,24 @@ class Discovery(Record):
     os: str
     kernel: str = ""
     cpu: str = ""
-    cpu_cores: int = 0
-    memory_total_mb: int = 0
+    cpu_cores: WireInt = 0
+    memory_total_mb: WireInt = 0
     cuda_version: str | None = None
     driver_version: str | None = None
     cuda_unavailable_reason: str | None = None
     devices: list[Device] = Field(default_factory=list[Device])
     harnesses: list[str] = Field(default_factory=lambda: ["torch"])
-    max_prompt_tokens: int = 0
+    max_prompt_tokens: WireInt = 0
 
 
 class DeviceHealth(Record):
     """Live readings of one accelerator."""
 
-    index: int
-    vram_used_mb: int
-    vram_free_mb: int
-    utilization_pct: int = 0
-    temp_c: int = 0
+    index: WireInt
+    vram_used_mb: WireInt
+    vram_free_mb: WireInt
+    utilization_pct: WireInt = 0
+    temp_c: WireInt = 0
 
 
 class FailedLoad(Record):
@@ -80,13 +82,13 @@ class ModelLoad(Record):
     """How busy one loaded model is."""
 
     id: str
-    in_flight: int = 0
-    queue_depth: int = 0
-    max_in_flight: int = 0
-    max_queue_depth: int = 0
-    rejected_queue_full: int = 0
-    kv_pages_total: int = 0
-    kv_pages_free: int = 0
+    in_flight: WireInt = 0
+    queue_depth: WireInt = 0
+    max_in_flight: WireInt = 0
+    max_queue_depth: WireInt = 0
+    rejected_queue_full: WireInt = 0
+    kv_pages_total: WireInt = 0
+    kv_pages_free: WireInt = 0
     tok_s_prefill: float = 0.0
     tok_s_decode: float = 0.0
 
@@ -94,7 +96,7 @@ class ModelLoad(Record):
 class Health(Record):
     """`GET /health` of a node."""
 
-    uptime_secs: int = 0
+    uptime_secs: WireInt = 0
     devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
     activation: Activation = Field(default_factory=Activation)
     models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
@@ -103,9 +105,9 @@ class Health(Record):
 class Limit(Record):
     """Token limits of a model on a node."""
 
-    context: int
-    input: int | None = None
-    output: int | None = None
+    context: WireInt
+    input: WireInt | None = None
+    output: WireInt | None = None
 
 
 class Servable(Record):
@@ -135,8 +137,8 @@ class ModelInfo(Record):
     id: str
     harness: str = "torch"
     status: ModelStatus = "loaded"
-    devices: list[int] = Field(default_factory=list[int])
-    vram_used_mb: int | None = None
+    devices: list[WireInt] = Field(default_factory=list[WireInt])
+    vram_used_mb: WireInt | None = None
     capabilities: list[str] = Field(default_factory=list[str])
     limit: Limit | None = None
     tool_call: bool = False

@@ -63,7 +63,7 @@ class EventParser:
             value = value.removeprefix(" ")
             if field == "data":
                 self._data.append(value)
-                self._data_size += len(value)
+                self._data_size += len(value) + 1  # an empty one takes room too
             elif field == "event":
                 self._event = value
             return None

@@ -26,10 +26,12 @@ def parse_address(text: object) -> object:
     """Read `host:port` or `[v6]:port`.
 
     Raises:
-        ValueError: it is text of another form.
+        ValueError: it is anything else.
     """
-    if not isinstance(text, str):
+    if isinstance(text, Address):
         return text
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not an address; write ip:port")
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
@@ -38,12 +40,14 @@ def parse_address(text: object) -> object:
 
 
 def _base_url(text: str) -> str:
+    if "@" in text:  # not repeated here: it may hold a password
+        raise ValueError("a URL with a user name or password is not supported")
     try:
         parts = urlsplit(text)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        host, port = (parts.hostname or "").encode("idna"), parts.port
     except ValueError:
-        valid = False
-    if not valid:
+        host, port, parts = b"", 0, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
         raise ValueError(f"'{text}' is not a URL; write http://host:port")
     return text.rstrip("/")
 
