@@ -65,7 +65,7 @@ def test_nothing_to_list_is_said_on_stderr(helexa, gateway):
 
 
 def test_status_in_words(helexa, gateway):
-    gateway.nodes = [NODE, {"name": "attic", "endpoint": "http://10.0.0.2:13131", "healthy": False}]
+    gateway.nodes = [NODE, {"name": "attic", "endpoint": "http://10.0.0.2:13131", "models": [{"id": "org/old"}]}]
     gateway.health = {"status": "impaired"}
     assert helexa("status", "--url", gateway.url).stdout.splitlines() == [
         f"gateway {gateway.url}: serving, but some models cannot answer; 1 of 2 nodes answer",
@@ -78,6 +78,7 @@ def test_status_in_words(helexa, gateway):
         "  org/broken: could not be loaded: the file is truncated",
         "",
         "attic (http://10.0.0.2:13131): does not answer",
+        "  org/old: out of reach",
     ]
 
 

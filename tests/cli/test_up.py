@@ -6,11 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from helexa.cli.local_config import LocalConfig, LocalModel
 
 
 @pytest.fixture
@@ -97,6 +100,7 @@ def test_the_same_port_twice(helexa):
         (["--model", "no/such/name"], "'no/such/name' is not a model source"),
         (["--model", "./missing.gguf"], "missing.gguf: no such file"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
+        (["--host", "a..b"], "cannot listen on a..b: there can be no such host"),
     ],
 )
 def test_what_cannot_work_is_refused_at_once(helexa, ports, arguments, message):
@@ -104,6 +108,24 @@ def test_what_cannot_work_is_refused_at_once(helexa, ports, arguments, message):
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_two_models_of_one_name(helexa, ports, tmp_path):
+    files = [tmp_path / folder / "tiny.gguf" for folder in ("a", "b")]
+    for file in files:
+        file.parent.mkdir()
+        file.touch()
+    done = helexa("up", *ports, "--model", str(files[0]), "--model", str(files[1]))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "helexa: two models would both be called 'tiny'; start one of them, or rename its file\n"
+
+
+def test_any_name_can_be_written_to_the_configuration(tmp_path):
+    model = LocalModel('a "b" \\ é 😀', "file:/models/😀.gguf")
+    files = LocalConfig((model,), "127.0.0.1", 1, 2, 3).write(tmp_path)
+    names = [tomllib.loads(file.read_text(encoding="utf-8")) for file in (files[0], tmp_path / "models.toml")]
+    assert names[0]["default_models"] == [{"model_id": model.id, "source": model.source}]
+    assert names[1]["models"] == [{"id": model.id, "source": model.source}]
 
 
 def test_without_the_engine(environ):

@@ -74,14 +74,18 @@ class LocalConfig:
         }
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
-            + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models))
+            + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
+            encoding="utf-8",
         )
         cortex.write_text(
             _keys({"models_config": str(catalogue)})
             + f"\n[gateway]\n{_keys(gateway)}"
-            + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}])
+            + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
+            encoding="utf-8",
         )
-        catalogue.write_text(_tables("models", ({"id": model.id, "source": model.source} for model in self.models)))
+        catalogue.write_text(
+            _tables("models", ({"id": model.id, "source": model.source} for model in self.models)), encoding="utf-8"
+        )
         return neuron, cortex
 
     @staticmethod
@@ -99,5 +103,7 @@ def _tables(name: str, tables: Iterable[Mapping[str, str | None]]) -> str:
 
 
 def _keys(table: Mapping[str, str | float | None]) -> str:
-    # JSON's strings and numbers are TOML's too.
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items() if value is not None)
+    # JSON's strings and numbers are TOML's too, but for JSON's pairs of escapes for one character.
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value is not None
+    )

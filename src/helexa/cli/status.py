@@ -40,6 +40,9 @@ def status(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="-
 
 def _describe(node: NodeReport) -> Iterator[str]:
     yield f"\n{node.name} ({node.endpoint}): {_machine(node) if node.healthy else 'does not answer'}"
+    if not node.healthy:
+        yield from (f"  {info.id}: out of reach" for info in node.models)
+        return
     for info in node.models:
         load = node.load_of(info.id)
         if info.servable is not None and not info.servable.ok:

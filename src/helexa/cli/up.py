@@ -61,6 +61,9 @@ def up(
         log_dir: Folder for their logs.
     """
     models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
+    ids = [one.id for one in models]
+    if twin := next((name for name in ids if ids.count(name) > 1), None):
+        raise CommandError(f"two models would both be called '{twin}'; start one of them, or rename its file", USAGE)
     config = LocalConfig(models, host, port, metrics_port, neuron_port)
     if importlib.util.find_spec("torch") is None:
         raise CommandError("this installation cannot run models; get the engine with: pip install 'helexa[neuron]'")
@@ -100,6 +103,8 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
+        except UnicodeError:
+            raise CommandError(f"cannot listen on {address}: there can be no such host") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"
