@@ -153,6 +153,17 @@ async def never_begin(node: FakeNode, request: web.Request) -> web.StreamRespons
     return web.Response()
 
 
+async def fail_within_a_stream(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    failure = b'data: {"error":{"message":"the engine died","type":"api_error","code":null,"param":null}}\n\n'
+    return await begin(request, ROLE, chunk("a"), failure, DONE)
+
+
+async def never_go_on(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = await begin(request)
+    await node.go_on.wait()
+    return response
+
+
 async def die_within_an_event(node: FakeNode, request: web.Request) -> web.StreamResponse:
     response = await begin(request, ROLE, chunk("a") + b'data: {"choi')
     assert request.transport is not None

@@ -110,6 +110,9 @@ async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) ->
     assert await run("serve", cwd=Path("/")) == (1, "", "cortex: cortex.toml: no such file\n")
     code, _, err = await run("serve", "-c", str(config), "--listen", "here")
     assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
+    code, _, err = await run("serve", "-c", str(config), "--listen", "a..b:1")
+    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: there can be no such host")
+    assert "Traceback" not in err
     (tmp_path / "models.toml").write_text("nonsense")
     code, _, err = await run("serve", "-c", str(config))
     assert (code, err.count("\n")) == (1, 1)
@@ -121,6 +124,30 @@ async def test_status_of_nobody_is_one_line_and_code_3() -> None:
         port = unused.getsockname()[1]
     code, out, err = await run("status", "--endpoint", f"http://127.0.0.1:{port}")
     assert (code, out, err.count("\n")) == (3, "", 1)
+
+
+@pytest.mark.parametrize(
+    "reply", [b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}", b'HTTP/1.0 200 OK\r\n\r\n{"data":[{"id":"m"}]}']
+)
+async def test_status_of_something_else_is_one_line(reply: bytes) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(reply)
+        writer.close()
+
+    async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        code, out, err = await run("status", "-e", f"http://127.0.0.1:{port}")
+    assert (code, out, err.count("\n")) == (3 if reply.startswith(b"SSH") else 1, "", 1)
+    assert err.startswith("cortex: http://127.0.0.1")
+
+
+async def test_status_asks_past_a_proxy(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with serving(config) as (_, url, _metrics_url):
+        code, _out, err = await run("status", "-e", url)
+    assert (code, err) == (0, "")
 
 
 async def test_help_loads_no_server() -> None:

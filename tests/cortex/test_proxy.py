@@ -12,6 +12,7 @@ import pytest
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
+from helexa.cortex import proxy, question
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "n":1.0, "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
@@ -36,6 +37,43 @@ async def test_a_json_answer_passes_verbatim(cortex: Cortex, node: FakeNode) -> 
     status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
     assert (status, body) == (200, fake_node.ANSWER)
     assert headers["content-length"] == str(len(fake_node.ANSWER))
+
+
+async def test_an_alias_is_replaced_however_its_name_is_escaped(cortex: Cortex, node: FakeNode) -> None:
+    await post(cortex, b'{"metadata":{"model":"small"},"model":"sm\\u0061ll"}')
+    assert json.loads(node.bodies[0]) == {"metadata": {"model": "small"}, "model": "Org/M"}
+
+
+async def test_a_url_that_can_be_no_url_is_not_used(node: FakeNode) -> None:
+    node.endpoint = "http://a..b:1"
+    async with running_cortex(node) as cortex:
+        status, _ = await cortex.ask()
+    assert status == 200
+
+
+async def test_a_body_that_stops_arriving_is_refused(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(question, "BODY_IDLE_SECS", 0.05)
+    host, port = cortex.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
+    async with asyncio.timeout(20):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readuntil(b"}}")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert json.loads(body)["error"]["code"] == "request_timeout"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_failure_within_a_stream_is_counted(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.fail_within_a_stream
+    status, body = await cortex.ask(stream=True)
+    assert (status, body.count(b"the engine died")) == (200, 1)
+
+    async def counted() -> bool:
+        return await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+
+    await eventually(counted)
 
 
 async def test_each_event_arrives_before_the_next_is_written(cortex: Cortex, node: FakeNode) -> None:
@@ -178,3 +216,16 @@ def _unused_port() -> int:
 
 async def _lists(cortex: Cortex, model: str) -> bool:
     return model in [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]]
+
+
+@pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
+async def test_a_node_that_falls_silent_is_not_asked_twice(
+    monkeypatch: pytest.MonkeyPatch, speak: fake_node.Speak
+) -> None:
+    monkeypatch.setattr(proxy, "IDLE_TIMEOUT_SECS", 0.1)
+    async with FakeNode("n1").holds("Org/M").serving() as one, FakeNode("n2").holds("Org/M").serving() as two:
+        one.speak = two.speak = speak
+        async with running_cortex(one, two) as cortex:
+            status, body = await cortex.ask()
+    assert (status, body["error"]["code"]) == (502, "upstream_connection_error")
+    assert len(one.bodies + two.bodies) == 1

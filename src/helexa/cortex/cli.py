@@ -60,10 +60,12 @@ def status(*, endpoint: Annotated[str, Parameter(name=["--endpoint", "-e"])] = "
     import json
 
     base = endpoint.rstrip("/")
-    print(json.dumps(_get(f"{base}/health"), indent=2))
-    for model in _get(f"{base}/v1/models")["data"]:
-        places = ", ".join(f"{place['node']}({place['status']})" for place in model["locations"])
-        print(f"{model['id']:<{_ID_COLUMNS}} {places}".rstrip())
+    health, models = _get(f"{base}/health"), _get(f"{base}/v1/models")
+    try:
+        lines = [_model_line(model) for model in models["data"]]
+    except (KeyError, TypeError):
+        raise HelexaError(f"{base} does not answer as a gateway does") from None
+    print(json.dumps(health, indent=2), *lines, sep="\n")
 
 
 def main() -> None:
@@ -75,15 +77,23 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
 
 
+def _model_line(model: dict[str, Any]) -> str:
+    places = ", ".join(f"{place['node']}({place['status']})" for place in model["locations"])
+    return f"{model['id']:<{_ID_COLUMNS}} {places}".rstrip()
+
+
 def _get(url: str) -> Any:
     import json
     import urllib.request
+    from http.client import HTTPException
 
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as nodes are asked: past any proxy
     try:
-        with urllib.request.urlopen(url, timeout=_STATUS_TIMEOUT_SECS) as response:
+        with direct.open(url, timeout=_STATUS_TIMEOUT_SECS) as response:
             return json.load(response)
-    except (OSError, ValueError) as error:
-        print(f"cortex: {url} gave no answer: {getattr(error, 'reason', error)}", file=sys.stderr)
+    except (OSError, ValueError, HTTPException) as error:
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        print(f"cortex: {url} gave no answer: {reason}", file=sys.stderr)
         sys.exit(EXIT_UNREACHABLE)
 
 

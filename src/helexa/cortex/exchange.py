@@ -37,9 +37,11 @@ class Exchange:
     duration: float = 0.0
 
     def end(self) -> None:
-        """Fix the duration (seconds) and read the usage."""
+        """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event."""
         self.duration = time.perf_counter() - self.started
-        self.usage = self.meter.usage() if self.meter else None
+        if self.meter is not None:
+            self.usage = self.meter.usage()
+            self.failed |= self.meter.failed()
 
     @property
     def time_to_first_token(self) -> float | None:

@@ -8,6 +8,7 @@ from typing import Any
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
 _SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"[^"]')
+_FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _USAGE = b'"usage"'
 _decoder = json.JSONDecoder()
 
@@ -43,6 +44,10 @@ class Meter:
         self._tail += chunk
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
+
+    def failed(self) -> bool:
+        """Whether a stream has said in its last events that it failed."""
+        return self._streamed and _FAILURE.search(self._tail) is not None
 
     def usage(self) -> Usage | None:
         """The last usage object in the tail, None when there is none."""

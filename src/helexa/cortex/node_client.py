@@ -123,6 +123,7 @@ def reachable_url(url: str, endpoint: str) -> str:
     try:
         said, configured = urlsplit(url), urlsplit(endpoint)
         host, port = said.hostname, said.port
+        (host or "").encode("idna")
     except ValueError:
         return endpoint
     if said.scheme not in ("http", "https") or not host:

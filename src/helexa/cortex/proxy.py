@@ -111,6 +111,8 @@ class Proxy:
         content = response.content
         try:
             chunk = await content.readany()
+        except aiohttp.SocketTimeoutError as error:
+            raise _unreachable(exchange.node) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _NoAnswer(type(error).__name__) from error
         streamed = response.content_type == "text/event-stream"

@@ -1,5 +1,6 @@
 """A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import orjson
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
+
+BODY_IDLE_SECS = 60.0
 
 
 class ClientGone(Exception):
@@ -34,8 +37,9 @@ class Question:
         if model == self.model:
             return self.body
         member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
-        if len(member.findall(self.body)) == 1:
-            return member.sub(lambda match: match[1] + orjson.dumps(model), self.body)
+        renamed, count = member.subn(lambda match: match[1] + orjson.dumps(model), self.body)
+        if count == 1 and orjson.loads(renamed)["model"] == model:  # else the one match was not the name itself
+            return renamed
         return orjson.dumps({**orjson.loads(self.body), "model": model})
 
 
@@ -61,7 +65,7 @@ async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], limit:
     """All bytes of a request's body.
 
     Raises:
-        ApiError: it is, or says it will be, longer than `limit` bytes.
+        ApiError: it is, or says it will be, longer than `limit` bytes; or none of it came for `BODY_IDLE_SECS`.
         ClientGone: the client hung up before its end.
     """
     declared = dict(headers).get(b"content-length", b"")
@@ -70,7 +74,11 @@ async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], limit:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(BODY_IDLE_SECS):
+                message = await receive()
+        except TimeoutError:
+            raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message.get("body", b"")

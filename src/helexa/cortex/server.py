@@ -56,6 +56,8 @@ def bind(address: Address) -> socket.socket:
     try:
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server(address, family=family, backlog=_BACKLOG)
+    except UnicodeError:
+        raise HelexaError(f"cannot listen on {address}: there can be no such host") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise HelexaError(f"cannot listen on {address}: {reason}") from None
