@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from helexa.core.errors import ConfigError
 from helexa.core.source import ModelSource
 from helexa.neuron.config import NeuronConfig, SourceConfig, TorchConfig, read_config
 
@@ -34,3 +35,8 @@ def test_it_names_every_key(section: type[TorchConfig | SourceConfig]) -> None:
     tables = {"sources"}  # shown as tables of their own
     missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
     assert set(missing) <= tables
+
+
+def test_a_queue_without_places_would_refuse_everything_and_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="max_waiting"):
+        read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_WAITING": "0"})

@@ -1,6 +1,7 @@
 import logging
 from contextlib import aclosing
 
+import msgspec
 import pytest
 
 from helexa.core.errors import ApiError
@@ -53,6 +54,14 @@ async def test_a_run_says_started_text_finished(caplog: pytest.LogCaptureFixture
     for part in ("prompt_tokens=3", f"completion_tokens={tokens}", "finish_reason=stop", "client_gone=False"):
         assert part in line
     assert model.load().tok_s_prefill == pytest.approx(3 * 1000 / TIMING.prefill_ms)
+
+
+async def test_a_token_that_only_the_tokenizer_has_is_refused() -> None:
+    model = scripted_model(answer("hello"))
+    model.engine.ready = msgspec.structs.replace(model.engine.ready, vocab_size=END)
+    with pytest.raises(ApiError, match=r"<\|im_end\|>") as refused:
+        await events_of(model, [1, END])
+    assert refused.value.status == 422
 
 
 async def test_a_run_that_reaches_its_limit_shows_what_was_held_back() -> None:

@@ -93,6 +93,9 @@ async def test_an_unknown_model_is_refused_with_the_nearest_names(registry: Regi
     with pytest.raises(ApiError, match="no model is loaded here") as refused:
         registry.get("org/tinny")
     assert refused.value.code == "model_not_found"
+    with pytest.raises(ApiError) as refused:
+        registry.get("a" * 100_000)
+    assert len(str(refused.value)) < 1000
     await registry.load(spec_of(make_model(tmp_path)))
     with pytest.raises(ApiError, match="model 'org/tinny' not found; loaded here: org/tiny"):
         registry.get("org/tinny")

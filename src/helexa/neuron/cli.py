@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
@@ -30,7 +30,7 @@ def main() -> None:
 def serve(
     *,
     config: ConfigPath = None,
-    port: Annotated[int | None, Parameter(name=["--port", "-p"])] = None,
+    port: Annotated[int | None, Parameter(name=["--port", "-p"], validator=validators.Number(gte=1, lte=65535))] = None,
     host: str | None = None,
     model: Annotated[list[str] | None, Parameter(negative=())] = None,
 ) -> None:
@@ -61,9 +61,10 @@ def serve(
     for name in model or ():
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))
-    logging.basicConfig(
-        level=os.environ.get("HELEXA_LOG", "INFO").upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    level = os.environ.get("HELEXA_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise HelexaError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     listener = _listen(settings.host, settings.port)
     logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)

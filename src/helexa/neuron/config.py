@@ -62,7 +62,7 @@ class TorchConfig(Section):
     threads: int = Field(default=0, ge=0)
     max_step_tokens: int = Field(default=512, ge=1)
     max_sequences: int = Field(default=64, ge=1)
-    max_waiting: int = Field(default=256, ge=0)
+    max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
 

@@ -38,7 +38,11 @@ async def run(
             or overloaded. Later failures are a `Failed` event.
     """
     limit = output_limit(prompt, request.output_limit, model.context_length)
-    request.check_vocabulary(model.engine.ready.vocab_size)
+    vocab_size = model.engine.ready.vocab_size
+    request.check_vocabulary(vocab_size)
+    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
+        token = model.text.tokenizer.token_text(largest)
+        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
     sampling = sampling_params(request, model.text.sampling_defaults)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
     reader = _Reader(Detokenizer(model.text.tokenizer), StopStrings(request.stop or ()), stop_ids)

@@ -267,6 +267,7 @@ class Registry:
             raise shutting_down()
 
     def _unknown(self, model_id: str) -> ApiError:
+        model_id = model_id[:200]  # it may be as long as a request
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")

@@ -97,6 +97,13 @@ def test_logit_bias_moves_a_token() -> None:
     assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}])
+def test_broken_logits_still_give_a_token_that_the_model_has(value: float, settings: dict[str, float]) -> None:
+    (token,) = sample(torch.full((1, VOCABULARY), value), [row(**settings)])
+    assert 0 <= token < VOCABULARY
+
+
 def test_rows_keep_their_own_settings_in_one_batch() -> None:
     base = logits(t3=0.0, t4=1.0)
     rows = [

@@ -242,3 +242,10 @@ def test_other_kinds_of_tokenizer_are_refused(tmp_path):
     backend.decoder = decoders.WordPiece()
     with pytest.raises(ModelFileError, match="WordPiece is not supported"):
         Tokenizer.from_directory(write_directory(tmp_path, backend))
+
+
+def test_a_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "####"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    with pytest.raises(ModelFileError, match=r"^tokenizer\.json cannot be read: "):
+        Tokenizer.from_directory(tmp_path)

@@ -30,7 +30,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 
@@ -159,6 +159,8 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
 def _load_failure(model: Path, error: Exception) -> LoadFailed:
     if isinstance(error, ModelFileError):
         return LoadFailed(kind="model_file", message=str(error))
+    if isinstance(error, DeviceError):
+        return LoadFailed(kind="device", message=str(error))
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
         return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory")
     _log.exception("loading %s failed", model)

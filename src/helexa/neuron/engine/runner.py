@@ -9,7 +9,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from helexa.core.errors import ModelFileError
+from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import lay_out
 from helexa.neuron.engine.messages import EngineOptions
@@ -22,6 +22,10 @@ from helexa.neuron.weights.checkpoint import open_checkpoint
 PAGE_SIZE = 64
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DeviceError(HelexaError):
+    """This machine, or its torch, has no such device that works."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Runner:
 
     Raises:
         ModelFileError: the model cannot be loaded, and why.
+        DeviceError: the device cannot be used.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class Runner:
         options: EngineOptions,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.device = torch.device(options.device)
+        self.device = _usable_device(options.device)
         dtype = _DTYPES.get(options.dtype) or ops.default_dtype(self.device)
         self.ops = ops.choose(self.device, dtype)
         with open_checkpoint(model_path) as checkpoint:
@@ -64,10 +69,10 @@ class Runner:
             try:
                 self._model = model_class(model_type)(config, loader)
                 trained_context = int(config.get("max_position_embeddings") or 2048)
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
-                raise ModelFileError(
-                    f"{model_path.name}: its configuration and its tensors disagree: {error!r}"
-                ) from error
+            except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
+            if trained_context < 1:
+                raise ModelFileError(f"config: 'max_position_embeddings' is {trained_context}")
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         context = min(options.context_length or trained_context, trained_context)
@@ -110,3 +115,13 @@ class Runner:
             return max(int(free * 0.8) // page_bytes, 1)
         wanted = 4 * -(-context // PAGE_SIZE)
         return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)
+
+
+def _usable_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
+    return device

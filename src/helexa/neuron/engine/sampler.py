@@ -75,7 +75,8 @@ def _draw(logits: Tensor, params: Rows[SamplingParams], uniforms: list[float]) -
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, _column(logits, uniforms) * total, right=True)
     last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
-    return torch.minimum(found, last).squeeze(1)
+    # Logits that are not numbers find no token at all; whatever is chosen then must be one that the model has.
+    return torch.minimum(found, last).clamp_(max=logits.shape[-1] - 1).squeeze(1)
 
 
 def _least_kept(probabilities: Tensor, params: Rows[SamplingParams]) -> Tensor:

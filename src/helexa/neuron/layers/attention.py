@@ -30,16 +30,26 @@ class Attention:
     """
 
     def __init__(
-        self, loader: Loader, prefix: str, *, heads: int, kv_heads: int, head_dim: int, qk_norm_eps: float | None = None
+        self,
+        loader: Loader,
+        prefix: str,
+        *,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        qk_norm_eps: float | None = None,
     ) -> None:
         self._ops = loader.ops
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
-        self._qkv = loader.linear(f"{prefix}.q_proj", f"{prefix}.k_proj", f"{prefix}.v_proj")
-        self._out = loader.linear(f"{prefix}.o_proj")
+        wide, narrow = heads * head_dim, kv_heads * head_dim
+        outputs = {f"{prefix}.q_proj": wide, f"{prefix}.k_proj": narrow, f"{prefix}.v_proj": narrow}
+        self._qkv = loader.linear(outputs, hidden)
+        self._out = loader.linear({f"{prefix}.o_proj": hidden}, wide)
         self._q_norm = self._k_norm = None
         if qk_norm_eps is not None:
-            self._q_norm = loader.norm(f"{prefix}.q_norm", qk_norm_eps)
-            self._k_norm = loader.norm(f"{prefix}.k_norm", qk_norm_eps)
+            self._q_norm = loader.norm(f"{prefix}.q_norm", head_dim, qk_norm_eps)
+            self._k_norm = loader.norm(f"{prefix}.k_norm", head_dim, qk_norm_eps)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
         """[T, H] -> [T, H]; writes this step's K and V to `cache` first."""

@@ -1,10 +1,11 @@
 """The loader: builds layers straight from a checkpoint, tensor by tensor, in the layout the kernels want."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import NormOp
@@ -15,6 +16,8 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 class Loader:
     """Turns names in a checkpoint into layers.
+
+    Every tensor must have the shape that the configuration makes it: native kernels read by those numbers alone.
 
     Args:
         on_read: called with the bytes of weights read so far.
@@ -29,36 +32,48 @@ class Loader:
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint.names()
 
-    def weight(self, name: str) -> Weight:
-        """A tensor as the file has it: plain, or groupwise with its codes kept exactly."""
+    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """A tensor as the file has it: plain, or groupwise with its codes kept exactly.
+
+        Raises:
+            ModelFileError: it is missing, or of another shape.
+        """
+        found = self.checkpoint.shape(name)
+        if found != shape:
+            raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
         weight = self.checkpoint.read(name)
         self._read += _nbytes(weight)
         self._on_read(self._read)
         return weight
 
-    def vector(self, name: str) -> Tensor:
-        """A small tensor in float32, on the device."""
-        weight = self.weight(name)
+    def vector(self, name: str, width: int) -> Tensor:
+        """A tensor [width] in float32, on the device."""
+        weight = self.weight(name, (width,))
         plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
         return plain.to(self.ops.device)
 
-    def norm(self, name: str, eps: float) -> NormOp:
-        """The RMS norm whose weight is `name.weight`."""
-        return self.ops.rms_norm(self.vector(f"{name}.weight"), eps)
+    def norm(self, name: str, width: int, eps: float) -> NormOp:
+        """The RMS norm whose weight is `name.weight`, [width]."""
+        return self.ops.rms_norm(self.vector(f"{name}.weight", width), eps)
 
-    def linear(self, *names: str) -> LinearOp:
-        """One product for one or several weights `name.weight` that read the same input, outputs side by side."""
-        weights = [self.weight(f"{name}.weight") for name in names]
-        biases = [self.vector(f"{name}.bias") if f"{name}.bias" in self else None for name in names]
+    def linear(self, outputs: Mapping[str, int], inputs: int) -> LinearOp:
+        """One product for one or several weights that read the same input, outputs side by side.
+
+        Args:
+            outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
+        """
+        weights = [self.weight(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
+        biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
         bias = None
         if any(b is not None for b in biases):
             parts = zip(weights, biases, strict=True)
             bias = torch.cat([torch.zeros(w.shape[0], device=self.ops.device) if b is None else b for w, b in parts])
         return self.ops.linear(_stack(weights), bias)
 
-    def embedding(self, name: str) -> Embedding:
-        """The token embedding whose weight is `name.weight`."""
-        return Embedding(self.ops, self.weight(f"{name}.weight"))
+    def embedding(self, name: str, width: int) -> Embedding:
+        """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""
+        name = f"{name}.weight"
+        return Embedding(self.ops, self.weight(name, (*self.checkpoint.shape(name)[:1], width)))
 
 
 def _stack(weights: Sequence[Weight]) -> Weight:

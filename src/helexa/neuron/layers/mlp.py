@@ -8,10 +8,10 @@ from helexa.neuron.layers.loader import Loader
 class GatedMlp:
     """`down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
 
-    def __init__(self, loader: Loader, prefix: str) -> None:
+    def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
         self._silu_mul = loader.ops.silu_mul
-        self._gate_up = loader.linear(f"{prefix}.gate_proj", f"{prefix}.up_proj")
-        self._down = loader.linear(f"{prefix}.down_proj")
+        self._gate_up = loader.linear({f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}, hidden)
+        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""

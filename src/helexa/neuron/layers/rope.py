@@ -22,11 +22,11 @@ class Rope:
         self, config: dict[str, Any], head_dim: int, device: torch.device, factors: Tensor | None = None
     ) -> None:
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        theta = _positive("rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
         if kind == "linear":
-            frequencies /= float(scaling["factor"])
+            frequencies /= _positive("factor", scaling["factor"])
         elif kind == "llama3":
             frequencies = _llama3(frequencies, scaling)
         elif kind != "default":
@@ -42,9 +42,16 @@ class Rope:
         return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
 
+def _positive(key: str, value: Any) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise ModelFileError(f"config: '{key}' is {number}, expected a positive number")
+    return number
+
+
 def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
     """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
-    factor = float(scaling["factor"])
+    factor = _positive("factor", scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     trained = float(scaling["original_max_position_embeddings"])
     turns = trained * frequencies / (2 * math.pi)

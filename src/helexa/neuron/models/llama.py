@@ -31,18 +31,23 @@ class Llama:
         self.head_dim = _positive(config, "head_dim", hidden // heads)
         if heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(f"{heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model")
+        intermediate = _positive(config, "intermediate_size")
         eps = float(config.get("rms_norm_eps", 1e-6))
-        factors = loader.vector("rope_freqs.weight") if "rope_freqs.weight" in loader else None
+        if not 0 < eps < 1:
+            raise ModelFileError(f"config: 'rms_norm_eps' is {eps}, expected a small positive number")
+        factors = loader.vector("rope_freqs.weight", self.head_dim // 2) if "rope_freqs.weight" in loader else None
         self._rope = Rope(config, self.head_dim, loader.ops.device, factors)
-        self._embed = loader.embedding("model.embed_tokens")
+        self._embed = loader.embedding("model.embed_tokens", hidden)
         self.layers = [
-            Block(loader, f"model.layers.{index}", self, heads, eps)
+            Block(loader, f"model.layers.{index}", self, hidden, heads, intermediate, eps)
             for index in range(_positive(config, "num_hidden_layers"))
         ]
         self.vocab_size = self._embed.weight.shape[0]
-        self._norm = loader.norm("model.norm", eps)
+        self._norm = loader.norm("model.norm", hidden, eps)
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        self._head = self._ops.linear(self._embed.weight, None) if tied else loader.linear("lm_head")
+        self._head = (
+            self._ops.linear(self._embed.weight, None) if tied else loader.linear({"lm_head": self.vocab_size}, hidden)
+        )
 
     def forward(self, batch: Batch, caches: list[Tensor], page_size: int) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
@@ -58,18 +63,21 @@ class Llama:
 class Block:
     """One decoder layer."""
 
-    def __init__(self, loader: Loader, prefix: str, model: Llama, heads: int, eps: float) -> None:
-        self._input_norm = loader.norm(f"{prefix}.input_layernorm", eps)
+    def __init__(
+        self, loader: Loader, prefix: str, model: Llama, hidden: int, heads: int, intermediate: int, eps: float
+    ) -> None:
+        self._input_norm = loader.norm(f"{prefix}.input_layernorm", hidden, eps)
         self._attention = Attention(
             loader,
             f"{prefix}.self_attn",
+            hidden=hidden,
             heads=heads,
             kv_heads=model.kv_heads,
             head_dim=model.head_dim,
             qk_norm_eps=eps if model.qk_norm else None,
         )
-        self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", eps)
-        self._mlp = GatedMlp(loader, f"{prefix}.mlp")
+        self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
+        self._mlp = GatedMlp(loader, f"{prefix}.mlp", hidden=hidden, intermediate=intermediate)
 
     def __call__(self, hidden: Tensor, delta: Tensor | None, cache: Tensor, step: Step) -> Tensor:
         """Add `delta` to the residual stream [T, H] in place; return what this layer would add next."""

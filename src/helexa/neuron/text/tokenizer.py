@@ -65,7 +65,9 @@ class Tokenizer:
         """
         try:
             backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-        except Exception as error:  # the library raises nothing narrower
+        except BaseException as error:  # the library raises nothing narrower, and panics with what is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise ModelFileError(f"tokenizer.json cannot be read: {error}") from error
         backend.no_truncation()
         backend.no_padding()

@@ -1,0 +1,108 @@
+"""What the runner refuses: checkpoints whose tensors and configuration disagree, devices that do not work."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine import runner
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import DeviceError, Runner
+
+CONFIG = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+}
+LAYER = "model.layers.0."
+SHAPES = {
+    "model.embed_tokens.weight": (48, 64),
+    "lm_head.weight": (48, 64),
+    "model.norm.weight": (64,),
+    LAYER + "input_layernorm.weight": (64,),
+    LAYER + "post_attention_layernorm.weight": (64,),
+    LAYER + "self_attn.q_proj.weight": (64, 64),
+    LAYER + "self_attn.k_proj.weight": (32, 64),
+    LAYER + "self_attn.v_proj.weight": (32, 64),
+    LAYER + "self_attn.o_proj.weight": (64, 64),
+    LAYER + "self_attn.q_norm.weight": (32,),
+    LAYER + "self_attn.k_norm.weight": (32,),
+    LAYER + "mlp.gate_proj.weight": (128, 64),
+    LAYER + "mlp.up_proj.weight": (128, 64),
+    LAYER + "mlp.down_proj.weight": (64, 128),
+}
+
+
+def write(folder: Path, shapes: dict[str, tuple[int, ...]] | None = None, **config: object) -> Path:
+    save_file({name: torch.ones(shape) for name, shape in (SHAPES | (shapes or {})).items()}, folder / "x.safetensors")
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    return folder
+
+
+def load(folder: Path, device: str = "cpu") -> Runner:
+    return Runner(folder, EngineOptions(device=device, kv_cache_mb=1))
+
+
+def test_a_sound_checkpoint_loads(tmp_path: Path) -> None:
+    assert load(write(tmp_path)).facts.vocab_size == 48
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_tensor_of_another_shape_than_configured_is_refused(tmp_path: Path, name: str) -> None:
+    """Native kernels would read and write beyond it."""
+    smaller = (*SHAPES[name][:-1], 16)
+    with pytest.raises(ModelFileError, match=r"has the shape \[.*16\], by the configuration it is"):
+        load(write(tmp_path, {name: smaller}))
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight"])
+def test_a_tensor_of_fewer_rows_than_configured_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelFileError, match=r"has the shape \[16, 64\], by the configuration it is"):
+        load(write(tmp_path, {name: (16, 64)}))
+
+
+def test_a_bias_of_another_width_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"q_proj.bias has the shape \[1\], by the configuration it is \[64\]"):
+        load(write(tmp_path, {LAYER + "self_attn.q_proj.bias": (1,)}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rms_norm_eps", -1),
+        ("rms_norm_eps", float("nan")),
+        ("rope_theta", -10000),
+        ("rope_scaling", {"rope_type": "linear", "factor": 0}),
+        ("rope_scaling", [1]),
+        ("rope_parameters", "linear"),
+        ("max_position_embeddings", -5),
+        ("max_position_embeddings", float("inf")),
+        ("intermediate_size", None),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_the_fault_of_the_model_file(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(ModelFileError):
+        load(write(tmp_path, **{key: value}))
+
+
+def test_a_device_that_does_not_work_is_named(tmp_path: Path) -> None:
+    for device in ("cuda:99", "nonsense"):
+        with pytest.raises(DeviceError, match=f"device '{device}' cannot be used"):
+            load(write(tmp_path), device)
+
+
+def test_too_little_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(config: object, loader: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(runner, "model_class", lambda model_type: no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        load(write(tmp_path))

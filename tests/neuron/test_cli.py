@@ -1,0 +1,25 @@
+"""The `neuron` command's refusals: words on stderr, no traceback, nothing served."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "code", "complaint"),
+    [
+        (["--port", "70000"], {}, 2, "65535"),
+        (["--port", "-1"], {}, 2, "Must be >= 1"),
+        ([], {"HELEXA_LOG": "loud"}, 1, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
+    ],
+)
+def test_a_mistake_is_told_in_words(
+    arguments: list[str], environment: dict[str, str], code: int, complaint: str
+) -> None:
+    command = [sys.executable, "-m", "helexa.neuron", *arguments]
+    run = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == code
+    assert complaint in run.stderr
+    assert "Traceback" not in run.stderr
