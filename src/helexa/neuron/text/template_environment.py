@@ -22,7 +22,10 @@ MAX_SECONDS = 5.0
 """Processor time of one rendering."""
 
 MAX_LENGTH = 16 << 20
-"""Characters of the result, and length of any text or list put together on the way."""
+"""Characters of the result, and length of any text or list that `+`, `*` or `~` puts together on the way.
+
+What one string method or format width makes (`ljust`, `'%900d'`, `replace`) is not counted.
+"""
 
 _MAX_NUMBER = 1 << 63
 
