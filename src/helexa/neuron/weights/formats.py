@@ -1,5 +1,6 @@
 """The forms in which a weight leaves a model file."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,20 +8,46 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class GroupwiseTensor:
-    """An affinely quantised matrix: `weight = scale * code + minimum`, with one scale and minimum per group along K.
+class GroupScale:
+    """One number for each group of a row, [N, G], kept as the file has it.
 
     Attributes:
-        codes: uint8 [N, K], one unsigned code per byte.
-        scale: floating [N, K // group_size].
-        minimum: of scale's dtype and shape.
-        bits: 4 when every code is below 16, else 8.
-        group_size: codes that share a scale; divides K.
+        unit: float16 [N, U]; U divides G.
+        codes: int8 or uint8 [N, G] that multiply the unit of their part of the row, or None: U is G, and units stand
+            for themselves.
+    """
+
+    unit: Tensor
+    codes: Tensor | None = None
+
+    def values(self) -> Tensor:
+        """The numbers, float32 [N, G], without rounding."""
+        if self.codes is None:
+            return self.unit.float()
+        return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "GroupScale":
+        """The same with `change` made to each tensor; rows may change places, columns stay."""
+        return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
+
+
+@dataclass(frozen=True)
+class GroupwiseTensor:
+    """An affinely quantised matrix: `weight = scale * (code - zero) + minimum`, exactly as its file has it.
+
+    Attributes:
+        codes: uint8 [N, K], one unsigned code per byte, below 2 ** bits.
+        scale: one per group along K.
+        minimum: one per group along K, or None where it is nought.
+        zero: the code that stands for nought (before the minimum).
+        bits: 4, 5, 6 or 8.
+        group_size: codes that share a scale, 16 or 32; divides K.
     """
 
     codes: Tensor
-    scale: Tensor
-    minimum: Tensor
+    scale: GroupScale
+    minimum: GroupScale | None
+    zero: int
     bits: int
     group_size: int
 
@@ -31,17 +58,24 @@ class GroupwiseTensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The plain matrix [N, K] in `dtype`, computed in float32."""
-        groups = self.codes.unflatten(-1, (-1, self.group_size)).float()  # [N, K // group_size, group_size]
-        groups.mul_(self.scale.float().unsqueeze(-1)).add_(self.minimum.float().unsqueeze(-1))
+        groups = self.codes.unflatten(-1, (-1, self.group_size)).float()  # [N, G, group_size]
+        groups.sub_(self.zero).mul_(self.scale.values().unsqueeze(-1))
+        if self.minimum is not None:
+            groups.add_(self.minimum.values().unsqueeze(-1))
         return groups.flatten(-2).to(dtype)
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "GroupwiseTensor":
+        """The same with `change` made to each tensor; rows may change places, columns stay."""
+        minimum = None if self.minimum is None else self.minimum.each(change)
+        return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
         """The rows at `indices` [T], still quantised."""
-        return replace(self, codes=self.codes[indices], scale=self.scale[indices], minimum=self.minimum[indices])
+        return self.each(lambda part: part[indices])
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
         """The same matrix on another device."""
-        return replace(self, codes=self.codes.to(device), scale=self.scale.to(device), minimum=self.minimum.to(device))
+        return self.each(lambda part: part.to(device))
 
 
 Weight = Tensor | GroupwiseTensor
