@@ -159,7 +159,7 @@ def test_a_real_file_keeps_its_quantised_form(smollm2_gguf: Path) -> None:
     assert isinstance(norm, torch.Tensor)
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
 def test_row_order_of_llama_is_undone_and_names_are_translated(write_gguf: WriteGguf, kind: str) -> None:
     original = tensors() | {
         "output.weight": np.ones((VOCABULARY, HIDDEN), np.float32),
@@ -196,6 +196,41 @@ def test_row_order_of_llama_is_undone_and_names_are_translated(write_gguf: Write
         for name, values in zip(translated, expected.values(), strict=True):
             assert checkpoint.shape(name) == values.shape
             assert torch.equal(dense(checkpoint.read(name)), torch.from_numpy(values)), name
+
+
+def test_the_scales_of_a_k_type_follow_their_rows(write_gguf: WriteGguf) -> None:
+    """Two levels of scales; a row of codes that parted from its scales would still look sound."""
+    generator = np.random.default_rng(5)
+    stored = generator.integers(0, 256, (HEADS * HEAD_DIM, 144), dtype=np.uint8)
+    stored[:, :4] = generator.normal(size=(len(stored), 2)).astype(np.float16).view(np.uint8)
+    kind = GGMLQuantizationType.Q4_K
+    query = tensors() | {"blk.0.attn_q.weight": (interleave(stored, HEADS), kind)}
+    with GgufCheckpoint(write_gguf("llama", query, describe("llama"))) as checkpoint:
+        decoded = checkpoint.read("model.layers.0.self_attn.q_proj.weight")
+    assert torch.equal(dense(decoded), torch.from_numpy(gguf.quants.dequantize(stored, kind)))
+
+
+def test_qwen2_rows_stay_in_place_and_its_biases_are_named(write_gguf: WriteGguf) -> None:
+    biases = {
+        "blk.0.attn_q.bias": np.arange(HEADS * HEAD_DIM, dtype=np.float32),
+        "blk.0.attn_k.bias": np.arange(KV_HEADS * HEAD_DIM, dtype=np.float32),
+        "blk.0.attn_v.bias": -np.arange(KV_HEADS * HEAD_DIM, dtype=np.float32),
+    }
+    original = tensors() | biases
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        describe("qwen2")(writer)
+        writer.add_rope_freq_base(1e6)
+
+    with GgufCheckpoint(write_gguf("qwen2", original, keys)) as checkpoint:
+        assert checkpoint.config["model_type"] == "qwen2"
+        assert checkpoint.config["rope_theta"] == 1e6
+        assert checkpoint.config["tie_word_embeddings"] is True
+        assert checkpoint.config["attention_bias"] is True
+        for part in "qkv":
+            for kind in ("weight", "bias"):
+                read = dense(checkpoint.read(f"model.layers.0.self_attn.{part}_proj.{kind}"))
+                assert torch.equal(read, torch.from_numpy(original[f"blk.0.attn_{part}.{kind}"]))
 
 
 def test_qwen3_rows_stay_in_place_and_its_norms_are_named(write_gguf: WriteGguf) -> None:
@@ -249,8 +284,8 @@ def test_an_unsupported_type_is_refused_before_anything_is_read(write_gguf: Writ
     stored = path.read_bytes()
     name = b"blk.0.attn_q.weight"
     kind = stored.index(name) + len(name) + 4 + 16
-    path.write_bytes(stored[:kind] + bytes([12, 0, 0, 0]) + stored[kind + 4 :])
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: unsupported tensor type Q4_K in blk\.0\.attn_q\.weight$"):
+    path.write_bytes(stored[:kind] + bytes([11, 0, 0, 0]) + stored[kind + 4 :])
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: unsupported tensor type Q3_K in blk\.0\.attn_q\.weight$"):
         GgufCheckpoint(path)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.gguf import GgufFile, GgufTensor
 from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode
 from helexa.neuron.weights.gguf_config import gguf_config
@@ -103,8 +103,7 @@ class GgufCheckpoint:
             raise ModelFileError(f"{self._file.path.name}: the rows of {name} do not divide into {heads} heads")
         if isinstance(weight, Tensor):
             return _pairs_to_halves(weight, heads)
-        codes, scale, minimum = (_pairs_to_halves(part, heads) for part in (weight.codes, weight.scale, weight.minimum))
-        return GroupwiseTensor(codes, scale, minimum, weight.bits, weight.group_size)
+        return weight.each(lambda part: _pairs_to_halves(part, heads))
 
 
 def _translate(name: str) -> str:
