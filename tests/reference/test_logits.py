@@ -43,6 +43,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model_type": "llama",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     },
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 32, "tie_word_embeddings": True},
 }
 

@@ -8,7 +8,7 @@ from helexa.core.errors import ModelFileError
 if TYPE_CHECKING:
     from helexa.neuron.models.llama import Llama
 
-_CLASSES = {"llama": "Llama", "qwen3": "Qwen3"}
+_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
 def model_class(model_type: str) -> "type[Llama]":
