@@ -1,19 +1,18 @@
-"""The engine alone, in process: decode at several batch sizes and prefill, as JSON lines beside the machine's ceiling.
+"""The engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
 
-usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@16,prefill@512] [--dtype auto] [--threads N]
+usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--dtype auto] [--threads N]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Every row
-has the keys `engine`, `row` and `tok_s` (all sequences together), and `ceiling_tok_s`: what the measured read bandwidth
-(decode) and matrix rate of this machine allow. Decode starts at 64 tokens of context and takes 64 greedy steps,
-scheduler and sampler included.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Decode
+starts at 64 tokens of context, or as many as the row says, and takes 64 greedy steps, scheduler and sampler included;
+speculation is off. No two prompts are alike, so nothing is reused.
+
+Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`; decode also has what the row
+reads per step, `step_bytes` (the weights as the engine holds them) and `kv_bytes`, the `bandwidth_gb_s` at which this
+machine reads memory, measured right before the row, and `ceiling_tok_s`, which follows from them.
 """
 
-import argparse
-import asyncio
-import json
 import os
 import time
-from pathlib import Path
 from statistics import median
 
 from helexa.neuron.engine.threads import ENVIRONMENT
@@ -21,106 +20,113 @@ from helexa.neuron.engine.threads import ENVIRONMENT
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 
 import torch
+from local_model import local_path
+from rows import DECODE_STEPS, Row, parser, prompt, report
 
-from helexa.core.source import ModelSource
-from helexa.neuron.config import read_config
+from helexa.core.errors import HelexaError
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.registry import BUILTIN_MODELS
-from helexa.neuron.sources import Sources
 
-ROWS = "decode@1,decode@4,decode@8,decode@16,decode@32,prefill@512"
-CONTEXT, STEPS = 64, 64
+
+class Engine:
+    """A loaded model; every measurement has a scheduler and pages of its own."""
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        self._options = options
+        self._runner = Runner(local_path(model), options)
+        # No two pages alike, so that no host can merge them.
+        self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
+
+    def measure(self, row: Row) -> None:
+        """Run a row and print its line."""
+        facts, kernels = self._runner.facts, self._runner.ops.name
+        room = facts.kv_pages * PAGE_SIZE
+        if row.context + DECODE_STEPS > facts.context_length or row.positions > room:
+            raise SystemExit(
+                f"{row.name}: the model has a context of {facts.context_length}, its cache {room} positions"
+            )
+        if not row.sequences:
+            rate = max(self.prefill(row) for _ in range(row.tries))
+            report("helexa", row, rate, kernels=kernels)
+            return
+        bandwidth = self._read_bandwidth()
+        weights = getattr(facts, "step_bytes", facts.weight_bytes)
+        positions = row.sequences * (row.context + DECODE_STEPS // 2)
+        kv = positions * facts.kv_bytes // room
+        report(
+            "helexa",
+            row,
+            self.decode(row),
+            ceiling_tok_s=round(row.sequences * bandwidth / (weights + kv), 1),
+            step_bytes=weights,
+            kv_bytes=kv,
+            bandwidth_gb_s=round(bandwidth / 1e9, 1),
+            kernels=kernels,
+        )
+
+    def decode(self, row: Row) -> float:
+        """Tokens per second over the steps, of all sequences together."""
+        scheduler = self._start(row.sequences, row.context)
+        sequences = list(scheduler.waiting)
+        while any(sequence.generated == 0 for sequence in sequences):
+            self._step(scheduler)
+        before = sum(sequence.generated for sequence in sequences)
+        begin = time.perf_counter()
+        for _ in range(DECODE_STEPS):
+            self._step(scheduler)
+        seconds = time.perf_counter() - begin
+        return (sum(sequence.generated for sequence in sequences) - before) / seconds
+
+    def prefill(self, row: Row) -> float:
+        """Prompt tokens per second until the first token."""
+        scheduler = self._start(1, row.context)
+        sequence = scheduler.waiting[0]
+        begin = time.perf_counter()
+        while sequence.generated == 0:
+            self._step(scheduler)
+        return row.context / (time.perf_counter() - begin)
+
+    def _start(self, sequences: int, length: int) -> Scheduler:
+        scheduler = Scheduler(self._options, PagePool(self._runner.facts.kv_pages, PAGE_SIZE))
+        greedy = SamplingParams(temperature=0)
+        for number in range(sequences):
+            request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=greedy)
+            refusal = scheduler.add(Sequence(request))
+            if refusal is not None:
+                raise SystemExit(refusal.error)
+        return scheduler
+
+    def _step(self, scheduler: Scheduler) -> None:
+        plan = scheduler.plan()
+        scheduler.commit(plan, self._runner.run(plan))
+
+    def _read_bandwidth(self) -> float:
+        """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""
+        return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
+
+    def _sum_seconds(self) -> float:
+        begin = time.perf_counter()
+        self._gibibyte.sum()
+        return time.perf_counter() - begin
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--rows", default=ROWS)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--threads", type=int, default=0)
-    arguments = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--dtype", default="auto")
+    arguments = command.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    options = EngineOptions(dtype=arguments.dtype)
-    runner = Runner(local_path(arguments.model), options)
-    bandwidth, flops = read_bandwidth(), matmul_rate(runner.ops.dtype)
-    parameters = runner.facts.parameters
-    measure(runner, options, 1, CONTEXT, 4)  # warm up
-    for row in arguments.rows.split(","):
-        kind, _, number = row.partition("@")
-        count = int(number)
-        if kind == "decode":
-            rate = measure(runner, options, count, CONTEXT, STEPS)
-            ceiling = min(count * bandwidth / runner.facts.weight_bytes, flops / (2 * parameters))
-        else:
-            rate = max(prefill(runner, options, count) for _ in range(2))
-            ceiling = flops / (2 * parameters)
-        line = {"engine": "helexa", "row": row, "tok_s": round(rate, 1), "ceiling_tok_s": round(ceiling, 1)}
-        print(json.dumps(line | {"kernels": runner.ops.name}), flush=True)
+    try:
+        engine = Engine(arguments.model, EngineOptions(dtype=arguments.dtype, threads=arguments.threads))
+    except HelexaError as error:
+        raise SystemExit(str(error)) from None
+    engine.decode(Row.parse("decode@1"))  # warm up
+    for row in arguments.rows:
+        engine.measure(row)
 
 
-def local_path(model: str) -> Path:
-    """Where the model lies, fetched if it is an id whose file is not here yet."""
-    if Path(model).exists():
-        return Path(model)
-    source = ModelSource.parse(BUILTIN_MODELS.get(model, model))
-    return asyncio.run(Sources(read_config(None)).resolve(source, quant=None, progress=lambda *_: None))
-
-
-def measure(runner: Runner, options: EngineOptions, sequences: int, context: int, steps: int) -> float:
-    """Tokens per second of `steps` decode steps."""
-    scheduler = start(runner, options, sequences, context, steps + 1)
-    while any(sequence.generated == 0 for sequence in (*scheduler.running, *scheduler.waiting)):
-        step(runner, scheduler)
-    begin = time.perf_counter()
-    for _ in range(steps):
-        step(runner, scheduler)
-    return sequences * steps / (time.perf_counter() - begin)
-
-
-def prefill(runner: Runner, options: EngineOptions, length: int) -> float:
-    """Prompt tokens per second until the first token."""
-    scheduler = start(runner, options, 1, length, 1)
-    begin = time.perf_counter()
-    while not scheduler.idle:
-        step(runner, scheduler)
-    return length / (time.perf_counter() - begin)
-
-
-def start(runner: Runner, options: EngineOptions, sequences: int, length: int, max_tokens: int) -> Scheduler:
-    scheduler = Scheduler(options, PagePool(runner.facts.kv_pages, PAGE_SIZE))
-    for number in range(sequences):
-        prompt = [1000 + i for i in range(length)]
-        greedy = SamplingParams(temperature=0)
-        scheduler.add(Sequence(Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=greedy)))
-    return scheduler
-
-
-def step(runner: Runner, scheduler: Scheduler) -> None:
-    plan = scheduler.plan()
-    scheduler.commit(plan, runner.run(plan))
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""
-    data = torch.ones(1 << 27, dtype=torch.float64)
-    return median(data.nbytes / seconds(data.sum) for _ in range(5))
-
-
-def matmul_rate(dtype: torch.dtype) -> float:
-    """Floating-point operations per second of a large matrix product: the median of five."""
-    a, b = torch.randn(1024, 2048).to(dtype), torch.randn(2048, 2048).to(dtype)
-    return median(2 * 1024 * 2048 * 2048 / seconds(lambda: a @ b) for _ in range(5))
-
-
-def seconds(work: object) -> float:
-    begin = time.perf_counter()
-    work()  # type: ignore[operator]
-    return time.perf_counter() - begin
-
-
-main()
+if __name__ == "__main__":
+    main()
