@@ -197,7 +197,7 @@ def _children(process: psutil.Process) -> Iterable[psutil.Process]:
 def _rounded(value: object) -> object:
     if isinstance(value, list):
         return [_rounded(one) for one in value]
-    return round(value, 2) if isinstance(value, float) else value
+    return round(value, 3) if isinstance(value, float) else value
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
