@@ -8,7 +8,8 @@ The name of the "model" says how it behaves, a word each, joined by dots:
     deaf          ignores Shutdown and SIGTERM
 
 A prompt `[1, n]` is answered by the tokens 0..n-1, one per step; `[2]` kills the process after one token; `[3]` answers
-one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id.
+one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id; `[6, n]`
+is answered like `[1, n]`, after twelve cached tokens.
 """
 
 import argparse
@@ -74,9 +75,16 @@ class FakeEngine:
                 self.report(TokenOutput(id=request.id, finish="error", error="overloaded: 256 requests wait"))
             case [5]:
                 self.waiting_for_cancel.append(request.id)
+            case [6, count]:
+                self.report(TokenOutput(id=request.id, tokens=[0], cached_tokens=12))
+                for token in range(1, count - 1):
+                    self.report(TokenOutput(id=request.id, tokens=[token]))
+                self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
 
     def report(self, output: TokenOutput) -> None:
-        self.send(StepReport(outputs=[output], running=1, waiting=0, free_pages=90))
+        self.send(
+            StepReport(outputs=[output], running=1, waiting=0, free_pages=90, prompt_tokens=1000, cached_tokens=900)
+        )
 
     def send(self, message: object) -> None:
         self.connection.sendall(encode(message))  # type: ignore[arg-type]

@@ -36,12 +36,12 @@ TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_id or 0
 
 
-def answer(text: str, *, finish: str = "stop") -> Script:
-    """Says `text` a byte per step, then ends."""
+def answer(text: str, *, finish: str = "stop", cached: int = 0) -> Script:
+    """Says `text` a byte per step, then ends; `cached` of the prompt's tokens were found."""
 
     async def script(request: Generate, say: Say) -> None:
-        for token in TOKENIZER.encode(text):
-            say(tokens=[token])
+        for index, token in enumerate(TOKENIZER.encode(text)):
+            say(tokens=[token], cached_tokens=0 if index else cached)
             await asyncio.sleep(0)
         say(tokens=[END] if finish == "stop" else [], finish=finish, timing=TIMING)
 
@@ -89,7 +89,7 @@ class ScriptedEngine:
             kv_bytes=1,
         )
         self.alive = True
-        self.running = self.waiting = self.free_pages = self.refused = 0
+        self.running = self.waiting = self.free_pages = self.refused = self.prompt_tokens = self.cached_tokens = 0
         self.requests: list[Generate] = []
         self.submitted = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -100,10 +100,21 @@ class ScriptedEngine:
         return len(self._tasks)
 
     def generate(
-        self, prompt: list[int], *, max_tokens: int, sampling: SamplingParams, stop_ids: Sequence[int] = ()
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams,
+        stop_ids: Sequence[int] = (),
+        salt: str = "",
     ) -> TokenStream:
         message = Generate(
-            id=len(self.requests) + 1, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids)
+            id=len(self.requests) + 1,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=list(stop_ids),
+            salt=salt,
         )
         self.requests.append(message)
         return TokenStream(self, message)  # type: ignore[arg-type]

@@ -176,6 +176,38 @@ async def test_a_text_completion_takes_text_or_tokens(prompt: object) -> None:
         assert node.engine.requests[0].prompt == TOKENIZER.encode("once")
 
 
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, body: dict[str, Any]) -> None:
+    async with serve(answer("Hello", cached=3)) as node:
+        _, whole = await node.post(path, body)
+        *_, last, _ = await node.events(path, body)
+        prompt = len(node.engine.requests[0].prompt)
+        for usage in (whole["usage"], json.loads(last)["usage"]):
+            assert usage["prompt_tokens"] == prompt
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
+            assert usage["helexa_timing"]["prefill_tokens"] == prompt - 3
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+async def test_a_principal_is_a_salt_and_half_of_one_is_none(path: str, body: dict[str, Any]) -> None:
+    async def salt_of(node: Node, headers: dict[str, str]) -> str:
+        async with node.http.post(f"{node.url}{path}", json=body, headers=headers) as response:
+            assert response.status == 200
+        return str(node.engine.requests[-1].salt)
+
+    account, key = "x-helexa-account-id", "x-helexa-key-id"
+    async with serve(answer("Hello")) as node:
+        one = await salt_of(node, {account: "acme", key: "k1"})
+        assert one == await salt_of(node, {account: "acme", key: "k1"})
+        others = [
+            await salt_of(node, {account: a, key: k}) for a, k in (("acme", "k2"), ("acm", "ek1"), ("k1", "acme"))
+        ]
+        assert len({one, *others, ""}) == 5
+        assert len(await salt_of(node, {account: "x" * 5000, key: "y"})) == len(one) <= 64
+        for headers in ({}, {account: "acme"}, {key: "k1"}, {account: "", key: "k1"}):
+            assert await salt_of(node, headers) == ""
+
+
 # Streams
 
 

@@ -58,6 +58,15 @@ async def test_what_a_slow_consumer_misses_is_merged(engine: EngineClient):
         await anext(slow)
 
 
+async def test_cached_tokens_come_once_however_outputs_are_merged(engine: EngineClient):
+    slow = stream_of(engine, 6, 20)
+    first = await anext(slow)
+    await outputs_of(engine, 1, 1)
+    rest = [output async for output in slow]
+    assert [output.cached_tokens for output in (first, *rest)] == [12] + [0] * len(rest)
+    assert (engine.prompt_tokens, engine.cached_tokens) == (1000, 900)
+
+
 async def test_a_cancelled_wait_loses_nothing(engine: EngineClient):
     stream = stream_of(engine, 5)
     with pytest.raises(TimeoutError):

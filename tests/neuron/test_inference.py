@@ -56,6 +56,28 @@ async def test_a_run_says_started_text_finished(caplog: pytest.LogCaptureFixture
     assert model.load().tok_s_prefill == pytest.approx(3 * 1000 / TIMING.prefill_ms)
 
 
+async def test_cached_tokens_are_reported_and_are_no_prefill(caplog: pytest.LogCaptureFixture) -> None:
+    model = scripted_model(answer("hello", cached=2))
+    events = await events_of(model, [1, 2, 3])
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].prompt_tokens, events[-1].cached_tokens) == (3, 2)
+    assert "prompt_tokens=3 completion_tokens=6 cached_tokens=2" in completions(caplog)[0]
+    assert model.load().tok_s_prefill == pytest.approx(1 * 1000 / TIMING.prefill_ms, abs=0.01)
+
+
+async def test_cached_tokens_are_known_of_a_run_that_a_stop_string_ended() -> None:
+    events = await events_of(scripted_model(answer("hello", cached=2)), [1, 2, 3], stop=["ll"])
+    assert isinstance(events[-1], Finished)
+    assert events[-1].cached_tokens == 2
+
+
+async def test_a_salt_reaches_the_engine() -> None:
+    model = scripted_model(answer("x"))
+    async with aclosing(run(model, [1], request(), salt="s")) as events:
+        assert isinstance([event async for event in events][-1], Finished)
+    assert [sent.salt for sent in model.engine.requests] == ["s"]  # type: ignore[attr-defined]
+
+
 async def test_a_token_that_only_the_tokenizer_has_is_refused() -> None:
     model = scripted_model(answer("hello"))
     model.engine.ready = msgspec.structs.replace(model.engine.ready, vocab_size=END)

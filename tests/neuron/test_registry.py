@@ -205,6 +205,7 @@ async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
     assert (load.in_flight, load.queue_depth) == (1, 1)  # the fake engine says that it runs one
     assert (load.max_in_flight, load.max_queue_depth) == (64, 256)
     assert (load.kv_pages_total, load.kv_pages_free) == (100, 90)
+    assert (load.prompt_tokens_total, load.cached_prompt_tokens_total) == (1000, 900)
     for stream in streams:
         await stream.aclose()
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
@@ -212,11 +213,11 @@ async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
 
 async def test_rates_are_averages_that_forget(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
-    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prompt_tokens=10, completion_tokens=11)
+    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prefill_tokens=10, completion_tokens=11)
     assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (100, 10)
-    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prompt_tokens=20, completion_tokens=21)
+    model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prefill_tokens=20, completion_tokens=21)
     assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (130, 13)
-    model.record(Timing(queue_ms=0, prefill_ms=0, decode_ms=0), prompt_tokens=20, completion_tokens=1)
+    model.record(Timing(queue_ms=0, prefill_ms=0, decode_ms=0), prefill_tokens=20, completion_tokens=1)
     assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (130, 13)
 
 

@@ -79,7 +79,12 @@ class Activation(Record):
 
 
 class ModelLoad(Record):
-    """How busy one loaded model is."""
+    """How busy one loaded model is.
+
+    Attributes:
+        kv_pages_free: pages that nobody holds; what they hold may still be found by a prompt that begins alike.
+        prompt_tokens_total, cached_prompt_tokens_total: since the load; the second were found in the KV cache.
+    """
 
     id: str
     in_flight: WireInt = 0
@@ -89,6 +94,8 @@ class ModelLoad(Record):
     rejected_queue_full: WireInt = 0
     kv_pages_total: WireInt = 0
     kv_pages_free: WireInt = 0
+    prompt_tokens_total: WireInt = 0
+    cached_prompt_tokens_total: WireInt = 0
     tok_s_prefill: float = 0.0
     tok_s_decode: float = 0.0
 

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.messages import EngineOptions, PrefixReuse
 
 ENV_PREFIX = "NEURON_"
 
@@ -65,6 +65,7 @@ class TorchConfig(Section):
     max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
+    prefix_reuse: PrefixReuse = "principal"
 
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
@@ -77,6 +78,7 @@ class TorchConfig(Section):
             max_waiting=self.max_waiting,
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
+            prefix_reuse=self.prefix_reuse,
         )
 
 

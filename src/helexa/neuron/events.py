@@ -8,10 +8,9 @@ from helexa.core.errors import ApiError
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The request was admitted. `cached_tokens` of the `prompt_tokens` need not be computed."""
+    """The request was admitted."""
 
     prompt_tokens: int
-    cached_tokens: int = 0
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -21,7 +20,10 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit."""
+    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit.
+
+    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again.
+    """
 
     reason: Literal["stop", "length"]
     prompt_tokens: int

@@ -29,9 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 async def run(
-    model: ServedModel, prompt: list[int], request: GenerationRequest
+    model: ServedModel, prompt: list[int], request: GenerationRequest, *, salt: str = ""
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Answer `prompt`; closing the iterator cancels the run in the engine.
+
+    Args:
+        salt: what is cached of the prompt is shared with requests of the same salt only.
 
     Raises:
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, or the engine is down
@@ -48,7 +51,9 @@ async def run(
     reader = _Reader(Detokenizer(model.text.tokenizer), StopStrings(request.stop or ()), stop_ids)
     end = _End(model, len(prompt))
     try:
-        outputs = model.engine.generate(prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids))
+        outputs = model.engine.generate(
+            prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=salt
+        )
         async with aclosing(outputs):
             output = await _admission(model.engine, outputs)
             yield end.started()
@@ -179,13 +184,14 @@ class _End:
 
     def started(self) -> Started:
         self.admitted = True
-        return Started(self._prompt_tokens, self._cached_tokens)
+        return Started(self._prompt_tokens)
 
     def count(self, output: TokenOutput) -> None:
         if output.tokens:
             self._completion_tokens += len(output.tokens)
             if self._first_token is None:
                 self._first_token = time.perf_counter()
+        self._cached_tokens += output.cached_tokens
         self._timing = output.timing or self._timing
 
     def finish(self, reason: Literal["stop", "length"]) -> Finished:
@@ -212,13 +218,14 @@ class _End:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
-            self._model.record(timing, self._prompt_tokens, self._completion_tokens)
+            self._model.record(timing, self._prompt_tokens - self._cached_tokens, self._completion_tokens)
         logger.info(
-            "completed model=%s prompt_tokens=%d completion_tokens=%d finish_reason=%s prefill_ms=%.0f decode_ms=%.0f "
-            "client_gone=%s",
+            "completed model=%s prompt_tokens=%d completion_tokens=%d cached_tokens=%d finish_reason=%s "
+            "prefill_ms=%.0f decode_ms=%.0f client_gone=%s",
             self._model.id,
             self._prompt_tokens,
             self._completion_tokens,
+            self._cached_tokens,
             reason,
             timing.prefill_ms,
             timing.decode_ms,

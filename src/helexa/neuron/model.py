@@ -59,13 +59,15 @@ class ServedModel:
             rejected_queue_full=engine.refused,
             kv_pages_total=engine.ready.kv_pages,
             kv_pages_free=engine.free_pages,
+            prompt_tokens_total=engine.prompt_tokens,
+            cached_prompt_tokens_total=engine.cached_tokens,
             tok_s_prefill=round(self._tok_s_prefill, 2),
             tok_s_decode=round(self._tok_s_decode, 2),
         )
 
-    def record(self, timing: Timing, prompt_tokens: int, completion_tokens: int) -> None:
-        """Let a finished request count in the rates of tokens per second."""
-        self._tok_s_prefill = _averaged(self._tok_s_prefill, prompt_tokens, timing.prefill_ms)
+    def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
+        """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
+        self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:

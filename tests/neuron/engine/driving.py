@@ -11,9 +11,9 @@ from helexa.neuron.engine.sequence import Sequence
 GREEDY = SamplingParams(temperature=0)
 
 
-def scheduler_of(runner: Runner, pages: int = 0, **options: int) -> Scheduler:
+def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler:
     """A scheduler over all pages of the runner, or over the first few."""
-    return Scheduler(EngineOptions(**options), PagePool(pages or runner.facts.kv_pages, PAGE_SIZE))
+    return Scheduler(EngineOptions(**options), PagePool(pages or runner.facts.kv_pages, PAGE_SIZE))  # type: ignore[arg-type]
 
 
 def generate(

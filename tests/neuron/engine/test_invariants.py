@@ -4,7 +4,7 @@ import pytest
 from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import SamplingParams
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 
@@ -41,8 +41,23 @@ def test_preemption_gives_the_same_tokens(
         preempt(self, sequence)
 
     monkeypatch.setattr(Scheduler, "_preempt", spy)
-    assert generate(runner, scheduler_of(runner, pages=7), PROMPTS, TOKENS) == alone
+    scheduler = scheduler_of(runner, pages=7)
+    assert generate(runner, scheduler, PROMPTS, TOKENS) == alone
     assert preempted, "the pool was too large to test preemption"
+    resumed = [s for s in preempted if len(s.tokens) > PAGE_SIZE]
+    assert resumed, "no sequence had a full page to come back to"
+
+
+def test_a_prefix_hit_gives_the_same_tokens(runner: Runner, alone: list[list[int]]) -> None:
+    scheduler = scheduler_of(runner)
+    long = PROMPTS[-1]
+    for prompt, tokens in zip(PROMPTS, alone, strict=True):
+        assert generate(runner, scheduler, [prompt], TOKENS) == [tokens]
+    cached = scheduler.cached_tokens
+    assert generate(runner, scheduler, PROMPTS, TOKENS) == alone
+    assert scheduler.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
+    (turn,) = generate(runner, scheduler, [long + alone[-1] + FRANCE], TOKENS)
+    assert generate(runner, scheduler_of(runner, prefix_reuse="off"), [long + alone[-1] + FRANCE], TOKENS) == [turn]
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(runner: Runner) -> None:

@@ -28,6 +28,12 @@ def test_frames_survive_any_cut(cut: int) -> None:
     assert received == MESSAGES
 
 
+def test_a_salt_is_bounded() -> None:
+    request = Generate(id=1, prompt=[1], max_tokens=1, sampling=SamplingParams(), salt="s" * 65)
+    with pytest.raises(ValueError, match="salt"):
+        FrameDecoder(ToEngine).feed(encode(request))
+
+
 @pytest.mark.parametrize("data", [struct.pack("<I", MAX_FRAME_BYTES + 1), struct.pack("<I", 3) + b"\xc1\xff\x00"])
 def test_nonsense_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -11,10 +11,10 @@ from helexa.neuron.engine.sequence import Sequence
 
 
 def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] | None = None) -> Sequence:
+    """A sequence whose prompt begins like no other's."""
+    tokens = [100 + number] * prompt
     return Sequence(
-        Generate(
-            id=number, prompt=[5] * prompt, max_tokens=max_tokens, sampling=SamplingParams(), stop_ids=stop_ids or []
-        )
+        Generate(id=number, prompt=tokens, max_tokens=max_tokens, sampling=SamplingParams(), stop_ids=stop_ids or [])
     )
 
 

@@ -51,6 +51,7 @@ class EngineClient:
         ready: what the engine said of itself when it had loaded.
         options: what it was started with.
         running, waiting, free_pages: of the last step.
+        prompt_tokens, cached_tokens: of all requests that were started; the second were found in the KV cache.
         refused: requests the engine turned away because its waiting queue was full.
     """
 
@@ -68,6 +69,8 @@ class EngineClient:
         self.running = 0
         self.waiting = 0
         self.free_pages = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.refused = 0
         self._process = process
         self._reader = reader
@@ -151,9 +154,15 @@ class EngineClient:
         return len(self._streams)
 
     def generate(
-        self, prompt: list[int], *, max_tokens: int, sampling: SamplingParams, stop_ids: Sequence[int] = ()
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams,
+        stop_ids: Sequence[int] = (),
+        salt: str = "",
     ) -> "TokenStream":
-        """Continue `prompt`. The request is sent when the stream is first awaited.
+        """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
 
         Raises:
             ApiError: 503, the engine is gone.
@@ -161,7 +170,9 @@ class EngineClient:
         if not self.alive:
             raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
         number = next(self._ids)
-        message = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids))
+        message = Generate(
+            id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids), salt=salt
+        )
         return TokenStream(self, message)
 
     async def close(self, grace: float = 5.0) -> None:
@@ -239,6 +250,7 @@ class EngineClient:
 
     def _take(self, report: StepReport) -> None:
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
+        self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
         for output in report.outputs:
             if output.finish is None:
                 stream = self._streams.get(output.id)
@@ -305,6 +317,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._submitted = False
         self._news = asyncio.Event()
         self._tokens: list[int] = []
+        self._cached_tokens = 0
         self._last: TokenOutput | None = None
         self._ended = False
 
@@ -319,14 +332,16 @@ class TokenStream(AsyncIterator[TokenOutput]):
             raise StopAsyncIteration
         self._news.clear()
         tokens, self._tokens = self._tokens, []
+        cached, self._cached_tokens = self._cached_tokens, 0
         if self._last is None:
-            return TokenOutput(id=self._message.id, tokens=tokens)
+            return TokenOutput(id=self._message.id, tokens=tokens, cached_tokens=cached)
         self._ended = True
-        return msgspec.structs.replace(self._last, tokens=tokens)
+        return msgspec.structs.replace(self._last, tokens=tokens, cached_tokens=cached)
 
     def put(self, output: TokenOutput) -> None:
         """Take the next output; never waits."""
         self._tokens += output.tokens
+        self._cached_tokens += output.cached_tokens
         if output.finish is not None:
             self._last = output
         self._news.set()

@@ -5,7 +5,7 @@ Struct types are the whole protocol: what is not here cannot be asked of an engi
 """
 
 import struct
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -13,6 +13,7 @@ MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "error"]
+PrefixReuse = Literal["principal", "all", "off"]
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +28,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.
         kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
+        kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
+        prefix_reuse: whose prompts share pages of the KV cache when they begin alike: those with the same salt, `all`,
+            or nobody's.
     """
 
     device: str = "cpu"
@@ -37,6 +41,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     context_length: int = 0
     kv_cache_mb: int = 0
+    kv_dtype: Literal["auto", "int8"] = "auto"
+    prefix_reuse: PrefixReuse = "principal"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +73,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Server -> engine: continue `prompt` by at most `max_tokens` tokens.
 
     The end-of-sequence token that ends a sequence is reported in its last `TokenOutput` like any other.
+
+    Attributes:
+        salt: pages of the KV cache are shared between sequences of the same salt only.
     """
 
     id: int
@@ -74,6 +83,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     max_tokens: int
     sampling: SamplingParams
     stop_ids: list[int] = []
+    salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -125,22 +135,33 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step brought one sequence. `finish`, `timing` and `error` come with the last one only."""
+    """What one step brought one sequence. `finish`, `timing` and `error` come with the last one only.
+
+    Attributes:
+        cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
+    """
 
     id: int
     tokens: list[int] = []
+    cached_tokens: int = 0
     finish: FinishReason | None = None
     timing: Timing | None = None
     error: str | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is."""
+    """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is.
+
+    Attributes:
+        prompt_tokens, cached_tokens: of all sequences that were ever started; the second were found in the KV cache.
+    """
 
     outputs: list[TokenOutput]
     running: int
     waiting: int
     free_pages: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 ToEngine = Generate | Cancel | Shutdown

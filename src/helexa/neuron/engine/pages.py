@@ -1,8 +1,11 @@
-"""The page pool: which pages of the KV cache are free. Knows numbers only; the tensors live with the runner."""
+"""The page pool: who holds which page of the KV cache, and what the pages hold. The tensors live with the runner."""
 
 
 class PagePool:
-    """A fixed number of equal pages, handed out and taken back.
+    """A fixed number of equal pages, handed out, shared and taken back.
+
+    A page may be registered under a hash of what it holds (see `page_hash`). A registered page that nobody holds keeps
+    what it has and can be shared again, until it is the least recently used one when a page is asked for.
 
     Args:
         total: number of pages.
@@ -12,23 +15,73 @@ class PagePool:
     def __init__(self, total: int, page_size: int) -> None:
         self.total = total
         self.page_size = page_size
-        self._free = list(range(total - 1, -1, -1))
+        self._empty = list(range(total - 1, -1, -1))
+        self._kept: dict[int, None] = {}  # registered, held by nobody; least recently used first
+        self._holders = [0] * total
+        self._hashes: dict[int, bytes] = {}
+        self._pages: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
+        """Pages that nobody holds: those that `take` can hand out."""
+        return len(self._empty) + len(self._kept)
 
     def pages_for(self, positions: int) -> int:
         """Pages needed to hold that many positions."""
         return -(-positions // self.page_size)
 
     def take(self, count: int) -> list[int]:
-        """Hand out `count` pages. The caller has checked that they are free."""
-        assert count <= len(self._free), f"{count} pages asked, {len(self._free)} free"
-        return [self._free.pop() for _ in range(count)]
+        """Hand out `count` pages, ascending. What they held is lost. The caller has checked that they are free."""
+        assert count <= self.free, f"{count} pages asked, {self.free} free"
+        pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return sorted(pages)
 
     def give_back(self, pages: list[int]) -> None:
-        """Take pages back, last first, so that the next sequence gets them in ascending order again."""
-        self._free.extend(reversed(pages))
-        assert len(self._free) <= self.total, "a page was given back twice"
+        """Take a sequence's pages back, last first.
+
+        Then the end of a sequence is evicted before its beginning, which more sequences have in common, and the next
+        one gets the empty ones in ascending order again.
+        """
+        for page in reversed(pages):
+            self._holders[page] -= 1
+            assert self._holders[page] >= 0, "a page was given back twice"
+            if self._holders[page]:
+                continue
+            if page in self._hashes:
+                self._kept[page] = None
+            else:
+                self._empty.append(page)
+
+    def register(self, page: int, page_hash: bytes) -> None:
+        """Say what a page holds; of several pages that hold the same, the first one is found by `match`."""
+        if page_hash not in self._pages:
+            self._pages[page_hash] = page
+            self._hashes[page] = page_hash
+
+    def match(self, chain: list[bytes]) -> list[int]:
+        """The pages registered under the first hashes of `chain`, as far as there are any."""
+        pages: list[int] = []
+        for page_hash in chain:
+            page = self._pages.get(page_hash)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def held(self, pages: list[int]) -> int:
+        """How many of `pages` somebody holds: sharing them takes nothing from the free ones."""
+        return sum(self._holders[page] > 0 for page in pages)
+
+    def share(self, pages: list[int]) -> None:
+        """Hold registered pages once more, whether or not somebody holds them."""
+        for page in pages:
+            self._kept.pop(page, None)
+            self._holders[page] += 1
+
+    def _evict(self) -> int:
+        page = next(iter(self._kept))
+        del self._kept[page]
+        del self._pages[self._hashes.pop(page)]
+        return page

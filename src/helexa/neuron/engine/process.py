@@ -97,6 +97,8 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             free_pages=scheduler.pages.free,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
         )
         self._connection.sendall(encode(report))
 

@@ -2,13 +2,15 @@
 
 One rule: every sequence has `computed` chasing `tokens`. A step is a plan of (sequence, n) under one token budget,
 running sequences first. Decode is n = 1, prefill is a chunk; preemption sets `computed` to 0 and puts the sequence back
-at the head of the queue. There is no second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
+at the head of the queue. A prefix that other sequences have computed before only moves `computed`, too. There is no
+second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
 """
 
 import time
 from collections import deque
 from dataclasses import dataclass
 
+from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.messages import EngineOptions, TokenOutput
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
@@ -20,6 +22,7 @@ class PlanEntry:
 
     sequence: Sequence
     count: int
+    drafts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -36,11 +39,16 @@ class Scheduler:
     Args:
         options: budgets and ceilings.
         pages: the pool; sequences are bounded by it.
+
+    Attributes:
+        prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
     """
 
     def __init__(self, options: EngineOptions, pages: PagePool) -> None:
         self.options = options
         self.pages = pages
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
 
@@ -56,6 +64,7 @@ class Scheduler:
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
             return self._refusal(sequence, f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
+        sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
         self.waiting.append(sequence)
         return None
 
@@ -87,13 +96,11 @@ class Scheduler:
             budget -= count
         while budget and self.waiting and len(self.running) < self.options.max_sequences:
             sequence = self.waiting[0]
+            prefix = self._computed_before(sequence)
             # The whole prompt and one token more must fit, or it would be preempted before its first token.
-            if self.pages.pages_for(len(sequence.tokens) + 1) > self.pages.free and self.running:
+            if self.pages.pages_for(len(sequence.tokens) + 1) - self.pages.held(prefix) > self.pages.free:
                 break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            if sequence.started is None:
-                sequence.started = time.perf_counter()
+            self._start(self.waiting.popleft(), prefix)
             count = min(sequence.pending, budget)
             self._grow(sequence, count)
             plan.append(PlanEntry(sequence, count))
@@ -107,19 +114,24 @@ class Scheduler:
         for entry in plan:
             sequence = entry.sequence
             samples = entry.samples
-            sequence.computed += entry.count
+            self._advance(sequence, entry.count)
             if not samples:
                 continue
             token = next(tokens)
+            cached = 0 if sequence.generated else sequence.cached
             finish = sequence.append(token)
             if finish is None and self._outgrown(sequence):
                 finish = "length"
             if finish is None:
-                outputs.append(TokenOutput(id=sequence.id, tokens=[token]))
+                outputs.append(TokenOutput(id=sequence.id, tokens=[token], cached_tokens=cached))
                 continue
             self.running.remove(sequence)
             self._release(sequence)
-            outputs.append(TokenOutput(id=sequence.id, tokens=[token], finish=finish, timing=sequence.timing()))
+            outputs.append(
+                TokenOutput(
+                    id=sequence.id, tokens=[token], cached_tokens=cached, finish=finish, timing=sequence.timing()
+                )
+            )
         return outputs
 
     def fail_all(self, error: str) -> list[TokenOutput]:
@@ -133,8 +145,37 @@ class Scheduler:
         return outputs
 
     def check_idle(self) -> None:
-        """Integrity: when nothing runs, every page must be free."""
+        """Integrity: when nothing runs, nobody may hold a page."""
         assert not self.idle or self.pages.free == self.pages.total, "pages leaked"
+
+    def _computed_before(self, sequence: Sequence) -> list[int]:
+        """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits."""
+        if self.options.prefix_reuse == "off":
+            return []
+        full = (len(sequence.tokens) - 1) // self.pages.page_size
+        page_hash.extend(sequence.chain, sequence.tokens, full, self.pages.page_size)
+        return self.pages.match(sequence.chain[1 : full + 1])
+
+    def _start(self, sequence: Sequence, prefix: list[int]) -> None:
+        self.running.append(sequence)
+        self.pages.share(prefix)
+        sequence.pages = prefix
+        sequence.computed = len(prefix) * self.pages.page_size
+        if sequence.started is None:
+            sequence.started = time.perf_counter()
+            sequence.cached = sequence.computed
+            self.prompt_tokens += len(sequence.tokens)
+            self.cached_tokens += sequence.cached
+
+    def _advance(self, sequence: Sequence, count: int) -> None:
+        """Count tokens as computed, and register the pages that this has filled."""
+        filled = sequence.computed // self.pages.page_size
+        sequence.computed += count
+        full = sequence.computed // self.pages.page_size
+        if full > filled and self.options.prefix_reuse != "off":
+            page_hash.extend(sequence.chain, sequence.tokens, full, self.pages.page_size)
+            for page in range(filled, full):
+                self.pages.register(sequence.pages[page], sequence.chain[page + 1])
 
     def _make_room(self, sequence: Sequence, count: int, planned: set[Sequence]) -> bool:
         """Grow `sequence` by `count` positions, preempting the newest others; False if it had to yield itself."""

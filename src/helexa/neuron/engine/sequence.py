@@ -13,12 +13,16 @@ class Sequence:
     Attributes:
         tokens: prompt and output.
         computed: leading tokens whose K and V are in `pages`.
+        cached: prompt tokens that were found in the KV cache when the sequence was first started.
+        chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
     """
 
     request: Generate
     tokens: list[int] = field(default_factory=list[int])
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
+    cached: int = 0
+    chain: list[bytes] = field(default_factory=list[bytes])
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None

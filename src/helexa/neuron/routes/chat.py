@@ -20,6 +20,7 @@ from helexa.core.wire.usage import Usage
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.principal import cache_salt
 from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.text.chat_template import TemplateError
@@ -32,7 +33,8 @@ async def chat_completions(request: Request) -> Reply:
     if chat.has_image:
         raise vision_unsupported(model.id)
     prompt = await asyncio.to_thread(_prompt, model, chat)  # long conversations take a while to cut into tokens
-    return Reply(run(model, prompt, chat), ChatProjector(model.id), stream=bool(chat.stream))
+    events = run(model, prompt, chat, salt=cache_salt(request))
+    return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
 
 
 def _prompt(model: ServedModel, chat: ChatRequest) -> list[int]:

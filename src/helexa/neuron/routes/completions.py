@@ -10,6 +10,7 @@ from helexa.core.wire.usage import Usage
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.principal import cache_salt
 from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import Reply
 
@@ -21,7 +22,8 @@ async def completions(request: Request) -> Reply:
     prompt = completion.prompt
     if isinstance(prompt, str):
         prompt = await asyncio.to_thread(model.text.tokenizer.encode, prompt, add_special=True)
-    return Reply(run(model, prompt, completion), CompletionProjector(model.id), stream=bool(completion.stream))
+    events = run(model, prompt, completion, salt=cache_salt(request))
+    return Reply(events, CompletionProjector(model.id), stream=bool(completion.stream))
 
 
 class CompletionProjector(OpenAIProjector):
