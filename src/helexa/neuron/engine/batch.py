@@ -1,7 +1,6 @@
 """The batch: a plan laid out as the tensors that a forward pass reads.
 
-Tokens of all sequences lie flat, [T]. Sequences that advance by one token come first; they attend together, in groups
-of similar length. Each prefill chunk attends alone, over its prefix and itself.
+Tokens of all sequences lie flat, [T]: first sequences that advance by one token, then those that advance by more.
 """
 
 from dataclasses import dataclass
@@ -12,10 +11,31 @@ from torch import Tensor
 
 from helexa.neuron.engine.scheduler import Plan, PlanEntry
 
+PAGE_SIZE = 64
+"""Positions per page of the KV cache."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The largest batch that an engine ever lays out."""
+
+    rows: int
+    sequences: int
+    pages_per_sequence: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """Rows of one sequence, at positions `prefix` and following; `pages` hold everything up to the last of them."""
+
+    rows: slice
+    prefix: int
+    pages: list[int]
+
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows with one query each.
+    """Rows with one query each, of similar length.
 
     Attributes:
         rows: where they lie in the flat batch.
@@ -40,7 +60,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one sequence's prefill: queries at positions `prefix ... prefix + len(rows) - 1`.
+    """Rows of one sequence that attend to their prefix and to each other.
 
     Attributes:
         pages: [P] page numbers of everything computed so far and of the chunk itself.
@@ -60,71 +80,96 @@ class Batch:
     Attributes:
         tokens: [T] token ids.
         positions: [T] position of each token in its sequence.
-        slots: [T] where its K and V go: page * page_size + offset.
+        slots: [T] where its K and V go: page * PAGE_SIZE + offset.
         sample_rows: [S] rows whose logits are needed, in plan order.
+        spans: the sequences' rows; those of one row come first, the shortest first.
+        capacity: of the buffers that the tensors are views of.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     sample_rows: Tensor
-    decodes: list[DecodeGroup]
-    chunks: list[Chunk]
+    spans: list[Span]
+    capacity: Capacity
+
+    @cached_property
+    def decodes(self) -> list[DecodeGroup]:
+        """Spans of one row, in groups in which padding at most doubles the pages read."""
+        groups: list[list[Span]] = []
+        for span in self.spans:
+            if span.rows.stop - span.rows.start > 1:
+                break
+            if groups and len(span.pages) <= 2 * len(groups[-1][0].pages):
+                groups[-1].append(span)
+            else:
+                groups.append([span])
+        return [_decode_group(group, self.tokens.device) for group in groups]
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """Spans of several rows."""
+        device = self.tokens.device
+        return [
+            Chunk(span.rows, span.prefix, torch.tensor(span.pages, device=device), _first_if_contiguous(span.pages))
+            for span in self.spans
+            if span.rows.stop - span.rows.start > 1
+        ]
 
 
-def lay_out(plan: Plan, page_size: int, device: torch.device) -> Batch:
-    """Build the batch of a plan."""
-    decodes = sorted((e for e in plan if e.count == 1), key=lambda e: len(e.sequence.pages))
-    prefills = [e for e in plan if e.count > 1]
-    tokens: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    last_rows: dict[int, int] = {}  # sequence id -> its last row
-    chunks: list[Chunk] = []
-    for entry in (*decodes, *prefills):
-        sequence, start = entry.sequence, len(tokens)
-        span = range(sequence.computed, sequence.computed + entry.count)
-        tokens += sequence.tokens[span.start : span.stop]
-        positions += span
-        slots += [sequence.pages[p // page_size] * page_size + p % page_size for p in span]
-        if entry.count > 1:
-            chunks.append(_chunk(entry, slice(start, len(tokens)), page_size, device))
-        last_rows[sequence.id] = len(tokens) - 1
-    groups = [_decode_group(group, start, device) for start, group in _by_length(decodes)]
-    sample_rows = [last_rows[entry.sequence.id] for entry in plan if entry.samples]
-    return Batch(
-        tokens=torch.tensor(tokens, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
-        sample_rows=torch.tensor(sample_rows, device=device, dtype=torch.long),
-        decodes=groups,
-        chunks=chunks,
-    )
+class Layout:
+    """Lays plans out in buffers that stay where they are, as recorded steps need it."""
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        self._capacity = capacity
+        self._tokens, self._positions, self._slots, self._sample_rows = (
+            torch.zeros(capacity.rows, dtype=torch.int64, device=device) for _ in range(4)
+        )
+
+    def lay_out(self, plan: Plan) -> Batch:
+        """The batch of a plan; it is good until the next one is laid out."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        spans: list[Span] = []
+        samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
+        for entry in sorted(plan, key=lambda e: (_rows(e) > 1, len(e.sequence.pages))):
+            sequence, start, count = entry.sequence, len(tokens), _rows(entry)
+            places = range(sequence.computed, sequence.computed + count)
+            tokens += sequence.tokens[sequence.computed : sequence.computed + entry.count]
+            tokens += entry.drafts
+            positions += places
+            slots += [sequence.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in places]
+            pages = sequence.pages[: -(-places.stop // PAGE_SIZE)]
+            spans.append(Span(slice(start, len(tokens)), sequence.computed, pages))
+            samples[sequence.id] = range(len(tokens) - len(entry.drafts) - 1, len(tokens))
+        sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.id]]
+        return Batch(
+            tokens=_fill(self._tokens, tokens),
+            positions=_fill(self._positions, positions),
+            slots=_fill(self._slots, slots),
+            sample_rows=_fill(self._sample_rows, sample_rows),
+            spans=spans,
+            capacity=self._capacity,
+        )
 
 
-def _chunk(entry: PlanEntry, rows: slice, page_size: int, device: torch.device) -> Chunk:
-    prefix = entry.sequence.computed
-    pages = entry.sequence.pages[: -(-(prefix + entry.count) // page_size)]
-    return Chunk(rows, prefix, torch.tensor(pages, device=device), _first_if_contiguous(pages))
+def _rows(entry: PlanEntry) -> int:
+    return entry.count + len(entry.drafts)
 
 
-def _by_length(decodes: list[PlanEntry]) -> list[tuple[int, list[PlanEntry]]]:
-    """Cut rows sorted by page count into groups in which padding at most doubles the pages read."""
-    groups: list[tuple[int, list[PlanEntry]]] = []
-    for row, entry in enumerate(decodes):
-        if groups and len(entry.sequence.pages) <= 2 * len(groups[-1][1][0].sequence.pages):
-            groups[-1][1].append(entry)
-        else:
-            groups.append((row, [entry]))
-    return groups
+def _fill(buffer: Tensor, values: list[int]) -> Tensor:
+    view = buffer[: len(values)]
+    view.copy_(torch.tensor(values, dtype=torch.int64))
+    return view
 
 
-def _decode_group(group: list[PlanEntry], start: int, device: torch.device) -> DecodeGroup:
-    width = max(len(entry.sequence.pages) for entry in group)
-    pages = [entry.sequence.pages + entry.sequence.pages[:1] * (width - len(entry.sequence.pages)) for entry in group]
-    lengths = [entry.sequence.computed + 1 for entry in group]
+def _decode_group(group: list[Span], device: torch.device) -> DecodeGroup:
+    width = max(len(span.pages) for span in group)
+    pages = [span.pages + span.pages[:1] * (width - len(span.pages)) for span in group]
+    lengths = [span.prefix + 1 for span in group]
     return DecodeGroup(
-        rows=slice(start, start + len(group)),
+        rows=slice(group[0].rows.start, group[-1].rows.stop),
         pages=torch.tensor(pages, device=device),
         lengths=torch.tensor(lengths, device=device),
         longest=max(lengths),

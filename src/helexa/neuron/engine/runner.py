@@ -1,5 +1,6 @@
 """The runner: a loaded model, its KV cache and its kernels; runs one batch at a time."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
-from helexa.neuron.engine.batch import lay_out
+from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.sampler import sample
 from helexa.neuron.engine.scheduler import Plan
@@ -19,8 +20,10 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
-PAGE_SIZE = 64
+__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "Runner"]
 
+_log = logging.getLogger("helexa.neuron.engine")
+_DRAFT_ROWS = 16  # rows that speculation may add to each sequence
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -30,13 +33,22 @@ class DeviceError(HelexaError):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a loaded model says of itself."""
+    """What a loaded model says of itself.
+
+    Attributes:
+        weight_bytes: of its tensors in their files.
+        step_bytes: of the weights that one decode step reads, as the kernels hold them.
+        token_bytes: of K and V of one token in all layers.
+        kv_bytes, kv_pages: of the whole cache.
+    """
 
     model_type: str
     vocab_size: int
     context_length: int
     parameters: int
     weight_bytes: int
+    step_bytes: int
+    token_bytes: int
     kv_bytes: int
     kv_pages: int
 
@@ -60,10 +72,12 @@ class Runner:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.device = _usable_device(options.device)
-        dtype = _DTYPES.get(options.dtype) or ops.default_dtype(self.device)
-        self.ops = ops.choose(self.device, dtype)
         with open_checkpoint(model_path) as checkpoint:
             config = checkpoint.config
+            kv_bits = 8 if options.kv_dtype == "int8" else 16
+            choice = ops.choose(self.device, _DTYPES.get(options.dtype), config, kv_bits)
+            self.ops = choice.ops
+            _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
             model_type = str(config.get("model_type"))
             loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes))
             try:
@@ -76,20 +90,21 @@ class Runner:
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         context = min(options.context_length or trained_context, trained_context)
-        page_bytes = (
-            2 * self._model.kv_heads * self._model.head_dim * PAGE_SIZE * dtype.itemsize * len(self._model.layers)
-        )
+        layers = len(self._model.layers)
+        page_bytes = self.ops.page_bytes(self._model.kv_heads, self._model.head_dim) * layers
         pages = self._page_budget(options, context, page_bytes)
-        self._caches = [
-            self.ops.new_cache(self._model.kv_heads, pages * PAGE_SIZE, self._model.head_dim)
-            for _ in self._model.layers
-        ]
+        self._caches = [self.ops.new_cache(self._model.kv_heads, pages, self._model.head_dim) for _ in range(layers)]
+        rows = options.max_step_tokens + _DRAFT_ROWS * options.max_sequences
+        capacity = Capacity(rows, options.max_sequences, min(-(-context // PAGE_SIZE) + 1, pages))
+        self._layout = Layout(capacity, self.device)
         self.facts = ModelFacts(
             model_type=model_type,
             vocab_size=self._model.vocab_size,
             context_length=min(context, pages * PAGE_SIZE),
             parameters=parameters,
             weight_bytes=weight_bytes,
+            step_bytes=self.ops.step_bytes,
+            token_bytes=page_bytes // PAGE_SIZE,
             kv_bytes=pages * page_bytes,
             kv_pages=pages,
         )
@@ -104,7 +119,9 @@ class Runner:
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
-        return self._model.forward(lay_out(plan, PAGE_SIZE, self.device), self._caches, PAGE_SIZE)
+        model = self._model
+        batch = self._layout.lay_out(plan)
+        return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, model.heads // model.kv_heads)
 
     def _page_budget(self, options: EngineOptions, context: int, page_bytes: int) -> int:
         """Pages of the KV cache: as configured, else four full contexts, or a quarter of what memory is free."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch
 from helexa.neuron.layers.loader import Loader
+from helexa.neuron.ops.norm import HeadNorms
 
 
 @dataclass(frozen=True)
@@ -13,13 +14,11 @@ class Step:
     """What all layers of one forward pass share.
 
     Attributes:
-        cos, sin: rotary tables (see `Rope.tables`).
+        rope: cos and sin (see `Rope.tables`).
     """
 
     batch: Batch
-    page_size: int
-    cos: Tensor
-    sin: Tensor
+    rope: tuple[Tensor, Tensor]
 
 
 class Attention:
@@ -41,23 +40,19 @@ class Attention:
         qk_norm_eps: float | None = None,
     ) -> None:
         self._ops = loader.ops
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._heads, self._head_dim = heads, head_dim
         wide, narrow = heads * head_dim, kv_heads * head_dim
         outputs = {f"{prefix}.q_proj": wide, f"{prefix}.k_proj": narrow, f"{prefix}.v_proj": narrow}
         self._qkv = loader.linear(outputs, hidden)
         self._out = loader.linear({f"{prefix}.o_proj": hidden}, wide)
-        self._q_norm = self._k_norm = None
+        self._norms = None
         if qk_norm_eps is not None:
-            self._q_norm = loader.norm(f"{prefix}.q_norm", head_dim, qk_norm_eps)
-            self._k_norm = loader.norm(f"{prefix}.k_norm", head_dim, qk_norm_eps)
+            query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
+            self._norms = HeadNorms(query, key, qk_norm_eps)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
         """[T, H] -> [T, H]; writes this step's K and V to `cache` first."""
-        heads = self._heads
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
-        if self._q_norm is not None and self._k_norm is not None:
-            qkv[:, :heads] = self._q_norm(qkv[:, :heads])
-            qkv[:, heads : heads + self._kv_heads] = self._k_norm(qkv[:, heads : heads + self._kv_heads])
-        queries = self._ops.rotate_store(qkv, heads, step.cos, step.sin, cache, step.batch.slots)
-        out = self._ops.attend(queries, cache, step.page_size, step.batch)
-        return self._out(out.reshape(x.shape[0], -1))
+        queries = self._ops.rotate_store(qkv, self._heads, step.rope, cache, step.batch.slots, self._norms)
+        out = self._ops.attend(queries, cache, step.batch)
+        return self._out(out.view(x.shape[0], -1))

@@ -1,18 +1,25 @@
 """Token embedding, and the output head that may share its weight."""
 
+from typing import Any
+
 from torch import Tensor
 
 from helexa.neuron.ops.reference import ReferenceOps
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
 class Embedding:
-    """Rows of a [vocabulary, H] weight; quantised weights stay quantised and only the rows asked for are decoded."""
+    """Rows of a [vocabulary, H] weight; quantised weights stay quantised and only the rows asked for are decoded.
 
-    def __init__(self, ops: ReferenceOps, weight: Weight) -> None:
+    Attributes:
+        matrix: the weight, as the kernels hold it; a head may share it.
+        vocab_size: its rows.
+    """
+
+    def __init__(self, ops: ReferenceOps, matrix: Any, vocab_size: int) -> None:
         self._ops = ops
-        self.weight = weight.to(ops.device) if isinstance(weight, GroupwiseTensor) else weight.to(ops.device, ops.dtype)
+        self.matrix = matrix
+        self.vocab_size = vocab_size
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[T] -> float32 [T, H]."""
-        return self._ops.embedding(self.weight, tokens)
+        return self._ops.embedding(self.matrix, tokens)

@@ -1,6 +1,6 @@
 """The loader: builds layers straight from a checkpoint, tensor by tensor, in the layout the kernels want."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -62,37 +62,22 @@ class Loader:
         Args:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
         """
-        weights = [self.weight(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
+        parts = [self.ops.matrix(self.weight(f"{name}.weight", (rows, inputs))) for name, rows in outputs.items()]
         biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
         bias = None
         if any(b is not None for b in biases):
-            parts = zip(weights, biases, strict=True)
-            bias = torch.cat([torch.zeros(w.shape[0], device=self.ops.device) if b is None else b for w, b in parts])
-        return self.ops.linear(_stack(weights), bias)
+            widths = zip(outputs.values(), biases, strict=True)
+            bias = torch.cat([torch.zeros(n, device=self.ops.device) if b is None else b for n, b in widths])
+        return self.ops.linear(parts, bias)
 
     def embedding(self, name: str, width: int) -> Embedding:
         """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""
         name = f"{name}.weight"
-        return Embedding(self.ops, self.weight(name, (*self.checkpoint.shape(name)[:1], width)))
-
-
-def _stack(weights: Sequence[Weight]) -> Weight:
-    """Several [N_i, K] as one [sum N_i, K]; codes are kept where all parts have the same groups."""
-    if len(weights) == 1:
-        return weights[0]
-    quantised = [w for w in weights if isinstance(w, GroupwiseTensor)]
-    if len(quantised) == len(weights) and len({(w.bits, w.group_size) for w in quantised}) == 1:
-        return GroupwiseTensor(
-            codes=torch.cat([w.codes for w in quantised]),
-            scale=torch.cat([w.scale for w in quantised]),
-            minimum=torch.cat([w.minimum for w in quantised]),
-            bits=quantised[0].bits,
-            group_size=quantised[0].group_size,
-        )
-    return torch.cat([w.dequantize(torch.float32) if isinstance(w, GroupwiseTensor) else w.float() for w in weights])
+        vocab_size = self.checkpoint.shape(name)[0]
+        return Embedding(self.ops, self.ops.matrix(self.weight(name, (vocab_size, width))), vocab_size)
 
 
 def _nbytes(weight: Weight) -> int:
     if isinstance(weight, GroupwiseTensor):
-        return weight.codes.numel() * weight.bits // 8 + weight.scale.nbytes + weight.minimum.nbytes
+        return weight.codes.numel() * weight.bits // 8
     return weight.nbytes

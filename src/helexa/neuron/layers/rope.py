@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.ops.reference import ReferenceOps
 
 
 class Rope:
@@ -19,7 +20,7 @@ class Rope:
     """
 
     def __init__(
-        self, config: dict[str, Any], head_dim: int, device: torch.device, factors: Tensor | None = None
+        self, config: dict[str, Any], head_dim: int, ops: ReferenceOps, factors: Tensor | None = None
     ) -> None:
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = _positive("rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
@@ -33,13 +34,12 @@ class Rope:
             raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3")
         if factors is not None:
             frequencies /= factors.double().cpu()
-        self._frequencies = frequencies.float().to(device)
+        self._ops = ops
+        self._frequencies = frequencies.float().to(ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [T], each float32 [T, 1, D], halves alike; sin is negative in the first half."""
-        angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
+        """cos and sin of positions [T], each float32 [T, D / 2]."""
+        return self._ops.rope_tables(positions, self._frequencies)
 
 
 def _positive(key: str, value: Any) -> float:

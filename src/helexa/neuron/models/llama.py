@@ -16,7 +16,7 @@ class Llama:
     """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32.
 
     Attributes:
-        kv_heads, head_dim, layers: the shape of the KV cache.
+        heads, kv_heads, head_dim, layers: the shape of attention and of the KV cache.
         vocab_size: width of the logits.
     """
 
@@ -26,7 +26,7 @@ class Llama:
         _refuse_unsupported(config)
         self._ops = loader.ops
         hidden = _positive(config, "hidden_size")
-        heads = _positive(config, "num_attention_heads")
+        self.heads = heads = _positive(config, "num_attention_heads")
         self.kv_heads = _positive(config, "num_key_value_heads", heads)
         self.head_dim = _positive(config, "head_dim", hidden // heads)
         if heads % self.kv_heads or self.head_dim % 2:
@@ -36,28 +36,25 @@ class Llama:
         if not 0 < eps < 1:
             raise ModelFileError(f"config: 'rms_norm_eps' is {eps}, expected a small positive number")
         factors = loader.vector("rope_freqs.weight", self.head_dim // 2) if "rope_freqs.weight" in loader else None
-        self._rope = Rope(config, self.head_dim, loader.ops.device, factors)
+        self._rope = Rope(config, self.head_dim, loader.ops, factors)
         self._embed = loader.embedding("model.embed_tokens", hidden)
         self.layers = [
             Block(loader, f"model.layers.{index}", self, hidden, heads, intermediate, eps)
             for index in range(_positive(config, "num_hidden_layers"))
         ]
-        self.vocab_size = self._embed.weight.shape[0]
+        self.vocab_size = self._embed.vocab_size
         self._norm = loader.norm("model.norm", hidden, eps)
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        self._head = (
-            self._ops.linear(self._embed.weight, None) if tied else loader.linear({"lm_head": self.vocab_size}, hidden)
-        )
+        head = {"lm_head": self.vocab_size}
+        self._head = self._ops.linear([self._embed.matrix], None) if tied else loader.linear(head, hidden)
 
-    def forward(self, batch: Batch, caches: list[Tensor], page_size: int) -> Tensor:
+    def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
-        cos, sin = self._rope.tables(batch.positions)
-        step = Step(batch, page_size, cos, sin)
+        step = Step(batch, self._rope.tables(batch.positions))
         hidden, delta = self._embed(batch.tokens), None
         for layer, cache in zip(self.layers, caches, strict=True):
             delta = layer(hidden, delta, cache, step)
-        rows = batch.sample_rows
-        return self._head(self._norm(hidden[rows], None if delta is None else delta[rows]))
+        return self._head(self._norm(hidden, delta, batch.sample_rows))
 
 
 class Block:

@@ -1,29 +1,49 @@
 """The one choice point for kernels; `reference` is the plain-torch oracle."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 from helexa.neuron.ops.reference import ReferenceOps
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> ReferenceOps:
-    """The fastest kernels that work for this device and activation dtype."""
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        from helexa.neuron.ops.compiler import native_kernels
-        from helexa.neuron.ops.cpu import CpuOps
-        from helexa.neuron.ops.native import NativeOps
+@dataclass(frozen=True)
+class Choice:
+    """The kernels that were chosen, and why not faster ones, if there are any."""
 
-        if CpuOps.available():
-            library = native_kernels()
-            return CpuOps(device, dtype) if library is None else NativeOps(device, dtype, library)
-    return ReferenceOps(device, dtype)
+    ops: ReferenceOps
+    reason: str
 
 
-def default_dtype(device: torch.device) -> torch.dtype:
-    """The activation dtype that suits a device: bfloat16 where the hardware multiplies it."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-    if device.type == "mps":
-        return torch.float16
+def choose(device: torch.device, dtype: torch.dtype | None, config: dict[str, Any], kv_bits: int = 16) -> Choice:
+    """The fastest kernels that work for this device, activation dtype and model.
+
+    Args:
+        dtype: of the activations; None for what suits the device.
+        config: the model's, in Hugging Face's terms.
+        kv_bits: of K and V in the cache, 16 or 8; only the native kernels know 8.
+    """
+    if device.type != "cpu":
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device)), f"plain torch on {device.type}")
+    if dtype not in (None, torch.bfloat16):
+        return Choice(ReferenceOps(device, dtype), f"{dtype} was asked for".replace("torch.", ""))
+    from helexa.neuron.ops.compiler import Unavailable, native_kernels
     from helexa.neuron.ops.cpu import CpuOps
+    from helexa.neuron.ops.native import NativeOps
 
-    return torch.bfloat16 if CpuOps.available() else torch.float32
+    try:
+        library, reason = native_kernels(), NativeOps.refusal(config)
+        if reason is None:
+            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits), "compiled for this machine")
+    except Unavailable as error:
+        reason = str(error)
+    if CpuOps.available():
+        return Choice(CpuOps(device, torch.bfloat16), reason)
+    return Choice(ReferenceOps(device, dtype or torch.float32), reason)
+
+
+def _gpu_dtype(device: torch.device) -> torch.dtype:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        return torch.bfloat16
+    return torch.float16

@@ -1,5 +1,7 @@
 """CPU kernels out of the stock torch wheel: packed int4 products for few rows, prepacked oneDNN bfloat16 for many."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,13 +24,14 @@ class CpuOps(ReferenceOps):
         """Whether this CPU and this torch have what the kernels need."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-    def linear(self, weight: Weight, bias: Tensor | None) -> LinearOp:
+    def linear(self, parts: Sequence[Weight], bias: Tensor | None) -> LinearOp:
         """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
         bias = None if bias is None else bias.to(self.dtype)
-        many = PrepackedLinear(self.dense(weight), bias)
-        if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight):
-            return ByRows(Int4Linear(weight, bias), many)
-        return many
+        dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+        self.step_bytes += dense.nbytes
+        many = PrepackedLinear(dense, bias)
+        packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
+        return ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Small operators cost what their passes cost."""
@@ -60,18 +63,29 @@ class PrepackedLinear:
         return self._run(x, self._weight, self._bias, "none", [], "")
 
 
+class SideBySide:
+    """Several products of the same input, their outputs side by side."""
+
+    def __init__(self, parts: Sequence[LinearOp], bias: Tensor | None) -> None:
+        self._parts = parts
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        out = torch.cat([part(x) for part in self._parts], dim=-1) if len(self._parts) > 1 else self._parts[0](x)
+        return out if self._bias is None else out + self._bias
+
+
 class Int4Linear:
     """A product on 4-bit codes with a bfloat16 scale and offset for each group."""
 
-    def __init__(self, weight: GroupwiseTensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: GroupwiseTensor) -> None:
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
         # torch's form is (q - 8) * scale + zero.
-        zeros = weight.minimum.float() + 8 * weight.scale.float()
-        self._scales_and_zeros = (
-            torch.stack([weight.scale.float(), zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
-        )
+        scale = weight.scale.values()
+        zeros = (8 - weight.zero) * scale + (0 if weight.minimum is None else weight.minimum.values())
+        self._scales_and_zeros = torch.stack([scale, zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
         self._group_size = weight.group_size
-        self._bias = bias
         self._run = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     @staticmethod
@@ -82,5 +96,4 @@ class Int4Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""
-        out = self._run(x, self._codes, self._group_size, self._scales_and_zeros)
-        return out if self._bias is None else out + self._bias
+        return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

@@ -1,94 +1,234 @@
-"""CPU kernels compiled on first use, around the same matrix products as `CpuOps`."""
+"""CPU kernels compiled on first use: weights stay quantised, activations are rounded to 8 bits group by group.
 
-import ctypes
+Activations between kernels are float32. Every row goes through the same operations in the same order whatever is beside
+it, so neither the batch, nor a chunk's border, nor a prefix hit changes a sequence's tokens.
+"""
+
+import logging
+import mmap
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import DecodeGroup
-from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch
+from helexa.neuron.ops.attention_plan import AttentionPlan
+from helexa.neuron.ops.graph import Graphs, NotRecordable
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.norm import HeadNorms, NormOp
+from helexa.neuron.ops.packed import PackedMatrix, pack
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.workspace import Workspace
+from helexa.neuron.weights.formats import Weight
 
+_log = logging.getLogger("helexa.neuron.ops")
 _LANES = 16
 _MAX_DIM = 256
-_POINTER, _COUNT = ctypes.c_void_p, ctypes.c_int64
-_SIGNATURES = {
-    "add_rms_norm": (_POINTER, _POINTER, _POINTER, _POINTER, _COUNT, _COUNT, ctypes.c_float),
-    "silu_mul": (_POINTER, _POINTER, _COUNT, _COUNT),
-    "rotate_store": (*(_POINTER,) * 5, *(_COUNT,) * 5),
-    "attend_decode": (*(_POINTER,) * 5, *(_COUNT,) * 8),
-}
+_MAX_GROUP = 32
+_BLOCK_BYTES, _GROUP = 48, 32
+_GRAPH_ROWS = 64  # steps of more rows take so long that Python between the kernels does not show
 
 
-class NativeOps(CpuOps):
-    """Normalisation, rotation, activation and decode attention in one pass each.
+class NativeOps(ReferenceOps):
+    """Kernels in C on threads of their own.
 
-    Shapes that the kernels do not take (widths that are no multiple of 16) go the way of `CpuOps`.
+    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/rows.c` says how a page lies.
+
+    Args:
+        kv_bits: 16 keeps K and V in bfloat16, 8 in bytes with a scale per token and head.
     """
 
     name = "native"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, library: ctypes.CDLL) -> None:
-        super().__init__(device, dtype)
+    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16) -> None:
+        super().__init__(torch.device("cpu"), torch.bfloat16)
+        library.start_threads(threads)
         self._library = library
-        for name, signature in _SIGNATURES.items():
-            getattr(library, name).argtypes = signature
+        self._workspace = Workspace()
+        self._graphs: Graphs = Graphs(library)
+        self._records = True
+        self._kv_bits = kv_bits
+        self._plan: AttentionPlan | None = None
+
+    @staticmethod
+    def refusal(config: dict[str, Any]) -> str | None:
+        """Why the kernels do not take a model of this shape, or None."""
+        heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
+        dim = config.get("head_dim") or hidden // heads
+        widths = (hidden, config.get("intermediate_size") or 0, dim)
+        if any(width % _LANES for width in widths):
+            return f"widths {widths} are not all multiples of {_LANES}"
+        if dim > _MAX_DIM or heads // (config.get("num_key_value_heads") or heads) > _MAX_GROUP:
+            return f"heads of {dim} in groups of {heads // (config.get('num_key_value_heads') or heads)} are too large"
+        return None
+
+    def matrix(self, weight: Weight) -> PackedMatrix:
+        """The weight as tiles."""
+        return pack(self._library, weight)
+
+    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None) -> LinearOp:
+        """One product after another from the same rounded input."""
+        self.step_bytes += sum(part.data.nbytes for part in parts)
+        return _Linear(self, parts, bias)
+
+    def embedding(self, matrix: PackedMatrix, tokens: Tensor) -> Tensor:
+        """Rows of the matrix, from its tiles."""
+        out = self.take(tokens.shape[0], matrix.columns)
+        numbers = (tokens.data_ptr(), matrix.address, out.data_ptr(), tokens.shape[0], matrix.columns)
+        if matrix.number is None:
+            self.launch("embed_plain", *numbers)
+        else:
+            self.launch("embed", *numbers, matrix.number)
+        return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """One pass to add and measure, one to scale."""
-        return NativeRmsNorm(self._library, super().rms_norm(weight, eps), weight, eps)
+        return _RmsNorm(self, weight, eps)
+
+    def rope_tables(self, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """See `ReferenceOps`."""
+        rows, half = positions.shape[0], frequencies.shape[0]
+        cos, sin = self.take(rows, half), self.take(rows, half)
+        addresses = (positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr())
+        self.launch("rope_tables", *addresses, rows, half)
+        return cos, sin
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See `ReferenceOps`; the queries come in bfloat16."""
+        rows, dim, kv_heads = qkv.shape[0], qkv.shape[2], cache.shape[1]
+        queries = self.take(rows, heads, dim, dtype=torch.bfloat16)
+        tensors = (qkv, *rope, queries, cache, slots)
+        weights = (0, 0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr())
+        eps = _bits(0.0 if norms is None else norms.eps)
+        narrow = self._kv_bits == 8
+        shape = (rows, heads, kv_heads, dim, eps, narrow)
+        self.launch("rotate_store", *(tensor.data_ptr() for tensor in tensors), *weights, *shape)
+        return queries
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` for [T, 2 * I], gate first."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        if width % _LANES or not gate_up.is_contiguous():
-            return super().silu_mul(gate_up)
-        out = gate_up.new_empty(rows, width)
-        self._library.silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width)
+        out = self.take(rows, width)
+        self.launch("silu_mul", gate_up.data_ptr(), out.data_ptr(), rows, width)
         return out
 
-    def rotate_store(self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
-        """Rotates the queries in place and the keys on their way into the cache."""
-        _, kv_heads, total, dim = cache.shape
-        if dim % (2 * _LANES) or not qkv.is_contiguous():
-            return super().rotate_store(qkv, heads, cos, sin, cache, slots)
-        self._library.rotate_store(
-            qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(), cache.data_ptr(), slots.data_ptr(),
-            qkv.shape[0], heads, kv_heads, dim, total,
-        )  # fmt: skip
-        return qkv[:, :heads]
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Bytes of one page of one layer."""
+        return kv_heads * (2 * head_dim * self._kv_bits // 8 + (8 if self._kv_bits == 8 else 0)) * PAGE_SIZE
 
-    def _decode(self, queries: Tensor, cache: Tensor, page_size: int, group: DecodeGroup) -> Tensor:
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
+        """Zeroed pages; memory becomes resident only as they are written."""
+        size = self.page_bytes(kv_heads, head_dim)
+        memory = mmap.mmap(-1, pages * size)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
+        """See `ReferenceOps`; the plan of the batch must be laid already (see `run`)."""
+        plan = self._plan
+        assert plan is not None, "attention outside `run`"
         rows, heads, dim = queries.shape
-        _, kv_heads, total, _ = cache.shape
-        if dim % _LANES or dim > _MAX_DIM or queries.stride()[1:] != (dim, 1):
-            return super()._decode(queries, cache, page_size, group)
-        out = queries.new_empty(rows, heads, dim)
-        failed = self._library.attend_decode(
-            queries.data_ptr(), cache.data_ptr(), group.pages.data_ptr(), group.lengths.data_ptr(), out.data_ptr(),
-            rows, queries.stride(0), heads, kv_heads, dim, total, group.pages.shape[1], page_size,
-        )  # fmt: skip
-        if failed:
-            raise MemoryError("no memory for the partial sums of attention")
+        out = self.take(rows, heads, dim)
+        partials = plan.partials(heads, dim)
+        addresses = (queries.data_ptr(), cache.data_ptr(), *plan.addresses, partials, out.data_ptr())
+        self.launch("attend", *addresses, heads, cache.shape[1], dim, self._kv_bits == 8)
+        counts, _, _ = plan.addresses
+        numbers = (counts, plan.splits_address, partials, out.data_ptr(), heads, dim)
+        self.launch("combine", *numbers)
+        return out
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
+        """Run a forward pass; small ones are recorded by their shape and replayed."""
+        if self._plan is None:
+            self._plan = AttentionPlan(batch.capacity)
+        self._plan.lay(batch, group)
+        rows = batch.tokens.shape[0]
+        if self._records and rows <= _GRAPH_ROWS:
+            try:
+                return self._graphs.run((rows, batch.sample_rows.shape[0]), lambda: forward(batch))
+            except NotRecordable as error:
+                _log.info("steps run kernel by kernel: the model uses %s", error)
+                self._records = False
+        return forward(batch)
+
+    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for a result."""
+        return self._workspace.take(*shape, dtype=dtype)
+
+    def launch(self, kernel: str, *arguments: int, waits: bool = True) -> None:
+        """Run a kernel, or record it."""
+        self._graphs.launch((kernel, waits, arguments))
+
+
+class _Linear:
+    """`x @ weight.T + bias` with the parts' outputs side by side."""
+
+    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None) -> None:
+        self._ops = ops
+        self._parts = parts
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._columns = parts[0].columns
+        self._outputs = sum(part.outputs for part in parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 [T, K] -> float32 [T, N]."""
+        ops, rows, columns = self._ops, x.shape[0], self._columns
+        out = ops.take(rows, self._outputs)
+        if rows == 0:
+            return out
+        x = x.contiguous()
+        inputs: dict[bool, Tensor] = {}
+        for plain in {part.number is None for part in self._parts}:
+            if plain:
+                inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
+                ops.launch("narrow", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
+            else:
+                inputs[plain] = ops.take(rows * columns // _GROUP * _BLOCK_BYTES, dtype=torch.uint8)
+                ops.launch("quantise", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
+        first = 0
+        for part in self._parts:
+            address = inputs[part.number is None].data_ptr()
+            bias = 0 if self._bias is None else self._bias.data_ptr() + 4 * first
+            numbers = (address, part.address, out.data_ptr() + 4 * first, bias, rows, columns, part.outputs, self._outputs)
+            first += part.outputs
+            waits = first == self._outputs
+            if part.number is None:
+                ops.launch("multiply_plain", *numbers, waits=waits)
+            else:
+                ops.launch("multiply", *numbers, part.number, waits=waits)
         return out
 
 
-class NativeRmsNorm:
-    """`add_rms_norm` of `kernels.c` for rows in one piece; `otherwise` for the rest."""
+class _RmsNorm:
+    """The norm in one kernel."""
 
-    def __init__(self, library: ctypes.CDLL, otherwise: NormOp, weight: Tensor, eps: float) -> None:
-        self._run = library.add_rms_norm
-        self._otherwise = otherwise
-        self._weight = weight.contiguous()
-        self._width = weight.shape[-1]
-        self._eps = eps
+    def __init__(self, ops: NativeOps, weight: Tensor, eps: float) -> None:
+        self._ops = ops
+        self._weight = weight.float().contiguous()
+        self._eps = _bits(eps)
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """As every `NormOp`; the kernel takes float32 rows and a bfloat16 delta."""
-        if x.dtype != torch.float32 or self._width % _LANES or not x.is_contiguous():
-            return self._otherwise(x, delta)
-        added = None if delta is None else delta.contiguous().data_ptr()
-        out = torch.empty(x.shape, dtype=torch.bfloat16)
-        weight = self._weight.data_ptr()
-        self._run(x.data_ptr(), added, weight, out.data_ptr(), x.numel() // self._width, self._width, self._eps)
+    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """See `NormOp`; with `rows`, delta is added to those rows only."""
+        count, width = x.shape[0] if rows is None else rows.shape[0], x.shape[-1]
+        out = self._ops.take(count, width)
+        added = 0 if delta is None else delta.data_ptr()
+        chosen = 0 if rows is None else rows.data_ptr()
+        addresses = (x.data_ptr(), added, self._weight.data_ptr(), out.data_ptr(), chosen)
+        self._ops.launch("add_rms_norm", *addresses, count, width, self._eps)
         return out
+
+
+def _bits(number: float) -> int:
+    return struct.unpack("<i", struct.pack("<f", number))[0]

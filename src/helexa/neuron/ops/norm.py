@@ -1,5 +1,6 @@
 """Normalisation operators: weights prepared once, applied to [..., H]."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,9 +10,27 @@ from torch import Tensor
 class NormOp(Protocol):
     """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """[..., H] of any float dtype -> [..., H] of the activation dtype; `delta` is added to x in place before."""
+    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+        """Add `delta` to x in place, then normalise.
+
+        Args:
+            x: [T, H], any float dtype.
+            delta: [T, H] or None.
+            rows: [S] rows that are wanted; None for all. Others need not get their delta.
+
+        Returns:
+            [T, H], or [S, H], of the activation dtype.
+        """
         ...
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """The weights that normalise each query head and each key head, float32 [D], before they are rotated."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
 
 
 class RmsNorm:
@@ -27,11 +46,11 @@ class RmsNorm:
         self._eps = eps
         self._dtype = dtype
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
         if delta is not None:
             x += delta
-        x = x.float()
+        x = (x if rows is None else x[rows]).float()
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(self._eps))
         return (x * scale).mul_(self._weight).to(self._dtype)
 
@@ -45,10 +64,10 @@ class FewPassRmsNorm:
         self._element = weight.new_tensor((width * eps) ** 0.5)
         self._dtype = dtype
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
         if delta is not None:
             x += delta
-        x = x.float()
+        x = (x if rows is None else x[rows]).float()
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._element)
         return (x * self._weight).div_(length).to(self._dtype)

@@ -2,14 +2,16 @@
 
 import math
 import mmap
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Chunk, DecodeGroup
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
 from helexa.neuron.ops.linear import DenseLinear, LinearOp
-from helexa.neuron.ops.norm import NormOp, RmsNorm
+from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
@@ -17,18 +19,31 @@ class ReferenceOps:
     """Kernels for one device and activation dtype.
 
     A layer's KV cache is one tensor [2, kv_heads, slots, head_dim]: K and V, heads outermost, so that the positions of
-    one page, and of ascending pages, lie in one piece for each head. Slot = page * page_size + offset.
+    one page, and of ascending pages, lie in one piece for each head. Slot = page * PAGE_SIZE + offset.
     """
 
     name = "torch"
+    step_bytes: int
+    """Bytes of all weights that products were prepared for: what one decode step reads."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
+        self.step_bytes = 0
 
-    def linear(self, weight: Weight, bias: Tensor | None) -> LinearOp:
-        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; the weight is [N, K]."""
-        return DenseLinear(self.dense(weight), None if bias is None else bias.to(self.device, self.dtype))
+    def matrix(self, weight: Weight) -> Any:
+        """A weight [N, K] in the form that `linear` and `embedding` of these kernels take."""
+        return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
+
+    def linear(self, parts: Sequence[Any], bias: Tensor | None) -> LinearOp:
+        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; outputs of several matrices lie side by side.
+
+        Args:
+            bias: float32, of all outputs together.
+        """
+        weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+        self.step_bytes += weight.nbytes
+        return DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
 
     def dense(self, weight: Weight) -> Tensor:
         """The weight as a plain tensor of the activation dtype."""
@@ -36,32 +51,50 @@ class ReferenceOps:
             weight = weight.dequantize(torch.float32)
         return weight.to(self.device, self.dtype)
 
-    def embedding(self, weight: Weight, tokens: Tensor) -> Tensor:
-        """Rows of `weight` [V, H] for tokens [T], as float32 [T, H]."""
-        if isinstance(weight, GroupwiseTensor):
-            return weight.rows(tokens).dequantize(torch.float32)
-        return F.embedding(tokens, weight).float()
+    def embedding(self, matrix: Any, tokens: Tensor) -> Tensor:
+        """Rows of a matrix [V, H] for tokens [T], as float32 [T, H]."""
+        if isinstance(matrix, GroupwiseTensor):
+            return matrix.rows(tokens).dequantize(torch.float32)
+        return F.embedding(tokens, matrix).float()
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Prepare a norm; the weight is [H], float32."""
         return RmsNorm(weight, eps, self.dtype)
 
-    def rotate_store(self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor, cache: Tensor, slots: Tensor) -> Tensor:
-        """Rotate queries and keys (Su et al., 2021; halves paired), store keys and values at `slots` [T].
+    def rope_tables(self, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, D / 2], of positions [T] times frequencies [D / 2]."""
+        angles = positions[:, None].float() * frequencies
+        return angles.cos(), angles.sin()
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Normalise and rotate queries and keys (Su et al., 2021; halves paired), store keys and values.
 
         Args:
             qkv: [T, heads + 2 * kv_heads, D]; may be changed.
-            cos, sin: see `Rope.tables`.
+            rope: see `rope_tables`.
+            slots: [T], where this step's K and V go.
+            norms: of each head, before the rotation; None does not normalise.
 
         Returns:
             The rotated queries, [T, heads, D].
         """
-        kv_heads = cache.shape[1]
-        turning = qkv[:, : heads + kv_heads].float()
-        swapped = turning.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-        rotated = torch.addcmul(turning * cos, swapped, sin).to(self.dtype)
+        turning = heads + cache.shape[1]
+        if norms is not None:
+            qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
+            qkv[:, heads:turning] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:turning])
+        cos, sin = (table[:, None] for table in rope)  # [T, 1, D / 2]
+        first, second = qkv[:, :turning].float().chunk(2, dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(self.dtype)
         cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
-        cache[1].index_copy_(1, slots, qkv[:, heads + kv_heads :].transpose(0, 1))
+        cache[1].index_copy_(1, slots, qkv[:, turning:].transpose(0, 1))
         return rotated[:, :heads]
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -69,9 +102,13 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def new_cache(self, kv_heads: int, slots: int, head_dim: int) -> Tensor:
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Bytes of one page of one layer."""
+        return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """A zeroed KV cache of one layer. On a CPU its memory becomes resident only as pages are written."""
-        shape = (2, kv_heads, slots, head_dim)
+        shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
         memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
@@ -79,16 +116,23 @@ class ReferenceOps:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
-    def attend(self, queries: Tensor, cache: Tensor, page_size: int, batch: Batch) -> Tensor:
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
         """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
-        parts = [self._decode(queries[group.rows], cache, page_size, group) for group in batch.decodes]
-        parts += [self._prefill(queries[chunk.rows], cache, page_size, chunk) for chunk in batch.chunks]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out = torch.empty_like(queries)
+        for group in batch.decodes:
+            out[group.rows] = self._decode(queries[group.rows], cache, group)
+        for chunk in batch.chunks:
+            out[chunk.rows] = self._prefill(queries[chunk.rows], cache, chunk)
+        return out
 
-    def _decode(self, queries: Tensor, cache: Tensor, page_size: int, group: DecodeGroup) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
+        """Run a forward pass of a model with `group` query heads per KV head; logits [S, vocabulary]."""
+        return forward(batch)
+
+    def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
         rows, heads, dim = queries.shape
         kv_heads = cache.shape[1]
-        keys, values = _pages(cache, page_size, group.pages, group.contiguous)  # [kv_heads * B, L, D]
+        keys, values = _pages(cache, group.pages, group.contiguous)  # [kv_heads * B, L, D]
         keys, values = keys[:, : group.longest], values[:, : group.longest]
         if rows == 1:
             queries = queries.reshape(1, kv_heads, -1, dim)
@@ -100,10 +144,10 @@ class ReferenceOps:
         out = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)
         return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
 
-    def _prefill(self, queries: Tensor, cache: Tensor, page_size: int, chunk: Chunk) -> Tensor:
+    def _prefill(self, queries: Tensor, cache: Tensor, chunk: Chunk) -> Tensor:
         count, heads, _ = queries.shape
         kv_heads, length = cache.shape[1], chunk.prefix + count
-        keys, values = _pages(cache, page_size, chunk.pages, chunk.contiguous)
+        keys, values = _pages(cache, chunk.pages, chunk.contiguous)
         keys = keys[:, :length].repeat_interleave(heads // kv_heads, dim=0)
         values = values[:, :length].repeat_interleave(heads // kv_heads, dim=0)
         mask = None
@@ -116,12 +160,12 @@ class ReferenceOps:
         return out[0].transpose(0, 1)
 
 
-def _pages(cache: Tensor, page_size: int, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
+def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
     """K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D]; a view where pages are contiguous."""
     _, heads, _, dim = cache.shape
-    width = pages.shape[-1] * page_size
+    width = pages.shape[-1] * PAGE_SIZE
     if contiguous is not None:
-        span = cache[:, :, contiguous * page_size : contiguous * page_size + width]
+        span = cache[:, :, contiguous * PAGE_SIZE : contiguous * PAGE_SIZE + width]
         return span[0], span[1]
-    paged = cache.view(2, heads, -1, page_size * dim).index_select(2, pages.flatten())
+    paged = cache.view(2, heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
     return paged[0].view(-1, width, dim), paged[1].view(-1, width, dim)

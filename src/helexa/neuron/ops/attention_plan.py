@@ -1,0 +1,66 @@
+"""Which queries of a batch attend together and who does it, as the attention kernels read it."""
+
+import numpy as np
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity
+
+_SPAN = 512  # positions, as in attention.c
+_TILE = 24  # queries that go through a page together
+_SPLIT_ROWS = 8
+
+
+class AttentionPlan:
+    """Tables that stay where they are from step to step.
+
+    Attributes:
+        addresses: of the counts, the tiles and the page numbers.
+        splits_address: of the rows whose spans are shared out among threads.
+    """
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._spans = -(-capacity.pages_per_sequence * PAGE_SIZE // _SPAN) * _SPLIT_ROWS
+        self._counts = np.zeros(2, dtype=np.int64)
+        self._tiles = np.zeros((capacity.rows + self._spans, 7), dtype=np.int64)
+        self._splits = np.zeros((_SPLIT_ROWS, 3), dtype=np.int64)
+        self._pages = np.zeros(capacity.sequences * capacity.pages_per_sequence, dtype=np.int64)
+        self._partials: np.ndarray | None = None
+        self.addresses = (self._counts.ctypes.data, self._tiles.ctypes.data, self._pages.ctypes.data)
+        self.splits_address = self._splits.ctypes.data
+
+    def partials(self, heads: int, dim: int) -> int:
+        """Address of room for what the spans of split rows leave; all layers use the same."""
+        if self._partials is None:
+            self._partials = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
+        return self._partials.ctypes.data
+
+    def lay(self, batch: Batch, group: int) -> None:
+        """Fill the tables for a batch.
+
+        Args:
+            group: query heads per KV head.
+        """
+        tiles: list[tuple[int, ...]] = []
+        splits: list[tuple[int, int, int]] = []
+        pages: list[int] = []
+        together = max(_TILE // group, 1)
+        few = len(batch.spans) <= _SPLIT_ROWS
+        partial = 0
+        for span in batch.spans:
+            first_page = len(pages)
+            pages += span.pages
+            count = span.rows.stop - span.rows.start
+            for start in range(0, count, together):
+                rows, position = min(together, count - start), span.prefix + start
+                spans = -(-(position + rows) // _SPAN)
+                row = span.rows.start + start
+                if few and count == 1 and spans > 1:
+                    splits.append((row, partial, spans))
+                    tiles += [(row, 1, position, first_page, s, 1, partial + s) for s in range(spans)]
+                    partial += spans
+                else:
+                    tiles.append((row, rows, position, first_page, 0, spans, -1))
+        self._counts[:] = len(tiles), len(splits)
+        self._tiles[: len(tiles)] = tiles
+        self._pages[: len(pages)] = pages
+        if splits:
+            self._splits[: len(splits)] = splits

@@ -1,0 +1,244 @@
+/* Causal attention over the paged cache. A tile of queries goes through its sequence's pages, 64 positions at a time,
+ * with a softmax that is rescaled as it goes; every SPAN positions the result so far is closed and merged into what came
+ * before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a row's
+ * result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
+ */
+#include "lanes.h"
+#include "tape.h"
+
+#define PAGE 64
+#define SPAN 512
+#define MAX_DIM 256
+#define MAX_QUERIES 32 /* rows of a tile times query heads of one KV head */
+
+static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+/* Queries of consecutive rows of one sequence. */
+typedef struct {
+    int64_t row, rows, position; /* first row, how many, and the first one's position */
+    int64_t pages;               /* where its page numbers begin */
+    int64_t first_span, spans;   /* what to go through */
+    int64_t partial;             /* where to leave each span's result, or -1: merge and finish */
+} tile;
+
+/* A softmax that has seen some positions: sums of e^(score - peak), unless peak is -inf: then it has seen none. */
+typedef struct {
+    float peak, total;
+} state;
+
+typedef struct {
+    const uint16_t *queries;
+    const uint8_t *cache;
+    const int64_t *page_numbers;
+    int64_t heads, kv_heads, dim, narrow;
+} layer;
+
+/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2] */
+INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], const int rows) {
+    lanes acc[rows][4];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < 4; i++) acc[r][i] = (lanes){0};
+    for (int64_t d = 0; d < dim; d += 2) {
+        bits part[4];
+        for (int i = 0; i < 4; i++) part[i] = load_bits(keys + d * PAGE + 32 * i);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            uint32_t pair;
+            memcpy(&pair, queries[r] + d, sizeof pair);
+            for (int i = 0; i < 4; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < 4; i++) store(scores[r] + LANES * i, acc[r][i]);
+}
+
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them */
+INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
+                       const int rows, const int width) {
+    lanes acc[rows][width / LANES];
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < width / LANES; i++) acc[r][i] = load(sums + r * dim + LANES * i) * keep[r];
+    for (int p = 0; p < PAGE; p += 2) {
+        bits part[width / LANES];
+        for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            uint32_t pair;
+            memcpy(&pair, weights[r] + p, sizeof pair);
+            for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < width / LANES; i++) store(sums + r * dim + LANES * i, acc[r][i]);
+}
+
+static void score(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows) {
+    for (; rows >= 6; rows -= 6, queries += 6, scores += 6) score_rows(queries, keys, dim, scores, 6);
+    if (rows >= 4) score_rows(queries, keys, dim, scores, 4), rows -= 4, queries += 4, scores += 4;
+    if (rows == 3) score_rows(queries, keys, dim, scores, 3);
+    if (rows == 2) score_rows(queries, keys, dim, scores, 2);
+    if (rows == 1) score_rows(queries, keys, dim, scores, 1);
+}
+
+static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
+                  int rows) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) {
+        int r = 0;
+#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, ROWS, 64)
+        for (; rows - r >= 6; r += 6) WEIGH(6);
+        if (rows - r >= 4) WEIGH(4), r += 4;
+        if (rows - r == 3) WEIGH(3);
+        if (rows - r == 2) WEIGH(2);
+        if (rows - r == 1) WEIGH(1);
+    }
+    for (; d < dim; d += LANES)
+        for (int r = 0; r < rows; r++)
+            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, 1, LANES);
+}
+
+/* One page of an 8-bit cache as bfloat16. */
+static void widen(const uint8_t *block, int64_t dim, uint16_t *to) {
+    const int8_t *keys = (const int8_t *)block, *values = keys + PAGE * dim;
+    const float *scales = (const float *)(block + 2 * PAGE * dim);
+    uint16_t *wide_values = to + PAGE * dim;
+    for (int64_t d = 0; d < dim; d += 2)
+        for (int p = 0; p < PAGE; p += 8) {
+            lanes scale;
+            for (int i = 0; i < LANES; i++) scale[i] = scales[p + i / 2];
+            bits low = rounded(load_signed(keys + (d * PAGE + p * 2)) * scale);
+            halves narrow = __builtin_convertvector(low, halves);
+            memcpy(to + d * PAGE + p * 2, &narrow, sizeof narrow);
+        }
+    for (int64_t p = 0; p < PAGE; p += 2) {
+        lanes scale;
+        for (int i = 0; i < LANES; i++) scale[i] = scales[PAGE + p + i % 2];
+        for (int64_t i = 0; i < 2 * dim; i += LANES) {
+            bits low = rounded(load_signed(values + p * dim + i) * scale);
+            halves narrow = __builtin_convertvector(low, halves);
+            memcpy(wide_values + p * dim + i, &narrow, sizeof narrow);
+        }
+    }
+}
+
+/* Positions [from, to) of one tile's queries for one KV head; `states` and `sums` begin anew. */
+static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t from, int64_t to, state *states,
+                        float *sums) {
+    static __thread float scores[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
+    static __thread uint16_t weights[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
+    static __thread uint16_t wide[2 * PAGE * MAX_DIM] __attribute__((aligned(64)));
+    int64_t group = l->heads / l->kv_heads, dim = l->dim;
+    int count = (int)(t->rows * group);
+    const uint16_t *queries[MAX_QUERIES];
+    float keep[MAX_QUERIES], scale = 1.44269504f / sqrtf((float)dim);
+    for (int q = 0; q < count; q++) {
+        queries[q] = l->queries + ((t->row + q / group) * l->heads + kv_head * group + q % group) * dim;
+        states[q] = (state){-INFINITY, 0};
+    }
+    memset(sums, 0, count * dim * sizeof *sums);
+    int64_t bytes = l->narrow ? 2 * PAGE * dim + 2 * PAGE * 4 : 4 * PAGE * dim;
+    for (int64_t start = from; start < to; start += PAGE) {
+        const uint8_t *block = l->cache + (l->page_numbers[t->pages + start / PAGE] * l->kv_heads + kv_head) * bytes;
+        const uint16_t *keys = (const uint16_t *)block;
+        if (l->narrow) widen(block, dim, wide), keys = wide;
+        int skip = (int)((start - t->position) * group); /* queries before this page see nothing of it */
+        skip = skip < 0 ? 0 : skip;
+        score(queries + skip, keys, dim, scores + skip, count - skip);
+        for (int q = skip; q < count; q++) {
+            int64_t seen = t->position + q / group + 1 - start;
+            lanes part[4], peak = all(states[q].peak), added = {0};
+            words visible[4];
+            for (int i = 0; i < 4; i++) {
+                visible[i] = INDICES < (int32_t)(seen < PAGE ? seen : PAGE) - LANES * i;
+                part[i] = load(scores[q] + LANES * i) * scale;
+                part[i] = (lanes)(((words)part[i] & visible[i]) | ((words)all(-INFINITY) & ~visible[i]));
+                peak = larger(peak, part[i]);
+            }
+            float most = largest(peak);
+            for (int i = 0; i < 4; i++) {
+                lanes weight = (lanes)((words)power_of_two(part[i] - most) & visible[i]);
+                added += weight;
+                halves narrow = __builtin_convertvector(rounded(weight), halves);
+                memcpy(weights[q] + LANES * i, &narrow, sizeof narrow);
+            }
+            keep[q] = states[q].peak == -INFINITY ? 0 : power_of_two(all(states[q].peak - most))[0];
+            states[q] = (state){most, states[q].total * keep[q] + sum(added)};
+        }
+        weigh(weights + skip, keys + PAGE * dim, dim, sums + skip * dim, keep + skip, count - skip);
+    }
+}
+
+/* into = what both have seen, `into` before `from`. */
+static void merge(state *into, float *sums, const state *from, const float *more, int64_t dim) {
+    if (from->peak == -INFINITY) return;
+    if (into->peak == -INFINITY) {
+        *into = *from;
+        memcpy(sums, more, dim * sizeof *sums);
+        return;
+    }
+    float most = into->peak > from->peak ? into->peak : from->peak;
+    float keep = power_of_two(all(into->peak - most))[0], share = power_of_two(all(from->peak - most))[0];
+    *into = (state){most, fmaf(from->total, share, into->total * keep)};
+    for (int64_t i = 0; i < dim; i += LANES)
+        store(sums + i, fused(load(more + i), all(share), load(sums + i) * keep));
+}
+
+static void finish(float *out, const state *s, const float *sums, int64_t dim) {
+    lanes inverse = all(1.0f / s->total);
+    for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(sums + i) * inverse);
+}
+
+/* queries bfloat16 [rows, heads, dim]; cache as `rotate_store` lays it out; plan: [0] tiles, [1] split rows; tiles;
+ * page numbers; partials float32 [.., heads, 2 + dim]; out float32 [rows, heads, dim]. Items are tiles by KV heads. */
+int64_t attend(const int64_t *a, int64_t item) {
+    const int64_t *plan = (const int64_t *)a[2];
+    layer l = {(const uint16_t *)a[0], (const uint8_t *)a[1], (const int64_t *)a[4], a[7], a[8], a[9], a[10]};
+    if (item < 0) return plan[0] * l.kv_heads;
+    const tile *t = (const tile *)a[3] + item / l.kv_heads;
+    int64_t kv_head = item % l.kv_heads, group = l.heads / l.kv_heads;
+    float *partials = (float *)a[5], *out = (float *)a[6];
+    static __thread float sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
+    static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
+    state states[MAX_QUERIES], all_states[MAX_QUERIES];
+    int count = (int)(t->rows * group);
+    int64_t end = t->position + t->rows;
+    for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
+    for (int64_t span = t->first_span; span < t->first_span + t->spans; span++) {
+        int64_t from = span * SPAN, to = from + SPAN < end ? from + SPAN : end;
+        attend_span(&l, t, kv_head, from, to, states, sums);
+        for (int q = 0; q < count; q++) {
+            if (t->partial < 0) {
+                merge(all_states + q, all_sums + q * l.dim, states + q, sums + q * l.dim, l.dim);
+                continue;
+            }
+            float *to_partial = partials + ((t->partial + span - t->first_span) * l.heads + kv_head * group + q) * (2 + l.dim);
+            memcpy(to_partial, states + q, sizeof *states);
+            memcpy(to_partial + 2, sums + q * l.dim, l.dim * sizeof(float));
+        }
+    }
+    if (t->partial < 0)
+        for (int q = 0; q < count; q++)
+            finish(out + ((t->row + q / group) * l.heads + kv_head * group + q % group) * l.dim, all_states + q,
+                   all_sums + q * l.dim, l.dim);
+    return 0;
+}
+
+/* Rows whose spans were left as partials; splits: (row, first partial, spans) for each. */
+int64_t combine(const int64_t *a, int64_t item) {
+    const int64_t *plan = (const int64_t *)a[0], *split = (const int64_t *)a[1] + 3 * item;
+    const float *partials = (const float *)a[2];
+    float *out = (float *)a[3];
+    int64_t heads = a[4], dim = a[5];
+    if (item < 0) return plan[1];
+    for (int64_t head = 0; head < heads; head++) {
+        float sums[MAX_DIM];
+        state s = {-INFINITY, 0}, more;
+        for (int64_t span = 0; span < split[2]; span++) {
+            const float *from = partials + ((split[1] + span) * heads + head) * (2 + dim);
+            memcpy(&more, from, sizeof more);
+            merge(&s, sums, &more, from + 2, dim);
+        }
+        finish(out + (split[0] * heads + head) * dim, &s, sums, dim);
+    }
+    return 0;
+}

@@ -1,0 +1,177 @@
+/* Vectors of 16 lanes, and the few operations on them that C has no word for. The compiler splits a vector where
+ * registers are narrower. Sums are formed in one fixed order on every path and by every caller, and products are fused
+ * only where it is written, so that a row's result never depends on which rows are computed beside it.
+ */
+#ifndef LANES_H
+#define LANES_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float lanes __attribute__((vector_size(64)));
+typedef int32_t words __attribute__((vector_size(64)));
+typedef uint32_t bits __attribute__((vector_size(64)));
+typedef uint16_t halves __attribute__((vector_size(32)));
+typedef float float8 __attribute__((vector_size(32)));
+typedef float float4 __attribute__((vector_size(16)));
+typedef uint8_t bytes16 __attribute__((vector_size(16)));
+
+INLINE lanes all(float value) { return (lanes){0} + value; }
+
+INLINE lanes load(const float *from) {
+    lanes value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+INLINE void store(float *to, lanes value) { memcpy(to, &value, sizeof value); }
+
+INLINE bits load_bits(const void *from) {
+    bits value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+/* a * b + c, rounded once where the processor can. */
+INLINE lanes fused(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    __m256 x[2], y[2], z[2];
+    memcpy(x, &a, 64), memcpy(y, &b, 64), memcpy(z, &c, 64);
+    z[0] = _mm256_fmadd_ps(x[0], y[0], z[0]), z[1] = _mm256_fmadd_ps(x[1], y[1], z[1]);
+    memcpy(&c, z, 64);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+/* acc + the product of four codes (0 to 255) in each lane and the same four signed bytes for all lanes. Without VNNI,
+ * pairs are summed in 16 bits: codes of 8 bits must be `wide`, and go nibble by nibble. */
+INLINE words dot4(words acc, bits codes, int32_t quad, const int wide) {
+#if defined(__AVX512VNNI__)
+    return (words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quad));
+#elif defined(__AVX2__)
+    __m256i x[2], z[2], four = _mm256_set1_epi32(quad), one = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
+    memcpy(x, &codes, 64), memcpy(z, &acc, 64);
+    for (int i = 0; i < 2; i++) {
+        if (wide) {
+            __m256i high = _mm256_and_si256(_mm256_srli_epi16(x[i], 4), low);
+            __m256i product = _mm256_madd_epi16(_mm256_maddubs_epi16(high, four), one);
+            z[i] = _mm256_add_epi32(z[i], _mm256_slli_epi32(product, 4));
+            x[i] = _mm256_and_si256(x[i], low);
+        }
+        z[i] = _mm256_add_epi32(z[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x[i], four), one));
+    }
+    memcpy(&acc, z, 64);
+    return acc;
+#else
+    (void)wide;
+    for (int i = 0; i < 4; i++) acc += (words)((codes >> (8 * i)) & 255) * (int32_t)(int8_t)(quad >> (8 * i));
+    return acc;
+#endif
+}
+
+/* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
+INLINE lanes dot2(lanes acc, bits pairs, uint32_t pair) {
+#if defined(__AVX512BF16__)
+    return (lanes)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    bits same = (bits){0} + pair;
+    acc = fused((lanes)(pairs & 0xffff0000u), (lanes)(same & 0xffff0000u), acc);
+    return fused((lanes)(pairs << 16), (lanes)(same << 16), acc);
+#endif
+}
+
+/* 16 float16 numbers, exactly. */
+INLINE lanes load_half(const void *from) {
+    halves stored;
+    memcpy(&stored, from, sizeof stored);
+#if defined(__AVX512F__)
+    return (lanes)_mm512_cvtph_ps((__m256i)stored);
+#else
+    bits wide = __builtin_convertvector(stored, bits);
+    lanes size = (lanes)((wide & 0x7fff) << 13) * 0x1p112f;
+    return (lanes)((bits)size | (wide & 0x8000) << 16);
+#endif
+}
+
+/* 16 small whole numbers, as numbers. */
+INLINE lanes load_unsigned(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    bits wide;
+    for (int i = 0; i < LANES; i++) wide[i] = from[i];
+    return __builtin_convertvector((words)wide, lanes);
+#endif
+}
+
+INLINE lanes load_signed(const void *from) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#else
+    words wide;
+    for (int i = 0; i < LANES; i++) wide[i] = ((const int8_t *)from)[i];
+    return __builtin_convertvector(wide, lanes);
+#endif
+}
+
+/* bfloat16 in the low half of each lane; rounds to nearest, ties to even. */
+INLINE bits rounded(lanes value) {
+    bits all_bits = (bits)value;
+    return (all_bits + 0x7fff + ((all_bits >> 16) & 1)) >> 16;
+}
+
+INLINE lanes larger(lanes a, lanes b) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    words above = a > b;
+    return (lanes)(((words)a & above) | ((words)b & ~above));
+#endif
+}
+
+INLINE float sum(lanes value) {
+    float8 eighths[2];
+    memcpy(eighths, &value, sizeof value);
+    eighths[0] += eighths[1];
+    float4 quarters[2];
+    memcpy(quarters, eighths, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
+}
+
+INLINE float largest(lanes value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
+    float most = value[0];
+    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
+    return most;
+#endif
+}
+
+/* 2^x for x <= 0 (up to 127 works, too): a whole power and a polynomial for what is left, |r| <= 1/2. */
+INLINE lanes power_of_two(lanes x) {
+    x = larger(x, all(-126.0f));
+    lanes shifted = x + 12582912.0f; /* adding 1.5 * 2^23 rounds to a whole number */
+    lanes r = x - (shifted - 12582912.0f);
+    lanes e = fused(r, all(1.535336188e-4f), all(1.339887440e-3f));
+    e = fused(e, r, all(9.618437358e-3f));
+    e = fused(e, r, all(5.550332471e-2f));
+    e = fused(e, r, all(2.402264791e-1f));
+    e = fused(e, r, all(6.931472029e-1f));
+    e = fused(e, r, all(1.0f));
+    return e * (lanes)(((bits)shifted + (127 - 0x4b400000)) << 23);
+}
+
+#endif

@@ -1,0 +1,387 @@
+/* Matrix products of activations with packed weights: `out[t, n] = sum over k of x[t, k] * w[n, k]`.
+ *
+ * Quantised weights keep their codes exactly; activations are rounded to 8 bits with one scale for each 32 columns, and
+ * products of codes are summed in whole numbers. Weights lie in tiles of 16 rows, one per lane, and each lane takes
+ * four columns at once. A row of x goes through the same operations in the same order whatever rows are beside it.
+ *
+ * A tile is a list of groups of 32 columns, or, for formats with scales in two levels, of spans of 8 such groups:
+ *   group: codes; scale float16[16]; minimum float16[16] if there is one
+ *   span: unit float16[16], minimum's unit float16[16]; scale codes [8 * (16 or 2 * 16)]; minimum codes [8 * 16] if
+ *         there are any; codes of 8 groups
+ * Codes of a group: columns 4 j to 4 j + 3 of all rows are the quad j, 64 bytes. Up to 6 bits, the four low bits of the
+ * quads j and j + 4 share 64 bytes, and the bits above follow in planes.
+ */
+#include "lanes.h"
+#include "tape.h"
+
+#define GROUP 32
+#define QUADS 8
+#define SPAN 8       /* groups */
+#define MAX_ROWS 8   /* rows of x that are multiplied at once; their sums stay in registers */
+#define PANEL 16     /* groups that are unpacked at once; they stay in the first cache */
+#define ROW_PANEL 240 /* rows of x between which weights are unpacked again; a multiple of MAX_ROWS */
+
+/* 32 activations of one row. */
+typedef struct {
+    float scale, scaled_sum; /* the sum is that of the rounded activations */
+    int32_t first, second;   /* -32 times the sums of the codes of either half */
+    int8_t codes[GROUP];
+} block;
+
+typedef struct {
+    int bits, levels, minimum, zero, group;
+} format;
+
+/* In the order of `FORMATS` in products.py. */
+static const format FORMATS[] = {
+    {4, 1, 0, 8, 32},   /* Q4_0 */
+    {4, 1, 1, 0, 32},   /* Q4_1 */
+    {5, 1, 0, 16, 32},  /* Q5_0 */
+    {5, 1, 1, 0, 32},   /* Q5_1 */
+    {8, 1, 0, 128, 32}, /* Q8_0 */
+    {4, 2, 1, 0, 32},   /* Q4_K */
+    {5, 2, 1, 0, 32},   /* Q5_K */
+    {6, 2, 0, 32, 16},  /* Q6_K */
+};
+#define EACH_FORMAT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+
+/* What a product needs of 32 columns of a tile. */
+typedef struct {
+    bits codes[QUADS];
+    lanes scale;
+    lanes other; /* the minimum; in groups of 16 the scale of the second half */
+} unpacked;
+
+INLINE int64_t code_bytes(const format f) { return f.bits == 8 ? 512 : 256 + (f.bits - 4) * 64; }
+
+INLINE int64_t scale_bytes(const format f) {
+    return f.levels == 1 ? 32 + 32 * f.minimum : GROUP / f.group * 16 + 16 * f.minimum;
+}
+
+INLINE int64_t span_bytes(const format f) { return 64 + SPAN * (code_bytes(f) + scale_bytes(f)); }
+
+/* Bytes of a tile of `columns` columns. */
+INLINE int64_t tile_bytes(const format f, int64_t columns) {
+    int64_t groups = columns / GROUP;
+    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / SPAN * span_bytes(f);
+}
+
+/* Where the codes of group `g` of a tile begin. */
+INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
+    if (f.levels == 1) return tile + g * (code_bytes(f) + scale_bytes(f));
+    return tile + g / SPAN * span_bytes(f) + 64 + SPAN * scale_bytes(f) + g % SPAN * code_bytes(f);
+}
+
+INLINE void unpack_codes(const format f, const uint8_t *from, bits *codes) {
+    if (f.bits == 8) {
+        for (int j = 0; j < QUADS; j++) codes[j] = load_bits(from + 64 * j);
+        return;
+    }
+    for (int j = 0; j < 4; j++) {
+        bits both = load_bits(from + 64 * j);
+        codes[j] = both & 0x0f0f0f0fu;
+        codes[j + 4] = (both >> 4) & 0x0f0f0f0fu;
+    }
+    if (f.bits == 5) {
+        bits plane = load_bits(from + 256);
+        for (int j = 0; j < QUADS; j++) codes[j] |= (j <= 4 ? plane << (4 - j) : plane >> (j - 4)) & 0x10101010u;
+    }
+    if (f.bits == 6)
+        for (int half = 0; half < 2; half++) {
+            bits plane = load_bits(from + 256 + 64 * half);
+            for (int i = 0; i < 4; i++)
+                codes[4 * half + i] |= (i <= 2 ? plane << (4 - 2 * i) : plane >> 2) & 0x30303030u;
+        }
+}
+
+INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, lanes *scale, lanes *other) {
+    if (f.levels == 1) {
+        const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);
+        *scale = load_half(at);
+        *other = f.minimum ? load_half(at + 32) : *scale * (float)-f.zero;
+        return;
+    }
+    const uint8_t *span = tile + g / SPAN * span_bytes(f), *at = span + 64;
+    lanes unit = load_half(span);
+    if (f.group == 16) {
+        *scale = load_signed(at + g % SPAN * 32) * unit;
+        *other = load_signed(at + g % SPAN * 32 + 16) * unit;
+        return;
+    }
+    *scale = load_unsigned(at + g % SPAN * 16) * unit;
+    *other = load_unsigned(at + SPAN * 16 + g % SPAN * 16) * load_half(span + 32);
+}
+
+INLINE int32_t quad_of(const block *x, int j) {
+    int32_t quad;
+    memcpy(&quad, x->codes + 4 * j, sizeof quad);
+    return quad;
+}
+
+/* Adds the product of 32 columns to the sums of `rows` rows of x. */
+INLINE void add_group(lanes *sums, const bits *codes, lanes scale, lanes other, const block *x, const int rows,
+                      const int halves, const int wide) {
+    words first[rows], second[rows];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) first[r] = halves ? (words){0} + x[r].first : (words){0};
+    for (int j = 0; j < (halves ? 4 : 8); j++)
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) first[r] = dot4(first[r], codes[j], quad_of(x + r, j), wide);
+    if (!halves) {
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            sums[r] = fused(__builtin_convertvector(first[r], lanes) * scale, all(x[r].scale), sums[r]);
+            sums[r] = fused(other, all(x[r].scaled_sum), sums[r]);
+        }
+        return;
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) second[r] = (words){0} + x[r].second;
+#pragma GCC unroll 8
+    for (int j = 4; j < 8; j++)
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) second[r] = dot4(second[r], codes[j], quad_of(x + r, j), wide);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        lanes product = __builtin_convertvector(first[r], lanes) * scale;
+        product = fused(__builtin_convertvector(second[r], lanes), other, product);
+        sums[r] = fused(product, all(x[r].scale), sums[r]);
+    }
+}
+
+/* One row of x and one tile. */
+INLINE lanes multiply_one(const format f, const uint8_t *tile, const block *x, int64_t groups) {
+    lanes acc = {0};
+    for (int64_t g = 0; g < groups; g++) {
+        bits codes[QUADS];
+        lanes scale, other;
+        unpack_codes(f, codes_of(f, tile, g), codes);
+        unpack_scales(f, tile, g, &scale, &other);
+        add_group(&acc, codes, scale, other, x + g, 1, f.group == 16, f.bits == 8);
+    }
+    return acc;
+}
+
+/* `rows` rows of x, interleaved, and a part of a tile; sums [rows, 16] go on from what they are. */
+INLINE void multiply_rows(const unpacked *panel, int64_t groups, const block *x, const int64_t stride, lanes *sums,
+                          const int rows, const int halves, const int wide) {
+    lanes acc[rows];
+    for (int r = 0; r < rows; r++) acc[r] = sums[r];
+    for (int64_t g = 0; g < groups; g++, x += stride)
+        add_group(acc, panel[g].codes, panel[g].scale, panel[g].other, x, rows, halves, wide);
+    for (int r = 0; r < rows; r++) sums[r] = acc[r];
+}
+
+#define ROWS(COUNT) \
+    case COUNT: multiply_rows(panel, groups, x, stride, sums, COUNT, halves, wide); return;
+
+INLINE void multiply_any(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows,
+                         const int halves, const int wide) {
+    switch (rows) {
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
+    }
+}
+
+static void multiply_32(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows) {
+    multiply_any(panel, groups, x, stride, sums, rows, 0, 1);
+}
+
+static void multiply_16(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows) {
+    multiply_any(panel, groups, x, stride, sums, rows, 1, 0);
+}
+
+INLINE void unpack_panel(const format f, const uint8_t *tile, int64_t from, int64_t groups, unpacked *panel) {
+    for (int64_t g = 0; g < groups; g++) {
+        unpack_codes(f, codes_of(f, tile, from + g), panel[g].codes);
+        unpack_scales(f, tile, from + g, &panel[g].scale, &panel[g].other);
+    }
+}
+
+#define UNPACK(NUMBER) \
+    case NUMBER: unpack_panel(FORMATS[NUMBER], tile, from, groups, panel); return;
+
+static void unpack_any(int64_t number, const uint8_t *tile, int64_t from, int64_t groups, unpacked *panel) {
+    switch (number) { EACH_FORMAT(UNPACK) }
+}
+
+#define ONE(NUMBER) \
+    case NUMBER: return multiply_one(FORMATS[NUMBER], tile, x, groups);
+
+static lanes multiply_one_any(int64_t number, const uint8_t *tile, const block *x, int64_t groups) {
+    switch (number) { EACH_FORMAT(ONE) }
+    return (lanes){0};
+}
+
+INLINE void put(float *out, lanes value, int64_t count) {
+    if (count == LANES)
+        store(out, value);
+    else
+        memcpy(out, &value, count * sizeof *out);
+}
+
+/* Tiles that one item takes: enough work to be worth asking for, few enough to share out evenly. */
+static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
+    int64_t enough = 24576 / bytes / rows + 1, even = tiles / (8 * threads());
+    return even < 1 ? 1 : even < enough ? even : enough;
+}
+
+/* x: blocks, out: float32 [rows, stride], weights: tiles, bias: float32 [outputs] or null. */
+int64_t multiply(const int64_t *a, int64_t item) {
+    const block *x = (const block *)a[0];
+    const uint8_t *weights = (const uint8_t *)a[1];
+    float *out = (float *)a[2];
+    const float *bias = (const float *)a[3];
+    int64_t rows = a[4], groups = a[5] / GROUP, outputs = a[6], stride = a[7], number = a[8];
+    const format f = FORMATS[number];
+    int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(f, a[5]), share = tiles_per_item(tiles, bytes, rows);
+    int64_t shares = (tiles + share - 1) / share;
+    if (item < 0) return shares * ((rows + ROW_PANEL - 1) / ROW_PANEL);
+
+    int64_t first = item % shares * share, last = first + share < tiles ? first + share : tiles;
+    int64_t begin = item / shares * ROW_PANEL, end = begin + ROW_PANEL < rows ? begin + ROW_PANEL : rows;
+    for (int64_t tile = first; tile < last; tile++) {
+        const uint8_t *packed = weights + tile * bytes;
+        int64_t count = outputs - tile * LANES < LANES ? outputs - tile * LANES : LANES;
+        lanes offset = {0};
+        if (bias) memcpy(&offset, bias + tile * LANES, count * sizeof *bias);
+        if (rows == 1) {
+            put(out + tile * LANES, multiply_one_any(number, packed, x, groups) + offset, count);
+            continue;
+        }
+        static __thread unpacked panel[PANEL];
+        static __thread lanes sums[ROW_PANEL];
+        memset(sums, 0, (end - begin) * sizeof *sums);
+        for (int64_t g = 0; g < groups; g += PANEL) {
+            int64_t width = groups - g < PANEL ? groups - g : PANEL;
+            unpack_any(number, packed, g, width, panel);
+            for (int64_t row = begin; row < end; row += MAX_ROWS) {
+                int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
+                const block *at = x + row * groups + g * together;
+                (f.group == 16 ? multiply_16 : multiply_32)(panel, width, at, together, sums + row - begin, together);
+            }
+        }
+        for (int64_t row = begin; row < end; row++) put(out + row * stride + tile * LANES, sums[row - begin] + offset, count);
+    }
+    return 0;
+}
+
+/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved. */
+int64_t quantise(const int64_t *a, int64_t item) {
+    const float *x = (const float *)a[0];
+    block *out = (block *)a[1];
+    int64_t rows = a[2], columns = a[3], groups = columns / GROUP;
+    if (item < 0) return (rows + 3) / 4;
+    for (int64_t row = item * 4; row < rows && row < item * 4 + 4; row++) {
+        int64_t start = row / MAX_ROWS * MAX_ROWS, together = rows - start < MAX_ROWS ? rows - start : MAX_ROWS;
+        block *to = out + start * groups + (row - start);
+        for (int64_t g = 0; g < groups; g++, to += together) {
+            lanes low = load(x + row * columns + g * GROUP), high = load(x + row * columns + g * GROUP + LANES);
+            lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
+            float peak = largest(size), inverse = peak > 0 ? 127.0f / peak : 0.0f;
+            /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
+            words first = (words)(low * inverse + 12582912.0f) - 0x4b400000;
+            words second = (words)(high * inverse + 12582912.0f) - 0x4b400000;
+            int32_t sums[2];
+#if defined(__AVX512F__)
+            _mm_storeu_si128((__m128i *)to->codes, _mm512_cvtepi32_epi8((__m512i)first));
+            _mm_storeu_si128((__m128i *)(to->codes + LANES), _mm512_cvtepi32_epi8((__m512i)second));
+            sums[0] = _mm512_reduce_add_epi32((__m512i)first), sums[1] = _mm512_reduce_add_epi32((__m512i)second);
+#else
+            sums[0] = sums[1] = 0;
+            for (int i = 0; i < LANES; i++) {
+                to->codes[i] = (int8_t)first[i], to->codes[LANES + i] = (int8_t)second[i];
+                sums[0] += first[i], sums[1] += second[i];
+            }
+#endif
+            to->scale = peak / 127.0f;
+            to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
+            to->first = -32 * sums[0], to->second = -32 * sums[1];
+        }
+    }
+    return 0;
+}
+
+/* Bytes of a packed matrix. */
+int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
+    return (outputs + LANES - 1) / LANES * tile_bytes(FORMATS[number], columns);
+}
+
+/* codes uint8 [outputs, columns]; units float16 [outputs, units]; scale codes 8 bits [outputs, columns / group] or null;
+ * the same for minimums -> tiles. Rows beyond the last are nought. */
+int64_t pack(const int64_t *a, int64_t tile) {
+    const uint8_t *codes = (const uint8_t *)a[0];
+    const uint16_t *unit = (const uint16_t *)a[1], *minimum_unit = (const uint16_t *)a[3];
+    const uint8_t *scale = (const uint8_t *)a[2], *minimum = (const uint8_t *)a[4];
+    int64_t outputs = a[6], columns = a[7], groups = columns / GROUP;
+    const format f = FORMATS[a[8]];
+    if (tile < 0) return (outputs + LANES - 1) / LANES;
+
+    uint8_t *to = (uint8_t *)a[5] + tile * tile_bytes(f, columns);
+    memset(to, 0, tile_bytes(f, columns));
+    for (int64_t lane = 0; lane < LANES && tile * LANES + lane < outputs; lane++) {
+        int64_t row = tile * LANES + lane;
+        for (int64_t g = 0; g < groups; g++) {
+            uint32_t quads[QUADS], plane;
+            memcpy(quads, codes + row * columns + g * GROUP, sizeof quads);
+            uint8_t *at = (uint8_t *)codes_of(f, to, g);
+            uint32_t *word = (uint32_t *)at + lane;
+            if (f.bits == 8) {
+                for (int j = 0; j < QUADS; j++) word[j * LANES] = quads[j];
+            } else {
+                for (int j = 0; j < 4; j++) word[j * LANES] = (quads[j] & 0x0f0f0f0f) | (quads[j + 4] & 0x0f0f0f0f) << 4;
+            }
+            if (f.bits == 5) {
+                plane = 0;
+                for (int j = 0; j < QUADS; j++) plane |= ((quads[j] >> 4) & 0x01010101) << j;
+                word[4 * LANES] = plane;
+            }
+            if (f.bits == 6)
+                for (int half = 0; half < 2; half++) {
+                    plane = 0;
+                    for (int i = 0; i < 4; i++) plane |= ((quads[4 * half + i] >> 4) & 0x03030303) << (2 * i);
+                    word[(4 + half) * LANES] = plane;
+                }
+            if (f.levels == 1) {
+                memcpy(at + code_bytes(f) + 2 * lane, unit + row * groups + g, 2);
+                if (f.minimum) memcpy(at + code_bytes(f) + 32 + 2 * lane, minimum_unit + row * groups + g, 2);
+                continue;
+            }
+            uint8_t *span = to + g / SPAN * span_bytes(f);
+            int64_t parts = GROUP / f.group, spans = groups / SPAN;
+            memcpy(span + 2 * lane, unit + row * spans + g / SPAN, 2);
+            for (int64_t part = 0; part < parts; part++)
+                span[64 + (g % SPAN * parts + part) * 16 + lane] = scale[(row * groups + g) * parts + part];
+            if (f.minimum) {
+                memcpy(span + 32 + 2 * lane, minimum_unit + row * spans + g / SPAN, 2);
+                span[64 + SPAN * 16 * parts + g % SPAN * 16 + lane] = minimum[row * groups + g];
+            }
+        }
+    }
+    return 0;
+}
+
+/* Rows `tokens` of a packed matrix -> float32 [count, columns]. */
+int64_t embed(const int64_t *a, int64_t item) {
+    const int64_t *tokens = (const int64_t *)a[0];
+    int64_t count = a[3], columns = a[4];
+    const format f = FORMATS[a[5]];
+    if (item < 0) return count;
+    const uint8_t *tile = (const uint8_t *)a[1] + tokens[item] / LANES * tile_bytes(f, columns);
+    float *out = (float *)a[2] + item * columns;
+    int lane = (int)(tokens[item] % LANES);
+    for (int64_t g = 0; g < columns / GROUP; g++) {
+        unpacked one;
+        unpack_codes(f, codes_of(f, tile, g), one.codes);
+        unpack_scales(f, tile, g, &one.scale, &one.other);
+        for (int i = 0; i < GROUP; i++) {
+            int code = (int)(one.codes[i / 4][lane] >> (i % 4 * 8) & 255);
+            if (f.group == 16)
+                out[g * GROUP + i] = (i < 16 ? one.scale : one.other)[lane] * (float)(code - f.zero);
+            else if (f.minimum)
+                out[g * GROUP + i] = one.scale[lane] * (float)code + one.other[lane];
+            else
+                out[g * GROUP + i] = one.scale[lane] * (float)(code - f.zero);
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,137 @@
+/* What surrounds the products, one row at a time: normalisation, activation, rotation, and the plain-weight product's
+ * rounding. */
+#include "lanes.h"
+#include "tape.h"
+
+#define PAGE 64
+
+/* x [rows, width] += delta (may be null); for the rows asked for (all where `chosen` is null)
+ * out [count, width] = x / rms(x) * weight. */
+int64_t add_rms_norm(const int64_t *a, int64_t item) {
+    float *hidden = (float *)a[0];
+    const float *delta = (const float *)a[1], *weight = (const float *)a[2];
+    float *out = (float *)a[3];
+    const int64_t *chosen = (const int64_t *)a[4];
+    int64_t count = a[5], width = a[6];
+    float eps;
+    memcpy(&eps, a + 7, sizeof eps);
+    if (item < 0) return count;
+    int64_t row = chosen ? chosen[item] : item;
+    float *x = hidden + row * width;
+    lanes squares = {0};
+    for (int64_t i = 0; i < width; i += LANES) {
+        lanes value = load(x + i);
+        if (delta) store(x + i, value = value + load(delta + row * width + i));
+        squares = fused(value, value, squares);
+    }
+    lanes scale = all(1.0f / sqrtf(sum(squares) / (float)width + eps));
+    for (int64_t i = 0; i < width; i += LANES) store(out + item * width + i, load(x + i) * scale * load(weight + i));
+    return 0;
+}
+
+/* out [rows, width] = silu(gate) * up, for gate_up [rows, 2 * width]. */
+int64_t silu_mul(const int64_t *a, int64_t item) {
+    const float *gate = (const float *)a[0] + item * 2 * a[3];
+    float *out = (float *)a[1] + item * a[3];
+    int64_t rows = a[2], width = a[3];
+    if (item < 0) return rows;
+    for (int64_t i = 0; i < width; i += LANES) {
+        lanes x = load(gate + i), up = load(gate + width + i);
+        words negative = x < 0.0f;
+        lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f); /* e^-|x| */
+        lanes numerator = (lanes)(((words)small & negative) | ((words)all(1.0f) & ~negative));
+        store(out + i, x * numerator / (small + 1.0f) * up);
+    }
+    return 0;
+}
+
+/* cos and sin [rows, half] of positions times frequencies. */
+int64_t rope_tables(const int64_t *a, int64_t item) {
+    const int64_t *positions = (const int64_t *)a[0];
+    const float *frequencies = (const float *)a[1];
+    float *cosines = (float *)a[2], *sines = (float *)a[3];
+    int64_t rows = a[4], half = a[5];
+    if (item < 0) return rows;
+    for (int64_t i = 0; i < half; i++) {
+        float angle = (float)positions[item] * frequencies[i];
+        cosines[item * half + i] = cosf(angle), sines[item * half + i] = sinf(angle);
+    }
+    return 0;
+}
+
+/* One head of `dim` numbers: normalised if there is a weight, then rotated; in `to`, float32. */
+static void prepare_head(const float *from, const float *weight, float eps, const float *cosines, const float *sines,
+                         int64_t dim, float *to) {
+    int64_t half = dim / 2;
+    lanes scale = all(1.0f);
+    if (weight) {
+        lanes squares = {0};
+        for (int64_t i = 0; i < dim; i += LANES) squares = fused(load(from + i), load(from + i), squares);
+        scale = all(1.0f / sqrtf(sum(squares) / (float)dim + eps));
+    }
+    for (int64_t i = 0; i < half; i += LANES) {
+        lanes x = load(from + i), y = load(from + half + i), c = load(cosines + i), s = load(sines + i);
+        if (weight) x = x * scale * load(weight + i), y = y * scale * load(weight + half + i);
+        store(to + i, fused(x, c, -(y * s)));
+        store(to + half + i, fused(y, c, x * s));
+    }
+}
+
+static void put_rounded(uint16_t *to, lanes value) {
+    bits low = rounded(value);
+    for (int i = 0; i < LANES; i++) to[i] = (uint16_t)low[i];
+}
+
+/* 8 bits and a scale, where the largest number becomes 127. */
+static float scale_of(const float *from, int64_t count) {
+    lanes size = {0};
+    for (int64_t i = 0; i < count; i += LANES) size = larger(size, (lanes)((bits)load(from + i) & 0x7fffffff));
+    return largest(size) / 127.0f;
+}
+
+/* Heads of qkv [rows, heads + 2 * kv_heads, dim]: queries normalised, rotated and rounded to `queries` bfloat16
+ * [rows, heads, dim]; keys the same into the cache; values into the cache as they are. The cache is [pages, kv_heads] of
+ *   bfloat16: keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2]
+ *   8 bits:   keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2], key scales float32 [PAGE], value scales [PAGE] */
+int64_t rotate_store(const int64_t *a, int64_t item) {
+    const float *qkv = (const float *)a[0], *cosines = (const float *)a[1], *sines = (const float *)a[2];
+    const int64_t *slots = (const int64_t *)a[5];
+    const float *query_norm = (const float *)a[6], *key_norm = (const float *)a[7];
+    int64_t rows = a[8], heads = a[9], kv_heads = a[10], dim = a[11], narrow = a[13] & 1;
+    float eps;
+    memcpy(&eps, a + 12, sizeof eps);
+    if (item < 0) return rows;
+    const float *from = qkv + item * (heads + 2 * kv_heads) * dim;
+    const float *c = cosines + item * dim / 2, *s = sines + item * dim / 2;
+    uint16_t *queries = (uint16_t *)a[3] + item * heads * dim;
+    float head[dim];
+    for (int64_t h = 0; h < heads; h++) {
+        prepare_head(from + h * dim, query_norm, eps, c, s, dim, head);
+        for (int64_t i = 0; i < dim; i += LANES) put_rounded(queries + h * dim + i, load(head + i));
+    }
+    int64_t page = slots[item] / PAGE, at = slots[item] % PAGE;
+    int64_t bytes = narrow ? 2 * PAGE * dim + 2 * PAGE * 4 : 4 * PAGE * dim;
+    for (int64_t h = 0; h < kv_heads; h++) {
+        uint8_t *block = (uint8_t *)a[4] + (page * kv_heads + h) * bytes;
+        const float *value = from + (heads + kv_heads + h) * dim;
+        prepare_head(from + (heads + h) * dim, key_norm, eps, c, s, dim, head);
+        if (narrow) {
+            int8_t *keys = (int8_t *)block, *values = keys + PAGE * dim;
+            float *scales = (float *)(block + 2 * PAGE * dim);
+            float key_scale = scale_of(head, dim), value_scale = scale_of(value, dim);
+            float key_inverse = key_scale > 0 ? 1.0f / key_scale : 0, value_inverse = value_scale > 0 ? 1.0f / value_scale : 0;
+            scales[at] = key_scale, scales[PAGE + at] = value_scale;
+            for (int64_t d = 0; d < dim; d++) {
+                keys[(d / 2 * PAGE + at) * 2 + d % 2] = (int8_t)lrintf(head[d] * key_inverse);
+                values[at / 2 * 2 * dim + d * 2 + at % 2] = (int8_t)lrintf(value[d] * value_inverse);
+            }
+            continue;
+        }
+        uint16_t *keys = (uint16_t *)block, *values = keys + PAGE * dim;
+        uint16_t key_bits[dim], value_bits[dim];
+        for (int64_t i = 0; i < dim; i += LANES) put_rounded(key_bits + i, load(head + i)), put_rounded(value_bits + i, load(value + i));
+        for (int64_t d = 0; d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + at) * 2, key_bits + d, 4);
+        for (int64_t d = 0; d < dim; d++) values[at / 2 * 2 * dim + d * 2 + at % 2] = value_bits[d];
+    }
+    return 0;
+}

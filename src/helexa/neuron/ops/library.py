@@ -1,0 +1,63 @@
+"""The compiled kernels as Python sees them: addresses to put on a tape, and the call that runs one."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+KERNELS = (
+    "add_rms_norm",
+    "attend",
+    "combine",
+    "embed",
+    "embed_plain",
+    "multiply",
+    "multiply_plain",
+    "narrow",
+    "pack",
+    "pack_plain",
+    "quantise",
+    "rope_tables",
+    "rotate_store",
+    "silu_mul",
+)
+_MAX_ARGUMENTS = 14
+
+Instruction = tuple[str, bool, Sequence[int]]
+"""A kernel's name, whether the next instruction waits for it, and its arguments: addresses and numbers."""
+
+
+class KernelLibrary:
+    """What `kernels/*.c` export."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in KERNELS}
+        self._run = library.run_tape
+        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+        self._run.restype = ctypes.c_int64
+        self._packed_bytes = library.packed_bytes
+        self._packed_bytes.argtypes = (ctypes.c_int64,) * 3
+        self._packed_bytes.restype = ctypes.c_int64
+        self._start_threads = library.start_threads
+        self._start_threads.argtypes = (ctypes.c_int64,)
+
+    def start_threads(self, count: int) -> None:
+        """Let kernels run on `count` threads from now on; a process's threads are never taken back."""
+        self._start_threads(count)
+
+    def packed_bytes(self, number: int, outputs: int, columns: int) -> int:
+        """Bytes that a matrix takes as tiles of format `number`."""
+        return self._packed_bytes(number, outputs, columns)
+
+    def encode(self, instructions: Sequence[Instruction]) -> np.ndarray:
+        """A tape: int64 [instructions, 2 + arguments]."""
+        tape = np.zeros((len(instructions), 2 + _MAX_ARGUMENTS), dtype=np.int64)
+        for line, (name, waits, arguments) in zip(tape, instructions, strict=True):
+            line[0], line[1] = self._addresses[name], waits
+            line[2 : 2 + len(arguments)] = arguments
+        return tape
+
+    def run(self, tape: np.ndarray) -> None:
+        """Run a tape to its end; every address on it must still be good."""
+        if self._run(tape.ctypes.data, len(tape)):
+            raise ValueError(f"a tape of {len(tape)} instructions is too long")

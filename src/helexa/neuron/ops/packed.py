@@ -1,0 +1,84 @@
+"""Weights in the layout of the native kernels (see `kernels/products.c` and `kernels/plain.c`)."""
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+
+# (bits, levels of scales, has minimum, zero, group size) in the order of FORMATS in products.c
+_FORMATS = {
+    (4, 1, False, 8, 32): 0,
+    (4, 1, True, 0, 32): 1,
+    (5, 1, False, 16, 32): 2,
+    (5, 1, True, 0, 32): 3,
+    (8, 1, False, 128, 32): 4,
+    (4, 2, True, 0, 32): 5,
+    (5, 2, True, 0, 32): 6,
+    (6, 2, False, 32, 16): 7,
+}
+_LANES = 16
+_SPAN = 256
+_HUGE_PAGE = 2 << 20
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix [outputs, columns] as tiles.
+
+    Attributes:
+        data: uint8, the tiles.
+        number: of the format in products.c, or None for bfloat16.
+    """
+
+    data: Tensor
+    outputs: int
+    columns: int
+    number: int | None
+
+    @property
+    def address(self) -> int:
+        """Where the tiles begin."""
+        return self.data.data_ptr()
+
+
+def pack(library: KernelLibrary, weight: Weight) -> PackedMatrix:
+    """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
+    outputs, columns = weight.shape
+    number = _number(weight) if isinstance(weight, GroupwiseTensor) else None
+    if isinstance(weight, GroupwiseTensor) and number is not None:
+        data = huge(library.packed_bytes(number, outputs, columns))
+        parts = (weight.codes, *_parts(weight.scale), *_parts(weight.minimum))
+        parts = [None if part is None else part.contiguous() for part in parts]
+        addresses = [0 if part is None else part.data_ptr() for part in parts]
+        library.run(library.encode([("pack", True, (*addresses, data.data_ptr(), outputs, columns, number))]))
+    else:
+        plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
+        plain = plain.contiguous()
+        data = huge(-(-outputs // _LANES) * _LANES * columns * 2)
+        library.run(library.encode([("pack_plain", True, (plain.data_ptr(), data.data_ptr(), outputs, columns))]))
+    return PackedMatrix(data, outputs, columns, number)
+
+
+def huge(size: int) -> Tensor:
+    """Memory that is read from end to end in every step: in huge pages, where the system has them."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= _HUGE_PAGE:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _number(weight: GroupwiseTensor) -> int | None:
+    levels = 1 if weight.scale.codes is None else 2
+    if levels == 2 and weight.shape[1] % _SPAN:
+        return None
+    if levels == 2 and weight.minimum is not None and weight.minimum.codes is None:
+        return None
+    return _FORMATS.get((weight.bits, levels, weight.minimum is not None, weight.zero, weight.group_size))
+
+
+def _parts(scale: GroupScale | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if scale is None else (scale.unit, scale.codes)
