@@ -53,7 +53,7 @@ class Engine:
             report("helexa", row, rate, kernels=kernels)
             return
         bandwidth = self._read_bandwidth()
-        weights = getattr(facts, "step_bytes", facts.weight_bytes)
+        weights = facts.step_bytes
         positions = row.sequences * (row.context + DECODE_STEPS // 2)
         kv = positions * facts.kv_bytes // room
         report(

@@ -79,7 +79,7 @@ def require_context(client: EngineClient, positions: int) -> None:
     """End the benchmark if the model takes fewer positions than it needs."""
     limit = client.ready.context_length
     if positions > limit:
-        raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another one, or ask for less")
+        raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another, or ask for less")
 
 
 def verdict(row: str, value: float, bar: str, holds: bool) -> None:

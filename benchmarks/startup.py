@@ -4,11 +4,14 @@ usage: python benchmarks/startup.py [MODEL] [--runs 5]
 
 Every run starts a node with `--model MODEL`, waits until it listens and serves, asks for one token, then for 16 answers
 of 64 tokens side by side. A run before the first is not counted: it fetches the model if it is not here yet, and fills
-the system's file cache.
+our caches and the system's, so that every counted one is a second start.
 
 One line per row, with the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
-start of the process. `memory@1` and `memory@16` are MiB resident after the one token and after the 16 answers, of the
-server and of its engine; pages that they share are divided among them (PSS). `helexa --help` is in milliseconds.
+start of the process. `memory@1` and `memory@16` are MiB after the one token and after the 16 answers, of the server and
+of its engine, and as multiples of the model's file (`per_file`). There is a line each for what is resident (`rss`),
+which counts a page once for each process that maps it, for the same with such pages divided among those processes
+(`pss`), and for the part of that which belongs to no file (`anonymous`). Where the system does not tell, only `rss` is
+there. `helexa --help` is in milliseconds. The verdicts are of the first answer and of the memory resident at it.
 """
 
 import argparse
@@ -17,10 +20,13 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import aiohttp
 import psutil
+from local_model import local_path
+from scenario import verdict
 from serving import (
     LOAD_SECONDS,
     POLL_SECONDS,
@@ -36,15 +42,27 @@ from serving import (
     server,
 )
 
+from helexa.core.errors import HelexaError
+
 STREAMS, TOKENS = 16, 64
+START_BAR, RESIDENT_BAR = 3.0, 2.5
+
+Memory = dict[str, float]
+"""Kind of memory -> MiB, as much as the system tells."""
 
 
 @dataclass(frozen=True)
-class Memory:
-    """MiB that a node's server and engine hold."""
+class Holding:
+    """What a node's server and its engine hold."""
 
-    server: float
-    engine: float
+    server: Memory
+    engine: Memory
+
+    @classmethod
+    def of(cls, node: psutil.Process) -> "Holding":
+        """What they hold now."""
+        engines = [memory(child) for child in node.children(recursive=True)]
+        return cls(memory(node), {kind: sum(one[kind] for one in engines) for kind in engines[0]})
 
 
 @dataclass(frozen=True)
@@ -54,8 +72,8 @@ class Start:
     listening: float
     loaded: float
     first_answer: float
-    early: Memory
-    late: Memory
+    early: Holding
+    late: Holding
 
 
 async def start(model: str) -> Start:
@@ -71,9 +89,9 @@ async def start(model: str) -> Start:
             loaded = time.perf_counter() - begin
             await ask(session, url, served, "The capital of France is", 1)
             first_answer = time.perf_counter() - begin
-            early = memory(process)
+            early = Holding.of(process)
             await ask_side_by_side(session, url, served, STREAMS, TOKENS)
-            return Start(listening, loaded, first_answer, early, memory(process))
+            return Start(listening, loaded, first_answer, early, Holding.of(process))
 
 
 async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
@@ -85,14 +103,13 @@ async def until_listening(session: aiohttp.ClientSession, url: str, process: psu
 
 
 def memory(process: psutil.Process) -> Memory:
-    """What a node holds now."""
-    return Memory(resident_mib(process), sum(resident_mib(engine) for engine in process.children(recursive=True)))
-
-
-def resident_mib(process: psutil.Process) -> float:
-    """Proportional set size where the system tells it, else resident set size."""
-    info = process.memory_full_info()
-    return getattr(info, "pss", info.rss) / 2**20
+    """What one process holds now."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return {"rss": process.memory_info().rss / 2**20}
+    mib = {name: int(value.split()[0]) / 2**10 for name, _, value in (line.partition(":") for line in lines)}
+    return {"rss": mib["Rss"], "pss": mib["Pss"], "anonymous": mib.get("Pss_Anon", mib["Anonymous"])}
 
 
 def help_ms() -> float:
@@ -102,22 +119,37 @@ def help_ms() -> float:
     return 1000 * (time.perf_counter() - begin)
 
 
-async def measure(model: str, runs: int) -> None:
+async def measure(model: str, file_mib: float, runs: int) -> None:
     """Start several times, then print."""
     await start(model)
     starts = [await start(model) for _ in range(runs)]
     for row in ("listening", "loaded", "first_answer"):
         seconds = [getattr(one, row) for one in starts]
         say(row=row, seconds=median(seconds), runs=seconds)
-    for row, found in (
-        ("memory@1", [one.early for one in starts]),
-        (f"memory@{STREAMS}", [one.late for one in starts]),
-    ):
-        whole = [one.server + one.engine for one in found]
-        parts = {"server_mib": median(one.server for one in found), "engine_mib": median(one.engine for one in found)}
-        say(row=row, mib=median(whole), **parts, runs=whole)
+    say_memory("memory@1", [one.early for one in starts], file_mib)
+    say_memory(f"memory@{STREAMS}", [one.late for one in starts], file_mib)
     times = [help_ms() for _ in range(1 + 2 * runs)][1:]
     say(row="helexa --help", ms=median(times), runs=times)
+    seconds = median(one.first_answer for one in starts)
+    verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
+    resident = median(one.early.server["rss"] + one.early.engine["rss"] for one in starts) / file_mib
+    verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
+
+
+def say_memory(row: str, found: list[Holding], file_mib: float) -> None:
+    """Print a line per kind of memory."""
+    for kind in found[0].server:
+        server, engine = [one.server[kind] for one in found], [one.engine[kind] for one in found]
+        whole = [a + b for a, b in zip(server, engine, strict=True)]
+        say(
+            row=row,
+            kind=kind,
+            mib=median(whole),
+            per_file=median(whole) / file_mib,
+            server_mib=median(server),
+            engine_mib=median(engine),
+            runs=whole,
+        )
 
 
 def main() -> None:
@@ -126,7 +158,12 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--runs", type=int, default=5)
     arguments = parser.parse_args()
-    run(measure(arguments.model, arguments.runs))
+    try:
+        path = local_path(arguments.model)
+    except HelexaError as error:
+        raise SystemExit(str(error)) from None
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    run(measure(arguments.model, sum(file.stat().st_size for file in files) / 2**20, arguments.runs))
 
 
 if __name__ == "__main__":
