@@ -22,7 +22,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/engine.py helexa/small
+	$(BIN)/python benchmarks/compare.py helexa/small --install-peers $(VENV)/peers --out $(VENV)/benchmark.json
 
 $(VENV)/.installed: pyproject.toml
 	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."

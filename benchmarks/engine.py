@@ -1,6 +1,7 @@
 """The engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
 
-usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--dtype auto] [--threads N]
+usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
+           [--dtype auto] [--kv-dtype auto]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Decode
 starts at 64 tokens of context, or as many as the row says, and takes 64 greedy steps, scheduler and sampler included;
@@ -19,6 +20,7 @@ from helexa.neuron.engine.threads import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 
+import msgspec
 import torch
 from local_model import local_path
 from rows import DECODE_STEPS, Row, parser, prompt, report
@@ -116,12 +118,14 @@ class Engine:
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--dtype", default="auto")
+    command.add_argument("--kv-dtype", default="auto")
     arguments = command.parse_args()
+    wanted = {"dtype": arguments.dtype, "kv_dtype": arguments.kv_dtype, "threads": arguments.threads}
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
-        engine = Engine(arguments.model, EngineOptions(dtype=arguments.dtype, threads=arguments.threads))
-    except HelexaError as error:
+        engine = Engine(arguments.model, msgspec.convert(wanted | {"speculation": False}, EngineOptions))
+    except (HelexaError, msgspec.ValidationError) as error:
         raise SystemExit(str(error)) from None
     engine.decode(Row.parse("decode@1"))  # warm up
     for row in arguments.rows:
