@@ -79,12 +79,15 @@ class Runner:
             self.ops = choice.ops
             _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
             model_type = str(config.get("model_type"))
-            loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes))
+            store = self.ops.store(model_path)
+            loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)
             try:
                 self._model = model_class(model_type)(config, loader)
                 trained_context = int(config.get("max_position_embeddings") or 2048)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
+            if store is not None:
+                store.save()
             if trained_context < 1:
                 raise ModelFileError(f"config: 'max_position_embeddings' is {trained_context}")
             weight_bytes = checkpoint.total_bytes

@@ -1,6 +1,7 @@
 """The loader: builds layers straight from a checkpoint, tensor by tensor, in the layout the kernels want."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import NormOp
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference import MatrixStore, ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
@@ -21,11 +22,19 @@ class Loader:
 
     Args:
         on_read: called with the bytes of weights read so far.
+        store: matrices that were prepared at an earlier start.
     """
 
-    def __init__(self, checkpoint: Checkpoint, ops: ReferenceOps, on_read: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ops: ReferenceOps,
+        on_read: Callable[[int], None],
+        store: MatrixStore | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self.ops = ops
+        self._store = store
         self._on_read = on_read
         self._read = 0
 
@@ -38,13 +47,22 @@ class Loader:
         Raises:
             ModelFileError: it is missing, or of another shape.
         """
-        found = self.checkpoint.shape(name)
-        if found != shape:
-            raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
+        self._check(name, shape)
         weight = self.checkpoint.read(name)
         self._read += _nbytes(weight)
         self._on_read(self._read)
         return weight
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
+        """The same for a matrix, prepared for the kernels."""
+        self._check(name, shape)
+        found = None if self._store is None else self._store.get(name, shape)
+        if found is not None:
+            return found
+        matrix = self.ops.matrix(self.weight(name, shape))
+        if self._store is not None:
+            self._store.add(name, matrix)
+        return matrix
 
     def vector(self, name: str, width: int) -> Tensor:
         """A tensor [width] in float32, on the device."""
@@ -62,7 +80,7 @@ class Loader:
         Args:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
         """
-        parts = [self.ops.matrix(self.weight(f"{name}.weight", (rows, inputs))) for name, rows in outputs.items()]
+        parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
         bias = None
         if any(b is not None for b in biases):
@@ -74,7 +92,12 @@ class Loader:
         """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""
         name = f"{name}.weight"
         vocab_size = self.checkpoint.shape(name)[0]
-        return Embedding(self.ops, self.ops.matrix(self.weight(name, (vocab_size, width))), vocab_size)
+        return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
+
+    def _check(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self.checkpoint.shape(name)
+        if found != shape:
+            raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
 
 
 def _nbytes(weight: Weight) -> int:

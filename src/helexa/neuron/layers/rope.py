@@ -19,9 +19,7 @@ class Rope:
         factors: [D / 2] divisors of the frequencies, as some GGUF files carry them.
     """
 
-    def __init__(
-        self, config: dict[str, Any], head_dim: int, ops: ReferenceOps, factors: Tensor | None = None
-    ) -> None:
+    def __init__(self, config: dict[str, Any], head_dim: int, ops: ReferenceOps, factors: Tensor | None = None) -> None:
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         theta = _positive("rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)

@@ -19,6 +19,7 @@ _FOLDER = Path(__file__).with_name("kernels")
 # No contraction: only what is written as fused is, so that every path of a kernel rounds alike.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_SECONDS = 120
+_LAYOUT = ("products.c", "plain.c")  # the sources that say how packed weights lie
 
 
 class Unavailable(Exception):
@@ -41,7 +42,7 @@ def native_kernels() -> KernelLibrary:
         library = cache_root(None) / "kernels" / f"{_key(compiler)}.so"
         if not library.exists():
             _compile(compiler, library)
-        return KernelLibrary(ctypes.CDLL(str(library)))
+        return KernelLibrary(ctypes.CDLL(str(library)), layout=_digest(_LAYOUT))
     except subprocess.CalledProcessError as error:
         detail = error.stderr.strip().splitlines()[:1]
         raise Unavailable(f"{compiler} failed: {detail[0] if detail else error}") from error
@@ -51,6 +52,10 @@ def native_kernels() -> KernelLibrary:
 
 def _sources() -> list[Path]:
     return sorted(_FOLDER.glob("*.[ch]"))
+
+
+def _digest(names: tuple[str, ...]) -> str:
+    return hashlib.sha256(b"\0".join((_FOLDER / name).read_bytes() for name in names)).hexdigest()
 
 
 def _key(compiler: str) -> str:

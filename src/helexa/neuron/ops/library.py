@@ -22,15 +22,21 @@ KERNELS = (
     "silu_mul",
 )
 _MAX_ARGUMENTS = 14
+_LANES = 16
 
 Instruction = tuple[str, bool, Sequence[int]]
 """A kernel's name, whether the next instruction waits for it, and its arguments: addresses and numbers."""
 
 
 class KernelLibrary:
-    """What `kernels/*.c` export."""
+    """What `kernels/*.c` export.
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    Attributes:
+        layout: changes whenever tiles may lie otherwise.
+    """
+
+    def __init__(self, library: ctypes.CDLL, layout: str) -> None:
+        self.layout = layout
         self._addresses = {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in KERNELS}
         self._run = library.run_tape
         self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64)
@@ -45,8 +51,10 @@ class KernelLibrary:
         """Let kernels run on `count` threads from now on; a process's threads are never taken back."""
         self._start_threads(count)
 
-    def packed_bytes(self, number: int, outputs: int, columns: int) -> int:
-        """Bytes that a matrix takes as tiles of format `number`."""
+    def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
+        """Bytes that a matrix takes as tiles of format `number`, or of bfloat16; less than 1 for what cannot be."""
+        if number is None:
+            return -(-outputs // _LANES) * _LANES * columns * 2
         return self._packed_bytes(number, outputs, columns)
 
     def encode(self, instructions: Sequence[Instruction]) -> np.ndarray:

@@ -8,6 +8,7 @@ import logging
 import mmap
 import struct
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from helexa.neuron.ops.graph import Graphs, NotRecordable
 from helexa.neuron.ops.library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp
-from helexa.neuron.ops.packed import PackedMatrix, pack
+from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.workspace import Workspace
+from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.weights.formats import Weight
 
 _log = logging.getLogger("helexa.neuron.ops")
@@ -48,7 +51,8 @@ class NativeOps(ReferenceOps):
         library.start_threads(threads)
         self._library = library
         self._workspace = Workspace()
-        self._graphs: Graphs = Graphs(library)
+        self._graphs = Graphs(library)
+        self._memory = HugeMemory()
         self._records = True
         self._kv_bits = kv_bits
         self._plan: AttentionPlan | None = None
@@ -65,9 +69,14 @@ class NativeOps(ReferenceOps):
             return f"heads of {dim} in groups of {heads // (config.get('num_key_value_heads') or heads)} are too large"
         return None
 
+    def store(self, model: Path) -> PackedStore:
+        """Where packed weights of the model at this path are kept from one start to the next."""
+        key = f"{fingerprint(model)} {self._library.layout}"
+        return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
+
     def matrix(self, weight: Weight) -> PackedMatrix:
         """The weight as tiles."""
-        return pack(self._library, weight)
+        return pack(self._library, weight, self._memory)
 
     def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None) -> LinearOp:
         """One product after another from the same rounded input."""
@@ -201,7 +210,16 @@ class _Linear:
         for part in self._parts:
             address = inputs[part.number is None].data_ptr()
             bias = 0 if self._bias is None else self._bias.data_ptr() + 4 * first
-            numbers = (address, part.address, out.data_ptr() + 4 * first, bias, rows, columns, part.outputs, self._outputs)
+            numbers = (
+                address,
+                part.address,
+                out.data_ptr() + 4 * first,
+                bias,
+                rows,
+                columns,
+                part.outputs,
+                self._outputs,
+            )
             first += part.outputs
             waits = first == self._outputs
             if part.number is None:

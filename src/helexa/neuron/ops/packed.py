@@ -22,7 +22,6 @@ _FORMATS = {
 }
 _LANES = 16
 _SPAN = 256
-_HUGE_PAGE = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -45,12 +44,34 @@ class PackedMatrix:
         return self.data.data_ptr()
 
 
-def pack(library: KernelLibrary, weight: Weight) -> PackedMatrix:
+class HugeMemory:
+    """Memory that is read from end to end in every step: in huge pages where the system has them, cut from chunks.
+
+    Args:
+        chunk: bytes asked of the system at once.
+    """
+
+    def __init__(self, chunk: int = 64 << 20) -> None:
+        self._chunk = chunk
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], zeroed, aligned to 64 bytes."""
+        if len(self._rest) < size:
+            memory = mmap.mmap(-1, max(size, self._chunk))
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._rest = torch.frombuffer(memory, dtype=torch.uint8)
+        taken, self._rest = self._rest[:size], self._rest[-(-size // 64) * 64 :]
+        return taken
+
+
+def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
     """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
     outputs, columns = weight.shape
     number = _number(weight) if isinstance(weight, GroupwiseTensor) else None
+    data = memory.take(library.packed_bytes(number, outputs, columns))
     if isinstance(weight, GroupwiseTensor) and number is not None:
-        data = huge(library.packed_bytes(number, outputs, columns))
         parts = (weight.codes, *_parts(weight.scale), *_parts(weight.minimum))
         parts = [None if part is None else part.contiguous() for part in parts]
         addresses = [0 if part is None else part.data_ptr() for part in parts]
@@ -58,17 +79,8 @@ def pack(library: KernelLibrary, weight: Weight) -> PackedMatrix:
     else:
         plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
         plain = plain.contiguous()
-        data = huge(-(-outputs // _LANES) * _LANES * columns * 2)
         library.run(library.encode([("pack_plain", True, (plain.data_ptr(), data.data_ptr(), outputs, columns))]))
     return PackedMatrix(data, outputs, columns, number)
-
-
-def huge(size: int) -> Tensor:
-    """Memory that is read from end to end in every step: in huge pages, where the system has them."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE") and size >= _HUGE_PAGE:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _number(weight: GroupwiseTensor) -> int | None:

@@ -3,7 +3,8 @@
 import math
 import mmap
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,22 @@ from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
 from helexa.neuron.ops.linear import DenseLinear, LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+
+class MatrixStore(Protocol):
+    """Matrices by name, in the form in which kernels take them."""
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
+        """The matrix `name` if it is here in that shape."""
+        ...
+
+    def add(self, name: str, matrix: Any) -> None:
+        """Remember a matrix."""
+        ...
+
+    def save(self) -> object:
+        """Keep what was added for the next start; returns at once."""
+        ...
 
 
 class ReferenceOps:
@@ -30,6 +47,10 @@ class ReferenceOps:
         self.device = device
         self.dtype = dtype
         self.step_bytes = 0
+
+    def store(self, model: Path) -> MatrixStore | None:
+        """Where prepared weights of the model at this path are kept from one start to the next, if anywhere."""
+        return None
 
     def matrix(self, weight: Weight) -> Any:
         """A weight [N, K] in the form that `linear` and `embedding` of these kernels take."""

@@ -301,8 +301,11 @@ int64_t quantise(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* Bytes of a packed matrix. */
+/* Bytes of a packed matrix, or 0 for what is none. */
 int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
+    int64_t formats = sizeof FORMATS / sizeof *FORMATS;
+    if (number < 0 || number >= formats || outputs < 1 || columns < 1 || outputs > 1 << 30 || columns > 1 << 30) return 0;
+    if (columns % (FORMATS[number].levels == 2 ? SPAN * GROUP : GROUP)) return 0;
     return (outputs + LANES - 1) / LANES * tile_bytes(FORMATS[number], columns);
 }
 

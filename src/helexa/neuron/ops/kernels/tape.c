@@ -1,53 +1,73 @@
 /* The threads, and how they go through a tape. One pool of our own: whatever runtime torch brought along stays asleep.
  * Items are handed out one by one, so that a core which is taken away for a while holds up one item, not half of them.
+ * A thread that has looked for a while in vain sleeps: a core that falls idle is what makes the system move a thread which
+ * waits behind another process.
  */
-#define _GNU_SOURCE
 #include "tape.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define MAX_INSTRUCTIONS 16384
-#define SPINS 4000 /* looks at a flag before the processor is offered to others */
+#define LOOKS 1500 /* at a flag, before a thread sleeps */
 
 typedef struct {
     _Atomic int64_t next;
     char padding[56];
 } counter;
 
+/* A number that only grows, and those who sleep until it does. */
+typedef struct {
+    _Atomic int64_t number, sleepers;
+    pthread_mutex_t mutex;
+    pthread_cond_t grown;
+} signal_count;
+
 static counter counters[MAX_INSTRUCTIONS];
 static const instruction *tape;
 static int64_t length, crew = 1;
-static _Atomic int64_t arrived, round_number;
-static _Atomic int64_t job;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static _Atomic int64_t arrived;
+static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
+static signal_count jobs = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 
 int64_t threads(void) { return crew; }
 
-static inline void pause_briefly(int64_t *spins) {
-    if (++*spins > SPINS) {
-        sched_yield();
-        return;
+static void grow(signal_count *signal) {
+    atomic_fetch_add(&signal->number, 1);
+    if (atomic_load(&signal->sleepers)) {
+        pthread_mutex_lock(&signal->mutex);
+        pthread_cond_broadcast(&signal->grown);
+        pthread_mutex_unlock(&signal->mutex);
     }
+}
+
+static void wait_beyond(signal_count *signal, int64_t number) {
+    for (int look = 0; look < LOOKS; look++) {
+        if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return;
 #ifdef __x86_64__
-    __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("yield");
+        __asm__ volatile("yield");
 #endif
+    }
+    pthread_mutex_lock(&signal->mutex);
+    atomic_fetch_add(&signal->sleepers, 1);
+    while (atomic_load(&signal->number) <= number) pthread_cond_wait(&signal->grown, &signal->mutex);
+    atomic_fetch_sub(&signal->sleepers, 1);
+    pthread_mutex_unlock(&signal->mutex);
 }
 
 /* Returns when all threads have come here. */
 static void meet(void) {
-    int64_t now = atomic_load_explicit(&round_number, memory_order_relaxed);
-    if (atomic_fetch_add_explicit(&arrived, 1, memory_order_acq_rel) == crew - 1) {
-        atomic_store_explicit(&arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&round_number, now + 1, memory_order_release);
+    int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
+    if (atomic_fetch_add(&arrived, 1) == crew - 1) {
+        atomic_store(&arrived, 0);
+        grow(&meetings);
         return;
     }
-    for (int64_t spins = 0; atomic_load_explicit(&round_number, memory_order_acquire) == now;) pause_briefly(&spins);
+    wait_beyond(&meetings, now);
 }
 
 static void play(void) {
@@ -60,34 +80,19 @@ static void play(void) {
     }
 }
 
-static void *work(void *unused) {
-    (void)unused;
-    int64_t done = 0;
-    for (;;) {
-        int64_t spins = 0;
-        while (atomic_load_explicit(&job, memory_order_acquire) == done && ++spins < SPINS)
-#ifdef __x86_64__
-            __builtin_ia32_pause();
-#else
-            ;
-#endif
-        if (atomic_load_explicit(&job, memory_order_acquire) == done) {
-            pthread_mutex_lock(&mutex);
-            while (atomic_load_explicit(&job, memory_order_acquire) == done) pthread_cond_wait(&news, &mutex);
-            pthread_mutex_unlock(&mutex);
-        }
-        done++;
+static void *work(void *started_at) {
+    for (int64_t done = (int64_t)started_at;; done++) {
+        wait_beyond(&jobs, done);
         play();
     }
     return NULL;
 }
 
-/* Starts the pool, once per process; returns how many threads it has. */
+/* Starts the pool, or makes it larger; returns how many threads it has. Not while a tape runs. */
 int64_t start_threads(int64_t count) {
-    if (count > MAX_THREADS) count = MAX_THREADS;
-    while (crew < count) {
+    while (crew < count && crew < MAX_THREADS) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, work, NULL)) break;
+        if (pthread_create(&thread, NULL, work, (void *)atomic_load(&jobs.number))) break;
         pthread_detach(thread);
         crew++;
     }
@@ -99,12 +104,7 @@ int64_t run_tape(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     tape = instructions, length = count;
     memset(counters, 0, count * sizeof *counters);
-    if (crew > 1) {
-        pthread_mutex_lock(&mutex);
-        atomic_fetch_add_explicit(&job, 1, memory_order_release);
-        pthread_cond_broadcast(&news);
-        pthread_mutex_unlock(&mutex);
-    }
+    if (crew > 1) grow(&jobs);
     play();
     return 0;
 }
