@@ -32,6 +32,7 @@ _LANES = 16
 _MAX_DIM = 256
 _MAX_GROUP = 32
 _BLOCK_BYTES, _GROUP = 48, 32
+_SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
 _GRAPH_ROWS = 64  # steps of more rows take so long that Python between the kernels does not show
 
 
@@ -204,7 +205,7 @@ class _Linear:
                 inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
                 ops.launch("narrow", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
             else:
-                inputs[plain] = ops.take(rows * columns // _GROUP * _BLOCK_BYTES, dtype=torch.uint8)
+                inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
                 ops.launch("quantise", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
         first = 0
         for part in self._parts:

@@ -1,6 +1,6 @@
 """Packed weights kept on disk, so that a model's next start reads them as they will lie in memory.
 
-A file is one line of JSON, then the tiles; its name is made from the model files' fingerprint and the layout of the tiles.
+A file is one line of JSON, then the tiles; its name comes from the model files' fingerprint and the tiles' layout.
 The folder is bounded: files that were not used for longest go first.
 """
 
@@ -82,7 +82,7 @@ class PackedStore:
                 if offset < 0 or size <= 0 or offset + size > len(data):
                     raise ValueError(f"{name} lies outside the file")
                 matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
-            view = memoryview(data.numpy())
+            view = data.numpy().data
 
             def fill(at: int) -> None:
                 part = view[at : at + _READ]
@@ -110,7 +110,7 @@ class PackedStore:
             with partial.open("wb") as file:
                 file.write(line.ljust(_aligned(len(line)), b"\0"))
                 for matrix in self._matrices.values():
-                    file.write(matrix.data.numpy())
+                    file.write(matrix.data.numpy().data)
                     file.write(bytes(_aligned(matrix.data.nbytes) - matrix.data.nbytes))
             partial.replace(self._path)
         except OSError as error:

@@ -18,8 +18,8 @@
 #define QUADS 8
 #define SPAN 8       /* groups */
 #define MAX_ROWS 8   /* rows of x that are multiplied at once; their sums stay in registers */
-#define PANEL 16     /* groups that are unpacked at once; they stay in the first cache */
-#define ROW_PANEL 240 /* rows of x between which weights are unpacked again; a multiple of MAX_ROWS */
+#define AHEAD 4096   /* bytes between what is read and what is asked for */
+#define CACHED 393216 /* bytes */
 
 /* 32 activations of one row. */
 typedef struct {
@@ -149,67 +149,35 @@ INLINE void add_group(lanes *sums, const bits *codes, lanes scale, lanes other, 
     }
 }
 
-/* One row of x and one tile. */
-INLINE lanes multiply_one(const format f, const uint8_t *tile, const block *x, int64_t groups) {
-    lanes acc = {0};
-    for (int64_t g = 0; g < groups; g++) {
+/* `rows` rows of x, of which `stride` are interleaved, times one tile. */
+INLINE void multiply_tile(const format f, const uint8_t *tile, const block *x, int64_t groups, int64_t stride, lanes *sums,
+                          const int rows) {
+    lanes acc[rows];
+    for (int r = 0; r < rows; r++) acc[r] = (lanes){0};
+    for (int64_t g = 0; g < groups; g++, x += stride) {
         bits codes[QUADS];
         lanes scale, other;
-        unpack_codes(f, codes_of(f, tile, g), codes);
+        const uint8_t *from = codes_of(f, tile, g);
+        for (int64_t line = 0; line < code_bytes(f) + scale_bytes(f); line += 64) __builtin_prefetch(from + AHEAD + line);
+        unpack_codes(f, from, codes);
         unpack_scales(f, tile, g, &scale, &other);
-        add_group(&acc, codes, scale, other, x + g, 1, f.group == 16, f.bits == 8);
+        add_group(acc, codes, scale, other, x, rows, f.group == 16, f.bits == 8);
     }
-    return acc;
-}
-
-/* `rows` rows of x, interleaved, and a part of a tile; sums [rows, 16] go on from what they are. */
-INLINE void multiply_rows(const unpacked *panel, int64_t groups, const block *x, const int64_t stride, lanes *sums,
-                          const int rows, const int halves, const int wide) {
-    lanes acc[rows];
-    for (int r = 0; r < rows; r++) acc[r] = sums[r];
-    for (int64_t g = 0; g < groups; g++, x += stride)
-        add_group(acc, panel[g].codes, panel[g].scale, panel[g].other, x, rows, halves, wide);
     for (int r = 0; r < rows; r++) sums[r] = acc[r];
 }
 
-#define ROWS(COUNT) \
-    case COUNT: multiply_rows(panel, groups, x, stride, sums, COUNT, halves, wide); return;
+#define BY_ROWS(NUMBER) \
+    case NUMBER: \
+        if (rows == 1) multiply_tile(FORMATS[NUMBER], tile, x, groups, 1, sums, 1); \
+        else if (rows == 2) multiply_tile(FORMATS[NUMBER], tile, x, groups, 2, sums, 2); \
+        else if (rows <= 4) multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, 4); \
+        else if (rows <= 6) multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, 6); \
+        else multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, MAX_ROWS); \
+        return;
 
-INLINE void multiply_any(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows,
-                         const int halves, const int wide) {
-    switch (rows) {
-        ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8)
-    }
-}
-
-static void multiply_32(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows) {
-    multiply_any(panel, groups, x, stride, sums, rows, 0, 1);
-}
-
-static void multiply_16(const unpacked *panel, int64_t groups, const block *x, int64_t stride, lanes *sums, int64_t rows) {
-    multiply_any(panel, groups, x, stride, sums, rows, 1, 0);
-}
-
-INLINE void unpack_panel(const format f, const uint8_t *tile, int64_t from, int64_t groups, unpacked *panel) {
-    for (int64_t g = 0; g < groups; g++) {
-        unpack_codes(f, codes_of(f, tile, from + g), panel[g].codes);
-        unpack_scales(f, tile, from + g, &panel[g].scale, &panel[g].other);
-    }
-}
-
-#define UNPACK(NUMBER) \
-    case NUMBER: unpack_panel(FORMATS[NUMBER], tile, from, groups, panel); return;
-
-static void unpack_any(int64_t number, const uint8_t *tile, int64_t from, int64_t groups, unpacked *panel) {
-    switch (number) { EACH_FORMAT(UNPACK) }
-}
-
-#define ONE(NUMBER) \
-    case NUMBER: return multiply_one(FORMATS[NUMBER], tile, x, groups);
-
-static lanes multiply_one_any(int64_t number, const uint8_t *tile, const block *x, int64_t groups) {
-    switch (number) { EACH_FORMAT(ONE) }
-    return (lanes){0};
+/* Up to MAX_ROWS rows. What lies behind the last of them may be multiplied, too, for nothing. */
+static void multiply_any(int64_t number, const uint8_t *tile, const block *x, int64_t groups, lanes *sums, int64_t rows) {
+    switch (number) { EACH_FORMAT(BY_ROWS) }
 }
 
 INLINE void put(float *out, lanes value, int64_t count) {
@@ -219,48 +187,40 @@ INLINE void put(float *out, lanes value, int64_t count) {
         memcpy(out, &value, count * sizeof *out);
 }
 
+/* Rows that go through a tile together with the next: their blocks stay in the second cache. */
+static int64_t rows_per_item(int64_t groups) {
+    int64_t rows = CACHED / (groups * (int64_t)sizeof(block)) / MAX_ROWS * MAX_ROWS;
+    return rows < MAX_ROWS ? MAX_ROWS : rows;
+}
+
 /* Tiles that one item takes: enough work to be worth asking for, few enough to share out evenly. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
     int64_t enough = 24576 / bytes / rows + 1, even = tiles / (8 * threads());
     return even < 1 ? 1 : even < enough ? even : enough;
 }
 
-/* x: blocks, out: float32 [rows, stride], weights: tiles, bias: float32 [outputs] or null. */
+/* x: blocks (and MAX_ROWS more behind them), weights: tiles, out: float32 [rows, stride], bias: float32 [outputs] or null. */
 int64_t multiply(const int64_t *a, int64_t item) {
     const block *x = (const block *)a[0];
     const uint8_t *weights = (const uint8_t *)a[1];
     float *out = (float *)a[2];
     const float *bias = (const float *)a[3];
     int64_t rows = a[4], groups = a[5] / GROUP, outputs = a[6], stride = a[7], number = a[8];
-    const format f = FORMATS[number];
-    int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(f, a[5]), share = tiles_per_item(tiles, bytes, rows);
-    int64_t shares = (tiles + share - 1) / share;
-    if (item < 0) return shares * ((rows + ROW_PANEL - 1) / ROW_PANEL);
+    int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(FORMATS[number], a[5]);
+    int64_t share = tiles_per_item(tiles, bytes, rows), shares = (tiles + share - 1) / share, panel = rows_per_item(groups);
+    if (item < 0) return shares * ((rows + panel - 1) / panel);
 
     int64_t first = item % shares * share, last = first + share < tiles ? first + share : tiles;
-    int64_t begin = item / shares * ROW_PANEL, end = begin + ROW_PANEL < rows ? begin + ROW_PANEL : rows;
+    int64_t begin = item / shares * panel, end = begin + panel < rows ? begin + panel : rows;
     for (int64_t tile = first; tile < last; tile++) {
-        const uint8_t *packed = weights + tile * bytes;
         int64_t count = outputs - tile * LANES < LANES ? outputs - tile * LANES : LANES;
-        lanes offset = {0};
+        lanes offset = {0}, sums[MAX_ROWS];
         if (bias) memcpy(&offset, bias + tile * LANES, count * sizeof *bias);
-        if (rows == 1) {
-            put(out + tile * LANES, multiply_one_any(number, packed, x, groups) + offset, count);
-            continue;
+        for (int64_t row = begin; row < end; row += MAX_ROWS) {
+            int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
+            multiply_any(number, weights + tile * bytes, x + row * groups, groups, sums, together);
+            for (int64_t r = 0; r < together; r++) put(out + (row + r) * stride + tile * LANES, sums[r] + offset, count);
         }
-        static __thread unpacked panel[PANEL];
-        static __thread lanes sums[ROW_PANEL];
-        memset(sums, 0, (end - begin) * sizeof *sums);
-        for (int64_t g = 0; g < groups; g += PANEL) {
-            int64_t width = groups - g < PANEL ? groups - g : PANEL;
-            unpack_any(number, packed, g, width, panel);
-            for (int64_t row = begin; row < end; row += MAX_ROWS) {
-                int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
-                const block *at = x + row * groups + g * together;
-                (f.group == 16 ? multiply_16 : multiply_32)(panel, width, at, together, sums + row - begin, together);
-            }
-        }
-        for (int64_t row = begin; row < end; row++) put(out + row * stride + tile * LANES, sums[row - begin] + offset, count);
     }
     return 0;
 }

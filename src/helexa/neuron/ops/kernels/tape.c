@@ -1,5 +1,6 @@
 /* The threads, and how they go through a tape. One pool of our own: whatever runtime torch brought along stays asleep.
- * Items are handed out one by one, so that a core which is taken away for a while holds up one item, not half of them.
+ * Each thread has a run of items of its own, which it reads from memory in one stream, and then helps the others with
+ * theirs, item by item: a core which is taken away for a while holds up one item, not half of them.
  * A thread that has looked for a while in vain sleeps: a core that falls idle is what makes the system move a thread which
  * waits behind another process.
  */
@@ -7,16 +8,13 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define MAX_INSTRUCTIONS 16384
 #define LOOKS 1500 /* at a flag, before a thread sleeps */
 
-typedef struct {
-    _Atomic int64_t next;
-    char padding[56];
-} counter;
+typedef _Atomic int64_t counter;
 
 /* A number that only grows, and those who sleep until it does. */
 typedef struct {
@@ -25,11 +23,12 @@ typedef struct {
     pthread_cond_t grown;
 } signal_count;
 
-static counter counters[MAX_INSTRUCTIONS];
+static counter *counters[MAX_THREADS]; /* items taken of each thread's own, for each instruction */
 static const instruction *tape;
 static int64_t length, crew = 1;
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
+static signal_count ready = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 static signal_count jobs = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 
 int64_t threads(void) { return crew; }
@@ -70,41 +69,51 @@ static void meet(void) {
     wait_beyond(&meetings, now);
 }
 
-static void play(void) {
-    const instruction *now = tape, *end = tape + length; /* once all have met at the end, others may change these */
-    for (counter *taken = counters; now < end; now++, taken++) {
-        int64_t items = now->run(now->arguments, -1), item;
-        while ((item = atomic_fetch_add_explicit(&taken->next, 1, memory_order_relaxed)) < items)
-            now->run(now->arguments, item);
-        if (now->waits || now + 1 == end) meet();
+static void play(int64_t self) {
+    const instruction *now = tape; /* once all have met at the end, others may change these */
+    int64_t count = length;
+    for (int64_t i = 0; i < count; i++, now++) {
+        int64_t items = now->run(now->arguments, -1);
+        for (int64_t other = 0; other < crew; other++) {
+            int64_t owner = (self + other) % crew, first = items * owner / crew, last = items * (owner + 1) / crew, taken;
+            while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first)
+                now->run(now->arguments, first + taken);
+        }
+        if (now->waits || i == count - 1) meet();
     }
 }
 
-static void *work(void *started_at) {
-    for (int64_t done = (int64_t)started_at;; done++) {
+static void *work(void *self) {
+    int64_t done = atomic_load(&jobs.number);
+    grow(&ready);
+    for (;; done++) {
         wait_beyond(&jobs, done);
-        play();
+        play((int64_t)self);
     }
     return NULL;
 }
 
 /* Starts the pool, or makes it larger; returns how many threads it has. Not while a tape runs. */
 int64_t start_threads(int64_t count) {
-    while (crew < count && crew < MAX_THREADS) {
+    if (count > MAX_THREADS) count = MAX_THREADS;
+    if (!counters[0]) counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
+    while (counters[0] && crew < count) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, work, (void *)atomic_load(&jobs.number))) break;
+        counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
+        if (!counters[crew] || pthread_create(&thread, NULL, work, (void *)crew)) break;
         pthread_detach(thread);
+        wait_beyond(&ready, crew - 1); /* it knows which job is its first */
         crew++;
     }
-    return crew;
+    return counters[0] ? crew : 0;
 }
 
 /* Runs a tape to its end. Only one thread at a time may call it. Returns 0, or -1 when the tape is too long. */
 int64_t run_tape(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     tape = instructions, length = count;
-    memset(counters, 0, count * sizeof *counters);
+    for (int64_t i = 0; i < crew; i++) memset((void *)counters[i], 0, count * sizeof(counter));
     if (crew > 1) grow(&jobs);
-    play();
+    play(0);
     return 0;
 }
