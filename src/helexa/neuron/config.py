@@ -61,6 +61,7 @@ class TorchConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int = Field(default=0, ge=0)
     max_step_tokens: int = Field(default=512, ge=1)
+    max_prefill_beside_decode: int = Field(default=128, ge=0)
     max_sequences: int = Field(default=64, ge=1)
     max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
@@ -74,6 +75,7 @@ class TorchConfig(Section):
             dtype=self.dtype,
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
+            max_prefill_beside_decode=self.max_prefill_beside_decode,
             max_sequences=self.max_sequences,
             max_waiting=self.max_waiting,
             context_length=self.context_length,

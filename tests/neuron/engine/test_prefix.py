@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, pages: int = 100, page_size: int = PAGE, **options: object) -> None:
         self.scheduler = Scheduler(EngineOptions(**options), PagePool(pages, page_size))  # type: ignore[arg-type]
         self.cache = SimulatedCache(self.scheduler)
-        self.computed = 0
+        self.computed = self.steps = 0
         self.sequences: list[Sequence] = []
 
     def add(self, prompt: list[int], max_tokens: int = 2, salt: str = "") -> Sequence:
@@ -43,6 +43,8 @@ class Bench:
 
     def step(self) -> list[TokenOutput]:
         plan = self.scheduler.plan()
+        self.steps += 1
+        assert self.steps < 10_000, "this never ends"
         self.computed += sum(entry.count for entry in plan)
         outputs = self.scheduler.commit(plan, self.cache.run(plan))
         self.scheduler.check_idle()

@@ -20,6 +20,7 @@ def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] 
 
 def step(scheduler: Scheduler, token: int = 9) -> dict[int, str | None]:
     plan = scheduler.plan()
+    assert plan or scheduler.idle, "this never ends"
     outputs = scheduler.commit(plan, [token for entry in plan if entry.samples])
     return {output.id: output.finish for output in outputs}
 
@@ -101,6 +102,96 @@ def test_a_sequence_ends_at_the_context_limit() -> None:
     assert step(scheduler) == {1: "length"}
 
 
+def test_every_decoding_sequence_is_in_every_step_even_beyond_the_budget() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
+    for number in range(5):
+        scheduler.add(sequence(number, 1, max_tokens=50))
+    while len(scheduler.running) < 5:
+        step(scheduler)
+    step(scheduler)
+    for _ in range(10):
+        assert step(scheduler) == dict.fromkeys(range(5))
+
+
+def test_a_prompt_advances_beside_more_decoding_sequences_than_the_budget_has_tokens() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
+    for number in range(5):
+        scheduler.add(sequence(number, 1, max_tokens=50))
+    while any(s.pending > 1 for s in scheduler.running) or len(scheduler.running) < 5:
+        step(scheduler)
+    scheduler.add(sequence(9, 10))
+    for _ in range(9):
+        assert 9 not in step(scheduler)
+    assert step(scheduler) == dict.fromkeys([0, 1, 2, 3, 4, 9])
+
+
+def test_prefill_is_bounded_while_others_decode_and_only_then() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=100, max_prefill_beside_decode=8), PagePool(100, 4))
+    scheduler.add(sequence(1, 60, max_tokens=4))
+    assert planned(scheduler) == [(1, 60)]
+    scheduler.commit(scheduler.plan(), [9])
+    scheduler.add(sequence(2, 40))
+    for _ in range(3):
+        assert planned(scheduler) == [(1, 1), (2, 8)]
+        step(scheduler)
+    assert planned(scheduler) == [(2, 16)], "the other has ended"
+
+
+def test_a_prefill_bound_of_zero_is_none() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
+    scheduler.add(sequence(1, 5))
+    step(scheduler)
+    scheduler.add(sequence(2, 200))
+    assert planned(scheduler) == [(1, 1), (2, 99)]
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=16), PagePool(100, 4))
+    scheduler.add(sequence(1, 200))
+    assert planned(scheduler) == [(1, 16)]
+    step(scheduler)
+    scheduler.add(sequence(2, 5, max_tokens=1))
+    scheduler.add(sequence(3, 2, max_tokens=1))
+    assert sorted(planned(scheduler)) == [(1, 9), (2, 5), (3, 2)]
+    assert step(scheduler) == {2: "length", 3: "length"}
+    assert planned(scheduler) == [(1, 16)]
+
+
+def test_no_more_than_two_prompts_are_in_pieces() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=16), PagePool(1000, 4))
+    for number in range(5):
+        scheduler.add(sequence(number, 200, max_tokens=1))
+    ended: list[int] = []
+    while not scheduler.idle:
+        assert len(scheduler.running) <= 2
+        ended += step(scheduler)
+    assert ended == [0, 1, 2, 3, 4]
+
+
+def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=8), PagePool(10, 4))
+    scheduler.add(sequence(1, 30, max_tokens=1))  # eight pages, two by now
+    step(scheduler)
+    scheduler.add(sequence(2, 10))
+    step(scheduler)
+    assert [s.id for s in scheduler.running] == [1]
+    while 2 not in step(scheduler):
+        assert 1 not in [s.id for s in scheduler.waiting]
+
+
+def test_an_older_prompt_is_not_preempted_for_a_newer_one_that_decodes() -> None:
+    scheduler = Scheduler(EngineOptions(max_step_tokens=8, max_prefill_beside_decode=0), PagePool(12, 4))
+    scheduler.add(sequence(1, 30, max_tokens=9))
+    step(scheduler)
+    scheduler.add(sequence(2, 3, max_tokens=40))
+    seen: set[int] = set()
+    while not scheduler.idle:
+        step(scheduler)
+        seen |= {s.id for s in scheduler.waiting}
+    assert seen == {2}
+    scheduler.check_idle()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
     rng = random.Random(seed)
@@ -119,9 +210,16 @@ def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
             victim = rng.randrange(expected + 1)
             if scheduler.cancel(victim):
                 cancelled.add(victim)
+        decoding = {s for s in scheduler.running if s.pending == 1}
         plan = scheduler.plan()
-        assert sum(entry.count for entry in plan) <= options.max_step_tokens
+        assert sum(entry.count for entry in plan) <= max(options.max_step_tokens, options.max_sequences)
         assert len(scheduler.running) <= options.max_sequences
+        # Everything is in the order of arrival, and whoever decoded goes on, unless a newer one had to yield.
+        order = [s.id for s in (*scheduler.running, *scheduler.waiting)]
+        assert order == sorted(order)
+        assert decoding <= {entry.sequence for entry in plan} | set(scheduler.waiting)
+        assert not scheduler.running or scheduler.running[0] in {entry.sequence for entry in plan}
+        assert sum(0 < s.computed < len(s.request.prompt) for s in scheduler.running) <= 2
         held = [page for s in scheduler.running for page in s.pages]
         assert len(held) == len(set(held))
         assert len(held) + pool.free == pool.total

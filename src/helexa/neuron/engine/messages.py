@@ -23,7 +23,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
         threads: CPU threads, 0 for one per physical core.
-        max_step_tokens: token budget of one step, shared by all sequences.
+        max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.
+        max_prefill_beside_decode: prompt tokens in a step in which others decode and wait for its end, 0 for no bound.
         max_sequences: sequences that may run in one step.
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.
@@ -37,6 +38,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"
     threads: int = 0
     max_step_tokens: int = 512
+    max_prefill_beside_decode: int = 128
     max_sequences: int = 64
     max_waiting: int = 256
     context_length: int = 0

@@ -4,10 +4,14 @@ One rule: every sequence has `computed` chasing `tokens`. A step is a plan of (s
 running sequences first. Decode is n = 1, prefill is a chunk; preemption sets `computed` to 0 and puts the sequence back
 at the head of the queue. A prefix that other sequences have computed before only moves `computed`, too. There is no
 second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
+
+The order is that of arrival, everywhere: `running` and `waiting` together are sorted by age, the oldest starts first,
+and the newest is preempted first, never an older one for a newer one.
 """
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from helexa.neuron.engine import page_hash
@@ -47,10 +51,10 @@ class Scheduler:
     def __init__(self, options: EngineOptions, pages: PagePool) -> None:
         self.options = options
         self.pages = pages
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
 
     @property
     def idle(self) -> bool:
@@ -79,33 +83,25 @@ class Scheduler:
         return False
 
     def plan(self) -> Plan:
-        """The next step: decoding sequences first, then prefill chunks, then newcomers, until the budget is spent."""
-        budget = self.options.max_step_tokens
-        plan: Plan = []
-        planned: set[Sequence] = set()
-        for sequence in sorted(self.running, key=lambda s: s.pending > 1):
-            if sequence not in self.running:  # preempted by one before it
-                continue
-            count = min(sequence.pending, budget)
-            if count == 0:
+        """The next step: one token of every sequence that decodes, then prompts, until the budget is spent.
+
+        Nobody starves: whoever decodes is in every step, and prompts share what the budget leaves, at least one token.
+        """
+        plan: dict[Sequence, int] = {}
+        for sequence in [s for s in self.running if s.pending == 1]:
+            self._place(sequence, 1, plan)
+        room = max(self.options.max_step_tokens - len(plan), 1)
+        if plan and self.options.max_prefill_beside_decode:
+            room = min(room, self.options.max_prefill_beside_decode)
+        prompts = self._prompts()
+        while room and (sequence := next(prompts, None)):
+            if sequence.pending > room:
+                # It is cut anyway, so those behind it get half: no short prompt waits for the end of a long one.
+                room -= self._fill(room // 2, prompts, plan)
+                self._place(sequence, room, plan)
                 break
-            if not self._make_room(sequence, count, planned):
-                continue
-            plan.append(PlanEntry(sequence, count))
-            planned.add(sequence)
-            budget -= count
-        while budget and self.waiting and len(self.running) < self.options.max_sequences:
-            sequence = self.waiting[0]
-            prefix = self._computed_before(sequence)
-            # The whole prompt and one token more must fit, or it would be preempted before its first token.
-            if self.pages.pages_for(len(sequence.tokens) + 1) - self.pages.held(prefix) > self.pages.free:
-                break
-            self._start(self.waiting.popleft(), prefix)
-            count = min(sequence.pending, budget)
-            self._grow(sequence, count)
-            plan.append(PlanEntry(sequence, count))
-            budget -= count
-        return plan
+            room -= self._place(sequence, sequence.pending, plan)
+        return [PlanEntry(sequence, count) for sequence, count in plan.items()]
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[TokenOutput]:
         """Record a finished step. `sampled` has one token for each entry that samples, in plan order."""
@@ -177,14 +173,44 @@ class Scheduler:
             for page in range(filled, full):
                 self.pages.register(sequence.pages[page], sequence.chain[page + 1])
 
-    def _make_room(self, sequence: Sequence, count: int, planned: set[Sequence]) -> bool:
-        """Grow `sequence` by `count` positions, preempting the newest others; False if it had to yield itself."""
+    def _prompts(self) -> Iterator[Sequence]:
+        """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first."""
+        yield from [sequence for sequence in self.running if sequence.pending > 1]
+        while self.waiting and len(self.running) < self.options.max_sequences:
+            prefix = self._computed_before(self.waiting[0])
+            if self._needed(self.waiting[0]) - self.pages.held(prefix) > self.pages.free - self._promised():
+                return
+            sequence = self.waiting.popleft()
+            self._start(sequence, prefix)
+            yield sequence
+
+    def _needed(self, sequence: Sequence) -> int:
+        """Pages for all that is known of it and one token more; with fewer it would be preempted before its first."""
+        return self.pages.pages_for(len(sequence.tokens) + 1)
+
+    def _promised(self) -> int:
+        """Free pages that sequences were started for and do not have yet."""
+        return sum(max(self._needed(sequence) - len(sequence.pages), 0) for sequence in self.running)
+
+    def _fill(self, room: int, prompts: Iterator[Sequence], plan: dict[Sequence, int]) -> int:
+        """Give `room` tokens to `prompts`, in order; how many were taken."""
+        left = room
+        while left and (sequence := next(prompts, None)):
+            left -= self._place(sequence, min(sequence.pending, left), plan)
+        return room - left
+
+    def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
+        """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""
+        if sequence not in self.running:
+            return 0  # it was preempted for an older one just now
         while not self._grow(sequence, count):
-            victim = next((s for s in reversed(self.running) if s not in planned), sequence)
+            victim = self.running[-1]
+            plan.pop(victim, None)
             self._preempt(victim)
             if victim is sequence:
-                return False
-        return True
+                return 0
+        plan[sequence] = count
+        return count
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         missing = self.pages.pages_for(sequence.computed + count) - len(sequence.pages)
