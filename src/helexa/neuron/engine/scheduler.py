@@ -22,10 +22,15 @@ from helexa.neuron.engine.sequence import Sequence
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """`sequence` advances by `count` tokens; `samples` when that reaches its last known token."""
+    """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
+
+    `drafts` are guesses of the tokens that come after it. They are computed along, and kept as far as they are what is
+    sampled in their places.
+    """
 
     sequence: Sequence
     count: int
+    drafts: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
 
     @property
