@@ -1,29 +1,33 @@
-"""Recorded forward passes: the same kernels on the same memory, run again without Python in between."""
+"""Recorded forward passes: a step's kernels on one tape, which runs without Python in between and may run again."""
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from helexa.neuron.ops.library import Instruction, KernelLibrary
+from helexa.neuron.ops.workspace import Workspace
 
-_MAX_GRAPHS = 96
-
-
-class NotRecordable(Exception):
-    """A forward pass computes something outside the native kernels, which a replay would leave out."""
+_MAX_KEPT = 96
+_MAX_ROWS_KEPT = 64  # of a step; larger ones are rarely of the same shape twice, and recording them costs little of theirs
 
 
 class Graphs:
     """Recordings by shape, the least recently used forgotten first."""
 
-    def __init__(self, library: KernelLibrary) -> None:
+    def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
-        self._recorded: OrderedDict[tuple[int, ...], tuple[np.ndarray, Tensor]] = OrderedDict()
+        self._workspace = workspace
+        self._kept: OrderedDict[tuple[int, int], tuple[np.ndarray, Tensor]] = OrderedDict()
         self._instructions: list[Instruction] | None = None
+        self._sound: bool | None = None
+
+    @property
+    def sound(self) -> bool | None:
+        """Whether recordings compute all of a forward pass; None while that is not known."""
+        return self._sound
 
     def launch(self, instruction: Instruction) -> None:
         """Take the instruction down while recording, else run it now."""
@@ -32,38 +36,51 @@ class Graphs:
         else:
             self._instructions.append(instruction)
 
-    def run(self, shape: tuple[int, ...], forward: Callable[[], Tensor]) -> Tensor:
-        """What `forward` returns, from its recording for `shape`, which is made the first time.
+    def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
+        """What `forward` returns: logits of `samples` rows, good until the next run of this shape.
 
-        Inputs must lie where they lay then. The result is good until the next run of the same shape.
-
-        Raises:
-            NotRecordable: nothing has been computed.
+        Args:
+            inputs: tensors of one row per token that the pass reads; they lie where they lay at the last run.
         """
-        found = self._recorded.get(shape)
+        if self._sound is None and samples:
+            self._sound = self._check(inputs, forward)
+        if not self._sound:
+            return forward()
+        rows = inputs[0].shape[0]
+        found = self._kept.get((rows, samples))
         if found is None:
-            found = self._recorded[shape] = self._record(forward)
-            if len(self._recorded) > _MAX_GRAPHS:
-                self._recorded.popitem(last=False)
-        self._recorded.move_to_end(shape)
+            found = self._record(forward)
+            if rows <= _MAX_ROWS_KEPT:
+                self._kept[rows, samples] = found
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end((rows, samples))
         tape, result = found
         self._library.run(tape)
         return result
 
+    def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
+        """Whether a recording gives what the pass itself gives.
+
+        It is made from inputs that are nought and memory that is no number, so what is computed outside the kernels,
+        and would be missing from the tape, comes out wrong.
+        """
+        expected = forward().clone()
+        values = [tensor.clone() for tensor in inputs]
+        for tensor in inputs:
+            tensor.zero_()
+        self._workspace.spoil()
+        tape, result = self._record(forward)
+        for tensor, value in zip(inputs, values, strict=True):
+            tensor.copy_(value)
+        self._library.run(tape)
+        return torch.equal(result, expected)
+
     def _record(self, forward: Callable[[], Tensor]) -> tuple[np.ndarray, Tensor]:
         self._instructions = []
         try:
-            with _OnlyViews():
-                result = forward()
+            result = forward()
             return self._library.encode(self._instructions), result
         finally:
             self._instructions = None
-
-
-class _OnlyViews(TorchDispatchMode):
-    """Lets views pass, since they compute nothing."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not func.is_view and "frombuffer" not in str(func):
-            raise NotRecordable(str(func))
-        return func(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch
 from helexa.neuron.ops.attention_plan import AttentionPlan
-from helexa.neuron.ops.graph import Graphs, NotRecordable
+from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp
@@ -33,7 +33,6 @@ _MAX_DIM = 256
 _MAX_GROUP = 32
 _BLOCK_BYTES, _GROUP = 48, 32
 _SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
-_GRAPH_ROWS = 64  # steps of more rows take so long that Python between the kernels does not show
 
 
 class NativeOps(ReferenceOps):
@@ -52,9 +51,8 @@ class NativeOps(ReferenceOps):
         library.start_threads(threads)
         self._library = library
         self._workspace = Workspace()
-        self._graphs = Graphs(library)
+        self._graphs = Graphs(library, self._workspace)
         self._memory = HugeMemory()
-        self._records = True
         self._kv_bits = kv_bits
         self._plan: AttentionPlan | None = None
 
@@ -160,18 +158,16 @@ class NativeOps(ReferenceOps):
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
-        """Run a forward pass; small ones are recorded by their shape and replayed."""
+        """Record a forward pass and run it, or run what was recorded for its shape."""
         if self._plan is None:
             self._plan = AttentionPlan(batch.capacity)
         self._plan.lay(batch, group)
-        rows = batch.tokens.shape[0]
-        if self._records and rows <= _GRAPH_ROWS:
-            try:
-                return self._graphs.run((rows, batch.sample_rows.shape[0]), lambda: forward(batch))
-            except NotRecordable as error:
-                _log.info("steps run kernel by kernel: the model uses %s", error)
-                self._records = False
-        return forward(batch)
+        known = self._graphs.sound
+        inputs = (batch.tokens, batch.positions, batch.slots)
+        logits = self._graphs.run(inputs, batch.sample_rows.shape[0], lambda: forward(batch))
+        if known is None and self._graphs.sound is False:
+            _log.info("the model computes outside the native kernels: steps run kernel by kernel")
+        return logits
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory for a result."""

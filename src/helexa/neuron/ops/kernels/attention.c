@@ -9,6 +9,7 @@
 #define PAGE 64
 #define SPAN 512
 #define MAX_DIM 256
+#define TOGETHER 6     /* queries whose sums stay in registers */
 #define MAX_QUERIES 32 /* rows of a tile times query heads of one KV head */
 
 static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -35,7 +36,7 @@ typedef struct {
 
 /* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2] */
 INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], const int rows) {
-    lanes acc[rows][4];
+    lanes acc[TOGETHER][4];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < 4; i++) acc[r][i] = (lanes){0};
     for (int64_t d = 0; d < dim; d += 2) {
@@ -55,17 +56,17 @@ INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int
 /* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them */
 INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
                        const int rows, const int width) {
-    lanes acc[rows][width / LANES];
+    lanes acc[TOGETHER][4];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < width / LANES; i++) acc[r][i] = load(sums + r * dim + LANES * i) * keep[r];
     for (int p = 0; p < PAGE; p += 2) {
-        bits part[width / LANES];
+        bits part[4];
         for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, weights[r] + p, sizeof pair);
-            for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+            _Pragma("GCC unroll 4") for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
         }
     }
     for (int r = 0; r < rows; r++)
@@ -106,17 +107,13 @@ static void widen(const uint8_t *block, int64_t dim, uint16_t *to) {
         for (int p = 0; p < PAGE; p += 8) {
             lanes scale;
             for (int i = 0; i < LANES; i++) scale[i] = scales[p + i / 2];
-            bits low = rounded(load_signed(keys + (d * PAGE + p * 2)) * scale);
-            halves narrow = __builtin_convertvector(low, halves);
-            memcpy(to + d * PAGE + p * 2, &narrow, sizeof narrow);
+            store_rounded(to + d * PAGE + p * 2, load_signed(keys + (d * PAGE + p * 2)) * scale);
         }
     for (int64_t p = 0; p < PAGE; p += 2) {
         lanes scale;
         for (int i = 0; i < LANES; i++) scale[i] = scales[PAGE + p + i % 2];
         for (int64_t i = 0; i < 2 * dim; i += LANES) {
-            bits low = rounded(load_signed(values + p * dim + i) * scale);
-            halves narrow = __builtin_convertvector(low, halves);
-            memcpy(wide_values + p * dim + i, &narrow, sizeof narrow);
+            store_rounded(wide_values + p * dim + i, load_signed(values + p * dim + i) * scale);
         }
     }
 }
@@ -130,7 +127,7 @@ static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t 
     int64_t group = l->heads / l->kv_heads, dim = l->dim;
     int count = (int)(t->rows * group);
     const uint16_t *queries[MAX_QUERIES];
-    float keep[MAX_QUERIES], scale = 1.44269504f / sqrtf((float)dim);
+    float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES], scale = 1.44269504f / sqrtf((float)dim);
     for (int q = 0; q < count; q++) {
         queries[q] = l->queries + ((t->row + q / group) * l->heads + kv_head * group + q % group) * dim;
         states[q] = (state){-INFINITY, 0};
@@ -147,23 +144,24 @@ static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t 
         for (int q = skip; q < count; q++) {
             int64_t seen = t->position + q / group + 1 - start;
             lanes part[4], peak = all(states[q].peak), added = {0};
-            words visible[4];
             for (int i = 0; i < 4; i++) {
-                visible[i] = INDICES < (int32_t)(seen < PAGE ? seen : PAGE) - LANES * i;
                 part[i] = load(scores[q] + LANES * i) * scale;
-                part[i] = (lanes)(((words)part[i] & visible[i]) | ((words)all(-INFINITY) & ~visible[i]));
+                if (seen < PAGE) part[i] = where(INDICES < (int32_t)seen - LANES * i, part[i], all(-INFINITY));
                 peak = larger(peak, part[i]);
             }
             float most = largest(peak);
             for (int i = 0; i < 4; i++) {
-                lanes weight = (lanes)((words)power_of_two(part[i] - most) & visible[i]);
+                lanes weight = power_of_two(part[i] - most);
+                if (seen < PAGE) weight = where(INDICES < (int32_t)seen - LANES * i, weight, (lanes){0});
                 added += weight;
-                halves narrow = __builtin_convertvector(rounded(weight), halves);
-                memcpy(weights[q] + LANES * i, &narrow, sizeof narrow);
+                store_rounded(weights[q] + LANES * i, weight);
             }
-            keep[q] = states[q].peak == -INFINITY ? 0 : power_of_two(all(states[q].peak - most))[0];
-            states[q] = (state){most, states[q].total * keep[q] + sum(added)};
+            keep[q] = states[q].peak - most; /* of what was seen before; as a power of two below */
+            states[q].peak = most;
+            added_up[q] = sum(added);
         }
+        for (int q = skip / LANES * LANES; q < count; q += LANES) store(keep + q, power_of_two(load(keep + q)));
+        for (int q = skip; q < count; q++) states[q].total = states[q].total * keep[q] + added_up[q];
         weigh(weights + skip, keys + PAGE * dim, dim, sums + skip * dim, keep + skip, count - skip);
     }
 }

@@ -125,10 +125,20 @@ INLINE lanes load_signed(const void *from) {
 #endif
 }
 
-/* bfloat16 in the low half of each lane; rounds to nearest, ties to even. */
-INLINE bits rounded(lanes value) {
-    bits all_bits = (bits)value;
-    return (all_bits + 0x7fff + ((all_bits >> 16) & 1)) >> 16;
+/* As bfloat16, to nearest, ties to even. */
+INLINE void store_rounded(uint16_t *to, lanes value) {
+#if defined(__AVX512BF16__)
+    __m256bh top = _mm512_cvtneps_pbh((__m512)value);
+    memcpy(to, &top, sizeof top);
+#else
+    bits exact = (bits)value;
+    halves top = __builtin_convertvector((exact + 0x7fff + ((exact >> 16) & 1)) >> 16, halves);
+    memcpy(to, &top, sizeof top);
+#endif
+}
+
+INLINE lanes where(words condition, lanes then, lanes otherwise) {
+    return (lanes)(((words)then & condition) | ((words)otherwise & ~condition));
 }
 
 INLINE lanes larger(lanes a, lanes b) {

@@ -72,10 +72,7 @@ int64_t narrow(const int64_t *a, int64_t item) {
     uint16_t *out = (uint16_t *)a[1] + item * a[3];
     int64_t rows = a[2], columns = a[3];
     if (item < 0) return rows;
-    for (int64_t i = 0; i < columns; i += LANES) {
-        halves low = __builtin_convertvector(rounded(load(x + i)), halves);
-        memcpy(out + i, &low, sizeof low);
-    }
+    for (int64_t i = 0; i < columns; i += LANES) store_rounded(out + i, load(x + i));
     return 0;
 }
 

@@ -39,8 +39,7 @@ int64_t silu_mul(const int64_t *a, int64_t item) {
         lanes x = load(gate + i), up = load(gate + width + i);
         words negative = x < 0.0f;
         lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f); /* e^-|x| */
-        lanes numerator = (lanes)(((words)small & negative) | ((words)all(1.0f) & ~negative));
-        store(out + i, x * numerator / (small + 1.0f) * up);
+        store(out + i, x * where(negative, small, all(1.0f)) / (small + 1.0f) * up);
     }
     return 0;
 }
@@ -77,11 +76,6 @@ static void prepare_head(const float *from, const float *weight, float eps, cons
     }
 }
 
-static void put_rounded(uint16_t *to, lanes value) {
-    bits low = rounded(value);
-    for (int i = 0; i < LANES; i++) to[i] = (uint16_t)low[i];
-}
-
 /* 8 bits and a scale, where the largest number becomes 127. */
 static float scale_of(const float *from, int64_t count) {
     lanes size = {0};
@@ -107,7 +101,7 @@ int64_t rotate_store(const int64_t *a, int64_t item) {
     float head[dim];
     for (int64_t h = 0; h < heads; h++) {
         prepare_head(from + h * dim, query_norm, eps, c, s, dim, head);
-        for (int64_t i = 0; i < dim; i += LANES) put_rounded(queries + h * dim + i, load(head + i));
+        for (int64_t i = 0; i < dim; i += LANES) store_rounded(queries + h * dim + i, load(head + i));
     }
     int64_t page = slots[item] / PAGE, at = slots[item] % PAGE;
     int64_t bytes = narrow ? 2 * PAGE * dim + 2 * PAGE * 4 : 4 * PAGE * dim;
@@ -129,7 +123,7 @@ int64_t rotate_store(const int64_t *a, int64_t item) {
         }
         uint16_t *keys = (uint16_t *)block, *values = keys + PAGE * dim;
         uint16_t key_bits[dim], value_bits[dim];
-        for (int64_t i = 0; i < dim; i += LANES) put_rounded(key_bits + i, load(head + i)), put_rounded(value_bits + i, load(value + i));
+        for (int64_t i = 0; i < dim; i += LANES) store_rounded(key_bits + i, load(head + i)), store_rounded(value_bits + i, load(value + i));
         for (int64_t d = 0; d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + at) * 2, key_bits + d, 4);
         for (int64_t d = 0; d < dim; d++) values[at / 2 * 2 * dim + d * 2 + at % 2] = value_bits[d];
     }
