@@ -180,7 +180,7 @@ def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> Non
 
 
 def test_an_older_prompt_is_not_preempted_for_a_newer_one_that_decodes() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=8, max_prefill_beside_decode=0), PagePool(12, 4))
+    scheduler = Scheduler(EngineOptions(max_step_tokens=8, max_prefill_beside_decode=1), PagePool(12, 4))
     scheduler.add(sequence(1, 30, max_tokens=9))
     step(scheduler)
     scheduler.add(sequence(2, 3, max_tokens=40))
