@@ -1,0 +1,78 @@
+"""What the native kernels are to compute, by definition and in float64."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from neuron.ops import random_weights
+
+GROUP = 32
+EPSILON = 2.0**-24
+"""Half the distance from 1 to the next float32."""
+NOTHING = 1e-25
+"""Results below this may count as nought: inverses of their scales are beyond float32."""
+_SMALLEST = 1e-36
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product [T, N].
+
+    Attributes:
+        exact: of the rounded activations and the weights.
+        tolerance: what float32 sums in any order may be off.
+        unrounded: of the activations as they came.
+        rounding: how far `exact` may be from that.
+    """
+
+    exact: Tensor
+    tolerance: Tensor
+    unrounded: Tensor
+    rounding: Tensor
+
+
+def product(x: Tensor, weight: Weight) -> Product:
+    """x [T, K] times weight [N, K]: 8 bits for each 32 columns of x, or bfloat16 where the weight is not quantised."""
+    matrix = random_weights.plain(weight)
+    size = matrix.abs().T
+    if isinstance(weight, GroupwiseTensor):
+        scale, codes = rounded_to_bytes(x)
+        rounded = (scale[..., None] * codes).flatten(-2)
+        # Codes are summed without their zero point, which comes off at the end.
+        shift = 2 * weight.zero * _spread(weight.scale.values(), weight.group_size).T
+        minimum = 0 if weight.minimum is None else _spread(weight.minimum.values(), weight.group_size).T
+        steps, size_of_terms = x.shape[1] // GROUP, rounded.abs() @ (size + shift + 2 * minimum)
+        # The nearest of 255 steps is at most half a step away.
+        rounding = 0.5 * scale.repeat_interleave(GROUP, 1) @ size
+    else:
+        rounded = x.bfloat16().double()
+        steps, size_of_terms = x.shape[1], rounded.abs() @ size
+        rounding = 2.0**-9 * x.double().abs() @ size
+    tolerance = 2 * (steps + 4) * EPSILON * size_of_terms + NOTHING
+    return Product(rounded @ matrix.T, tolerance, x.double() @ matrix.T, rounding * (1 + 2.0**-20) + NOTHING)
+
+
+def rounded_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales [T, G] and whole numbers [T, G, 32] of -127 to 127: the largest of a group becomes 127."""
+    groups = x.unflatten(-1, (-1, GROUP))
+    peak = groups.abs().amax(-1)
+    inverse = torch.where(peak > _SMALLEST, torch.tensor(127.0) / peak, 0.0)
+    return (peak / 127).double(), (groups * inverse[..., None]).round().double()
+
+
+def _spread(values: Tensor, width: int) -> Tensor:
+    return values.double().abs().repeat_interleave(width, 1)
+
+
+def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax attention of one position's query [heads, D] over keys and values [L, kv_heads, D].
+
+    Returns:
+        The result [heads, D], and the same with all values taken positive, which is the size of what was summed.
+    """
+    group = query.shape[0] // keys.shape[1]
+    keys, values = (part.double().repeat_interleave(group, 1) for part in (keys, values))
+    weights = (torch.einsum("hd,lhd->hl", query.double(), keys) * query.shape[-1] ** -0.5).softmax(-1)
+    return torch.einsum("hl,lhd->hd", weights, values), torch.einsum("hl,lhd->hd", weights, values.abs())

@@ -1,0 +1,55 @@
+"""Batches over a paged cache, filled through the kernel that fills it, and read back by hand."""
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.messages import Generate, SamplingParams
+from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.native import NativeOps
+
+CPU = torch.device("cpu")
+
+
+def entry(number: int, computed: int, count: int, pages: list[int]) -> PlanEntry:
+    """A sequence in `pages` that advances by `count` tokens to its end; each of its tokens is its number."""
+    prompt = [number] * (computed + count)
+    sequence = Sequence(Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams()))
+    sequence.computed, sequence.pages = computed, pages
+    return PlanEntry(sequence, count)
+
+
+def batch_of(plan: list[PlanEntry], capacity: Capacity) -> Batch:
+    return Layout(capacity, CPU).lay_out(plan)
+
+
+def store(ops: NativeOps, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Put keys and values [L, kv_heads, D] into a cache, turned by nothing."""
+    rows, _, dim = keys.shape
+    still = torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2)
+    ops.rotate_store(torch.cat((keys, values), 1).float().contiguous(), 0, still, cache, slots)
+
+
+def slots_of(pages: list[int], length: int) -> Tensor:
+    """Where the first `length` positions of a sequence lie."""
+    return torch.tensor([pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)])
+
+
+def unlaid(cache: Tensor, dim: int, bits: int) -> tuple[Tensor, Tensor]:
+    """K and V as attention reads them, float32 [slots, kv_heads, D], from [pages, kv_heads, bytes].
+
+    A page holds keys [D / 2, PAGE, 2], values [PAGE / 2, D, 2] and, in 8 bits, a scale for each of its keys and values.
+    """
+    pages, kv_heads, _ = cache.shape
+    numbers = cache[..., : 2 * PAGE_SIZE * dim * bits // 8]
+    numbers = numbers.reshape(-1).view(torch.int8 if bits == 8 else torch.bfloat16).float()
+    keys, values = numbers.view(pages, kv_heads, 2, PAGE_SIZE * dim).unbind(2)
+    keys = keys.view(pages, kv_heads, dim // 2, PAGE_SIZE, 2).permute(0, 3, 1, 2, 4)
+    values = values.view(pages, kv_heads, PAGE_SIZE // 2, dim, 2).permute(0, 2, 4, 1, 3)
+    keys, values = (part.reshape(pages * PAGE_SIZE, kv_heads, dim) for part in (keys, values))
+    if bits == 8:
+        scales = cache[..., 2 * PAGE_SIZE * dim :].reshape(-1).view(torch.float32).view(pages, kv_heads, 2, PAGE_SIZE)
+        key_scales, value_scales = scales.permute(2, 0, 3, 1).reshape(2, pages * PAGE_SIZE, kv_heads, 1)
+        keys, values = keys * key_scales, values * value_scales
+    return keys, values

@@ -1,0 +1,69 @@
+"""Quantised matrices of every format that the native kernels know, with codes and scales as files may have them."""
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+
+# name -> (bits, levels of scales, has minimum, zero, group size)
+FORMATS = {
+    "Q4_0": (4, 1, False, 8, 32),
+    "Q4_1": (4, 1, True, 0, 32),
+    "Q5_0": (5, 1, False, 16, 32),
+    "Q5_1": (5, 1, True, 0, 32),
+    "Q8_0": (8, 1, False, 128, 32),
+    "Q4_K": (4, 2, True, 0, 32),
+    "Q5_K": (5, 2, True, 0, 32),
+    "Q6_K": (6, 2, False, 32, 16),
+}
+PLAIN = "bfloat16"
+ALL = [*FORMATS, PLAIN]
+SPAN = 256
+_ENOUGH = 8
+
+
+def step(name: str) -> int:
+    """What the columns of a format must be a multiple of."""
+    return 16 if name == PLAIN else 32 if FORMATS[name][1] == 1 else SPAN
+
+
+def make(name: str, outputs: int, columns: int) -> Weight:
+    """A random matrix; its last rows, where there are enough, are hard ones."""
+    if name == PLAIN:
+        return _with_hard_rows(torch.randn(outputs, columns)).bfloat16()
+    bits, levels, has_minimum, zero, group = FORMATS[name]
+    codes = _with_hard_rows(torch.randint(0, 1 << bits, (outputs, columns)).float(), lowest=0, highest=(1 << bits) - 1)
+    scale = _scale(outputs, columns // group, columns, levels, signed=group == 16)
+    minimum = _scale(outputs, columns // group, columns, levels, signed=False) if has_minimum else None
+    return GroupwiseTensor(codes.to(torch.uint8), scale, minimum, zero, bits, group)
+
+
+def plain(weight: Weight) -> Tensor:
+    """The matrix, exactly, in float64."""
+    return (weight.dequantize() if isinstance(weight, GroupwiseTensor) else weight).double()
+
+
+def _with_hard_rows(rows: Tensor, lowest: float = -3.0, highest: float = 3.0) -> Tensor:
+    """Rows of nothing but the lowest or the highest number, and twins that differ in their last column alone."""
+    _with_twins(rows)
+    if len(rows) >= _ENOUGH:
+        rows[-1], rows[-2] = lowest, highest
+        rows[-3, -1] = highest if rows[-4, -1] == lowest else lowest
+    return rows
+
+
+def _with_twins(rows: Tensor) -> Tensor:
+    if len(rows) >= _ENOUGH:
+        rows[-3] = rows[-4]
+    return rows
+
+
+def _scale(outputs: int, groups: int, columns: int, levels: int, signed: bool) -> GroupScale:
+    unit = torch.randn(outputs, groups if levels == 1 else columns // SPAN)
+    if levels == 1:
+        unit[0, 0], unit[0, -1] = -0.0, 6e-8  # the smallest that float16 has
+        return GroupScale(_with_twins(unit).half())
+    low, high = (-128, 128) if signed else (0, 256)
+    codes = torch.randint(low, high, (outputs, groups), dtype=torch.int8 if signed else torch.uint8)
+    codes[0, 0], codes[-1, -1] = low, high - 1
+    return GroupScale(_with_twins(unit / 16).half(), _with_twins(codes))

@@ -1,0 +1,79 @@
+"""The same sources compiled for lesser processors: the same definitions, and rows as independent of their company."""
+
+import pytest
+import torch
+
+from helexa.neuron.engine.batch import Capacity
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.native import NativeOps
+from neuron.ops import oracle, paged, random_weights
+
+PAGES = 20
+
+
+def products_hold(library: KernelLibrary, name: str) -> None:
+    """A product is near its definition, and its rows do not depend on how many there are."""
+    ops, weight, x = NativeOps(library, 2), random_weights.make(name, 50, 512), torch.randn(17, 512)
+    matrix, tokens = ops.matrix(weight), torch.arange(50)
+    assert torch.equal(ops.embedding(matrix, tokens).double(), random_weights.plain(weight))
+    linear, expected = ops.linear([matrix], None), oracle.product(x, weight)
+    together = linear(x)
+    assert ((together - expected.exact).abs() <= expected.tolerance).all()
+    assert ((together - expected.unrounded).abs() <= expected.rounding + expected.tolerance).all()
+    for rows in (1, 2, 7, 8, 9, 16):
+        assert torch.equal(linear(x[:rows]), together[:rows])
+
+
+def attention_holds(library: KernelLibrary, bits: int) -> None:
+    """A row of 700 positions, alone, after others in a chunk, and beside a chunk."""
+    ops, length, pages = NativeOps(library, 2, bits), 700, torch.randperm(PAGES).tolist()
+    keys, values, queries = torch.randn(length, 2, 64), torch.randn(length, 2, 64), torch.randn(30, 6, 64).bfloat16()
+    cache = ops.new_cache(2, PAGES, 64)
+    paged.store(ops, cache, keys, values, paged.slots_of(pages, length))
+    outs: list[torch.Tensor] = []
+    for count in (1, 2, 30):
+        batch = paged.batch_of([paged.entry(0, length - count, count, pages[:11])], Capacity(64, 4, PAGES))
+        rows = queries[-count:].contiguous()
+        fresh = NativeOps(library, 2, bits)
+        outs.append(fresh.run(lambda batch: fresh.attend(rows, cache, batch), batch, 3).clone())  # noqa: B023
+    stored = (part[paged.slots_of(pages, length)].bfloat16() for part in paged.unlaid(cache, 64, bits))
+    expected, size = oracle.attention(queries[-1], *stored)
+    assert ((outs[0][0] - expected).abs() <= 2.0**-8 * size + 1e-6).all()
+    assert all(torch.equal(out[-1], outs[0][0]) for out in outs[1:])
+
+
+def small_ones_hold(library: KernelLibrary) -> None:
+    """Norm and activation."""
+    ops, x, weight = NativeOps(library, 2), torch.randn(3, 64), torch.randn(64)
+    expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+    torch.testing.assert_close(ops.rms_norm(weight, 1e-5)(x.clone()), expected)
+    gate, up = (x * 10).chunk(2, 1)
+    torch.testing.assert_close(ops.silu_mul(x * 10), torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_products_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
+    products_hold(with_avx2, name)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_attention_with_avx2(with_avx2: KernelLibrary, bits: int) -> None:
+    attention_holds(with_avx2, bits)
+
+
+def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
+    small_ones_hold(with_avx2)
+
+
+@pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", random_weights.PLAIN])
+def test_products_without_special_instructions(portable: KernelLibrary, name: str) -> None:
+    products_hold(portable, name)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_attention_without_special_instructions(portable: KernelLibrary, bits: int) -> None:
+    attention_holds(portable, bits)
+
+
+def test_norm_and_activation_without_special_instructions(portable: KernelLibrary) -> None:
+    small_ones_hold(portable)

@@ -1,0 +1,106 @@
+"""Which kernels are chosen, and what is said where faster ones are not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helexa.neuron.ops import choose
+from helexa.neuron.ops.cpu import CpuOps
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.reference import ReferenceOps
+
+CPU = torch.device("cpu")
+SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+FALLBACK = CpuOps.name if CpuOps.available() else ReferenceOps.name
+
+
+def test_native_kernels_serve_where_they_can(library: KernelLibrary) -> None:
+    choice = choose(CPU, None, SHAPE)
+    assert choice.ops.name == NativeOps.name
+    assert choose(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_whoever_asks_for_a_type_gets_plain_torch_in_it(dtype: torch.dtype) -> None:
+    choice = choose(CPU, dtype, SHAPE)
+    assert type(choice.ops) is ReferenceOps
+    assert choice.ops.dtype == dtype
+    assert choice.reason == f"{str(dtype).removeprefix('torch.')} was asked for"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": 250}, "widths (250, 512, 64) are not all multiples of 16"),
+        ({"intermediate_size": 500}, "widths (256, 500, 64) are not all multiples of 16"),
+        ({"head_dim": 320}, "heads of 320 in groups of 1 are too large"),
+        ({"num_attention_heads": 66, "num_key_value_heads": 2}, "heads of 64 in groups of 33 are too large"),
+    ],
+)
+def test_shapes_that_the_kernels_do_not_take_are_said(
+    library: KernelLibrary, change: dict[str, Any], reason: str
+) -> None:
+    choice = choose(CPU, None, SHAPE | change)
+    assert (choice.ops.name, choice.reason) == (FALLBACK, reason)
+
+
+def chosen_by_another_process(**environment: str) -> tuple[str, str]:
+    """Name and reason, as a process with these variables has it."""
+    code = (
+        f"import torch; from helexa.neuron.ops import choose; choice = choose(torch.device('cpu'), None, {SHAPE}); "
+        "print(choice.ops.name, choice.reason, sep='\\n')"
+    )
+    command = [sys.executable, "-c", "import sys; " + code]
+    out = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120)
+    name, reason = out.stdout.splitlines()
+    return name, reason
+
+
+def test_without_a_compiler_plain_torch_serves(tmp_path: Path) -> None:
+    name, reason = chosen_by_another_process(PATH="/nonexistent", CC="/nonexistent/cc", HELEXA_CACHE=str(tmp_path))
+    assert (name, reason) == (FALLBACK, "no C compiler found; install gcc or clang for faster answers")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    cc = script(tmp_path, 'test "$1" = --version && exit 0\necho "no headers here" >&2\nexit 4')
+    assert chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
+        FALLBACK,
+        f"{cc} failed: no headers here",
+    )
+
+
+def test_a_compiler_that_cannot_even_say_its_version_is_quoted(tmp_path: Path) -> None:
+    cc = script(tmp_path, 'echo "license expired" >&2\nexit 4')
+    assert chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
+        FALLBACK,
+        f"{cc} failed: license expired",
+    )
+
+
+def test_a_compiler_whose_output_cannot_be_loaded_is_no_compiler(tmp_path: Path) -> None:
+    cc = script(tmp_path, 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done')
+    name, reason = chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path))
+    assert name == FALLBACK
+    assert reason.startswith("the native kernels could not be built: ")
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "kernels").write_text("a file where the folder should be")
+    cc = script(tmp_path, "exit 0")
+    name, reason = chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path))
+    assert name == FALLBACK
+    assert reason.startswith("the native kernels could not be built: ")
+    assert str(tmp_path / "kernels") in reason
+
+
+def script(folder: Path, body: str) -> Path:
+    path = folder / "cc"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o700)
+    return path

@@ -1,0 +1,172 @@
+"""Recorded steps: replayed, they give what the same kernels give one by one."""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.ops.compiler import native_kernels
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.native import NativeOps
+from neuron.ops import paged, random_weights
+
+VOCABULARY, HIDDEN, HEADS, KV_HEADS, DIM = 100, 256, 8, 2, 32
+PAGES = 32
+CAPACITY = Capacity(rows=128, sequences=16, pages_per_sequence=PAGES)
+
+
+class Model:
+    """One layer of every kernel; its weights are the same each time."""
+
+    def __init__(self, ops: NativeOps) -> None:
+        torch.manual_seed(1)
+        self.ops = ops
+        self.embed = ops.matrix(random_weights.make("Q8_0", VOCABULARY, HIDDEN))
+        self.norm = ops.rms_norm(torch.rand(HIDDEN) + 0.5, 1e-5)
+        qkv = random_weights.make("Q4_K", (HEADS + 2 * KV_HEADS) * DIM, HIDDEN)
+        self.qkv = ops.linear([ops.matrix(qkv)], torch.randn((HEADS + 2 * KV_HEADS) * DIM))
+        self.gate_up = ops.linear([ops.matrix(random_weights.make("Q6_K", 512, HIDDEN))], None)
+        self.down = ops.linear([ops.matrix(random_weights.make("bfloat16", HIDDEN, 256))], None)
+        self.head = ops.linear([self.embed], None)
+        self.frequencies = torch.rand(DIM // 2)
+        self.cache = ops.new_cache(KV_HEADS, PAGES, DIM)
+
+    def forward(self, batch: Batch) -> Tensor:
+        ops = self.ops
+        hidden = ops.embedding(self.embed, batch.tokens)
+        qkv = self.qkv(self.norm(hidden)).view(len(batch.tokens), -1, DIM)
+        rope = ops.rope_tables(batch.positions, self.frequencies)
+        queries = ops.rotate_store(qkv, HEADS, rope, self.cache, batch.slots)
+        delta = ops.attend(queries, self.cache, batch).view(len(batch.tokens), -1)
+        delta = self.down(ops.silu_mul(self.gate_up(self.norm(hidden, delta))))
+        return self.head(self.norm(hidden, delta, batch.sample_rows))
+
+
+class Runs:
+    """Steps over one layout, as an engine has it."""
+
+    def __init__(self, library: KernelLibrary, forward: Callable[[Model, Batch], Tensor] = Model.forward) -> None:
+        self.ops = NativeOps(library, 2)
+        self.model = Model(self.ops)
+        self.layout = Layout(CAPACITY, paged.CPU)
+        self.calls = 0
+        self._forward = forward
+
+    @torch.inference_mode()
+    def step(self, plan: list[PlanEntry]) -> Tensor:
+        return self.ops.run(self._counted, self.layout.lay_out(plan), HEADS // KV_HEADS).clone()
+
+    def _counted(self, batch: Batch) -> Tensor:
+        self.calls += 1
+        return self._forward(self.model, batch)
+
+
+def plan_of(step: int, *rows: int) -> list[PlanEntry]:
+    """Sequences of other tokens, lengths and pages at each step; several rows are a prompt's beginning."""
+    plan: list[PlanEntry] = []
+    for number, count in enumerate(rows):
+        pages = [(step + 3 * number + n) % PAGES for n in range(3)] if number else list(range(step, step + 12))
+        computed = 0 if count > 1 else (100 if number else 600) + step
+        plan.append(paged.entry((7 * step + number) % VOCABULARY, computed, count, pages))
+    return plan
+
+
+def test_a_replay_gives_what_kernels_give_one_by_one(library: KernelLibrary) -> None:
+    """A step of 1 row, 9 rows, or 3 and a chunk, again and again with other tokens, positions and pages."""
+    recorded, calls = Runs(library), 0
+    for step in range(4):
+        for rows in ([1], [1] * 9, [1, 1, 1, 20]):
+            plan = plan_of(step, *rows)
+            fresh = Runs(library, lambda model, batch: model.forward(batch) + 0.0)
+            fresh.model.cache.copy_(recorded.model.cache)
+            assert torch.equal(recorded.step(plan), fresh.step(plan))
+            assert torch.equal(recorded.model.cache, fresh.model.cache)
+            assert fresh.ops._graphs.sound is False
+        calls = calls or recorded.calls
+    assert recorded.calls == calls
+
+
+def test_an_operation_of_torch_is_not_left_out_of_later_steps(
+    library: KernelLibrary, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such steps run kernel by kernel, and what comes before the operation is not done twice."""
+
+    def tripled(model: Model, batch: Batch) -> Tensor:
+        hidden = model.ops.embedding(model.embed, batch.tokens)
+        model.norm(hidden, hidden)
+        return hidden * 3.0
+
+    caplog.set_level(logging.INFO, "helexa.neuron.ops")
+    runs = Runs(library, tripled)
+    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY))
+    for step in range(3):
+        (entry,) = plan = plan_of(step, 1)
+        assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1:]] * 6.0)
+    assert len(caplog.records) == 1
+    assert "steps run kernel by kernel" in caplog.text
+
+
+def test_what_torch_hands_to_a_kernel_is_not_looked_for_once_it_is_gone() -> None:
+    """It is neither an input nor in the workspace; a process of its own, since it would be an address of nothing."""
+    code = "from neuron.ops.test_graph import rows_chosen_by_torch; rows_chosen_by_torch()"
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=120)
+    assert run.returncode == 0, run.stderr.decode()[-500:]
+
+
+def rows_chosen_by_torch() -> None:
+    """A forward pass whose embedding reads tokens that torch has computed."""
+    runs = Runs(native_kernels(), lambda model, batch: model.ops.embedding(model.embed, batch.tokens + 1))
+    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY))
+    for step in range(3):
+        (entry,) = plan = plan_of(step, 1)
+        assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1] + 1][None])
+
+
+def test_large_steps_are_not_kept(library: KernelLibrary) -> None:
+    runs = Runs(library)
+    runs.step(plan_of(0, 65))
+    calls = runs.calls
+    runs.step(plan_of(1, 65))
+    assert runs.calls == calls + 1
+
+
+def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary) -> None:
+    runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
+    first, calls = runs.step(plan_of(0, 1)), runs.calls
+    shapes = [(1, count) for count in range(2, 50)] + [(1, 1, count) for count in range(2, 50)]
+    for shape in shapes:
+        runs.step(plan_of(0, *shape))
+    for _ in range(2):
+        assert torch.equal(runs.step(plan_of(0, 1)), first)
+    assert runs.calls == calls + len(shapes) + 1
+
+
+def test_memory_that_outlives_its_recording_is_not_shared_with_what_is_computed_now(library: KernelLibrary) -> None:
+    """A result is good until the next run of the same shape, whatever other shapes run in between."""
+    runs = Runs(library)
+    with torch.inference_mode():
+        batch = runs.layout.lay_out(plan_of(0, 1))
+        result = runs.ops.run(runs.model.forward, batch, HEADS // KV_HEADS)
+    kept = result.clone()
+    for shape in ([1, 1], [1, 1, 1], [20], [100]):
+        runs.step(plan_of(1, *shape))
+    assert torch.equal(result, kept)
+
+
+def test_a_tape_that_is_too_long_is_refused(library: KernelLibrary) -> None:
+    table = torch.ones(1, PAGE_SIZE).bfloat16()
+    out = torch.zeros(1, PAGE_SIZE)
+    instruction = ("narrow", True, (out.data_ptr(), table.data_ptr(), 1, PAGE_SIZE))
+    library.run(library.encode([instruction] * 16384))
+    assert not table.any()
+    with pytest.raises(ValueError, match="16385"):
+        library.run(library.encode([instruction] * 16385))

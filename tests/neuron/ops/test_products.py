@@ -1,0 +1,126 @@
+"""Products with packed weights of every format: near the definition, and each row the same in any company."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from neuron.ops import oracle, random_weights
+
+ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33, 250, 513)  # around 8 that go together, and 240 between which weights are unpacked
+CASES = [
+    (name, outputs, columns)
+    for name in random_weights.ALL
+    for outputs, columns in [
+        (100, 2 * random_weights.SPAN),
+        (16, random_weights.SPAN),
+        (1, random_weights.step(name)),
+        (33, 17 * 32 if random_weights.step(name) <= 32 else 3 * random_weights.SPAN),  # beyond 16 groups at once
+    ]
+]
+
+
+def activations(rows: int, columns: int) -> Tensor:
+    """Random rows, then such as rounding finds hard."""
+    x = torch.randn(rows, columns)
+    hard = [
+        torch.zeros(columns),
+        torch.full((columns,), -0.0),
+        torch.randn(columns) + 1000.0 * (torch.arange(columns) % 32 == 5),  # an outlier in every group
+        torch.randn(columns) * 1e30,
+        torch.randn(columns) * 1e-30,
+        torch.full((columns,), 1e-40),  # no inverse of its scale fits into float32
+        torch.where(torch.arange(columns) % 64 < 32, 0.0, 1.0),  # every other group is nought
+        torch.linspace(-1, 1, columns),
+        (torch.arange(columns) % 32 - 15.5) * 127 / 15.5,  # halves are rounded to even
+    ]
+    for row, values in enumerate(hard[:rows]):
+        x[-1 - row] = values
+    return x
+
+
+def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+    """Assert that a product is what its number format allows."""
+    expected = oracle.product(x, weight)
+    shift = torch.zeros(()) if bias is None else bias.double()
+    tolerance = expected.tolerance + oracle.EPSILON * (expected.exact + shift).abs()
+    assert actual.isfinite().all()
+    assert ((actual - (expected.exact + shift)).abs() <= tolerance).all()
+    assert ((actual - (expected.unrounded + shift)).abs() <= expected.rounding + tolerance).all()
+
+
+@pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
+def test_a_product_is_exact_but_for_the_rounding_of_activations(
+    native: NativeOps, name: str, outputs: int, columns: int
+) -> None:
+    weight, x = random_weights.make(name, outputs, columns), activations(ROWS[-1], columns)
+    near(native.linear([native.matrix(weight)], None)(x), x, weight)
+
+
+@pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
+def test_a_row_comes_out_the_same_however_many_are_beside_it(
+    native: NativeOps, name: str, outputs: int, columns: int
+) -> None:
+    weight, x = random_weights.make(name, outputs, columns), activations(ROWS[-1], columns)
+    linear = native.linear([native.matrix(weight)], torch.randn(outputs))
+    together = linear(x)
+    for rows in ROWS:
+        assert torch.equal(linear(x[:rows]), together[:rows])
+    for first, end in pairwise((0, 1, 240, 247, 505, 513)):
+        assert torch.equal(linear(x[first:end]), together[first:end])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 260])
+def test_parts_of_mixed_formats_lie_side_by_side(native: NativeOps, rows: int) -> None:
+    sizes = {"Q4_K": 48, "bfloat16": 20, "Q6_K": 33, "Q8_0": 1, "Q5_1": 64}
+    weights = [random_weights.make(name, outputs, 512) for name, outputs in sizes.items()]
+    bias, x = torch.randn(sum(sizes.values())), activations(rows, 512)
+    parts = [native.matrix(weight) for weight in weights]
+    plain, biased = (native.linear(parts, b)(x).split(list(sizes.values()), 1) for b in (None, bias))
+    for weight, without, shifted, shift in zip(weights, plain, biased, bias.split(list(sizes.values())), strict=True):
+        near(without, x, weight)
+        near(shifted, x, weight, shift)
+
+
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_no_rows_make_no_product(native: NativeOps, name: str) -> None:
+    weight = random_weights.make(name, 16, 256)
+    assert native.linear([native.matrix(weight)], None)(torch.empty(0, 256)).shape == (0, 16)
+
+
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_weights_that_differ_in_one_column_differ_in_that_alone(native: NativeOps, name: str) -> None:
+    weight = random_weights.make(name, 16, 256)
+    x = torch.cat((torch.eye(256)[-1:], torch.randn(1, 256) * (torch.arange(256) < 255)))
+    twins = native.linear([native.matrix(weight)], None)(x)[:, [-4, -3]]
+    assert twins[0, 0] != twins[0, 1]
+    assert twins[1, 0] == twins[1, 1]
+
+
+@pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
+def test_tiles_give_back_the_rows_that_were_packed(native: NativeOps, name: str, outputs: int, columns: int) -> None:
+    """Codes, scales and minimums of every lane, through the embedding."""
+    weight = random_weights.make(name, outputs, columns)
+    tokens = torch.cat((torch.randperm(outputs), torch.tensor([0, outputs - 1, 0])))
+    rows = native.embedding(native.matrix(weight), tokens)
+    assert torch.equal(rows.double(), random_weights.plain(weight)[tokens])
+
+
+def test_formats_that_no_kernel_knows_are_kept_as_bfloat16(native: NativeOps) -> None:
+    known = random_weights.make("Q4_0", 20, 96)
+    assert isinstance(known, GroupwiseTensor)
+    odd = replace(known, zero=7)
+    packed = native.matrix(odd)
+    assert packed.number is None
+    tokens = torch.arange(20)
+    assert torch.equal(native.embedding(packed, tokens), odd.dequantize(torch.bfloat16).float())
+
+
+def test_bytes_of_a_step_are_those_of_the_tiles(native: NativeOps) -> None:
+    weight = random_weights.make("Q4_0", 64, 512)
+    native.linear([native.matrix(weight)], None)
+    assert native.step_bytes == 64 * 512 // 32 * 18

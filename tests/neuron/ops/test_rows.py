@@ -1,0 +1,147 @@
+"""What lies between the products, one row at a time: norms, activation, rotation, K and V in their pages."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.norm import HeadNorms
+from neuron.ops import paged
+
+EPS = 1e-5
+ULPS = 2.0**-22
+"""A few roundings of float32."""
+SHAPES = [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 96), (2, 2, 256), (14, 2, 64)]
+
+
+@pytest.mark.parametrize("width", [16, 64, 576, 1008])
+@pytest.mark.parametrize("rows", [1, 3, 700])
+def test_a_norm_adds_and_normalises(native: NativeOps, rows: int, width: int) -> None:
+    weight, delta, hidden = torch.randn(width), torch.randn(rows, width), torch.randn(rows, width)
+    norm, residual = native.rms_norm(weight, EPS), hidden.clone()
+    close(norm(residual, delta), normalised(hidden + delta, weight))
+    assert torch.equal(residual, hidden + delta)
+    close(norm(residual), normalised(residual, weight))
+    assert torch.equal(residual, hidden + delta)
+
+
+def test_a_norm_of_chosen_rows_adds_to_those_alone(native: NativeOps) -> None:
+    weight, delta, hidden = torch.randn(64), torch.randn(20, 64), torch.randn(20, 64)
+    chosen, residual = torch.tensor([19, 0, 7]), hidden.clone()
+    out = native.rms_norm(weight, EPS)(residual, delta, chosen)
+    close(out, normalised((hidden + delta)[chosen], weight))
+    assert torch.equal(residual[chosen], (hidden + delta)[chosen])
+    others = [row for row in range(20) if row not in chosen]
+    assert torch.equal(residual[others], hidden[others])
+    assert native.rms_norm(weight, EPS)(residual, delta, chosen[:0]).shape == (0, 64)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])
+def test_a_norm_holds_for_tiny_and_huge_rows(native: NativeOps, scale: float) -> None:
+    weight, hidden = torch.randn(64), torch.randn(3, 64) * scale
+    close(native.rms_norm(weight, EPS)(hidden.clone()), normalised(hidden, weight))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_silu_mul_holds_at_both_ends(native: NativeOps, rows: int) -> None:
+    gate, up = torch.randn(rows, 96) * 20, torch.randn(rows, 96)
+    gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -88.0, -1e-3, 3e38, -1e6, 1e-40, -1e-40])
+    expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
+    off = (native.silu_mul(torch.cat((gate, up), 1)) - expected).abs()
+    # e^x is off by what float32 is off in x.
+    assert (off <= 1e-30 + ULPS * (1 + gate.double().abs().clamp(max=200)) * expected.abs()).all()
+
+
+def test_rope_tables_hold_far_out(native: NativeOps) -> None:
+    positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072])
+    frequencies = (10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
+    angles = (positions[:, None].float() * frequencies).double()
+    cos, sin = native.rope_tables(positions, frequencies)
+    torch.testing.assert_close(cos.double(), angles.cos(), rtol=0, atol=2**-23)
+    torch.testing.assert_close(sin.double(), angles.sin(), rtol=0, atol=2**-23)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_queries_and_keys_turn_and_go_to_their_slots(
+    native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool
+) -> None:
+    rows, pages = 17, 4
+    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim) * 3, torch.randn(rows, dim // 2)
+    norms = HeadNorms(torch.randn(dim), torch.randn(dim), EPS) if normed else None
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows]
+    cache = native.new_cache(kv_heads, pages, dim)
+    queries = native.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots, norms)
+    expected = qkv.double()
+    if norms is not None:
+        expected[:, :heads] = normalised(expected[:, :heads], norms.query)
+        expected[:, heads:-kv_heads] = normalised(expected[:, heads:-kv_heads], norms.key)
+    turned = rotated(expected[:, :-kv_heads], angles)
+    near_bfloat16(queries, turned[:, :heads])
+    keys, values = paged.unlaid(cache, dim, 16)
+    near_bfloat16(keys[slots], turned[:, heads:])
+    assert torch.equal(values[slots], qkv[:, -kv_heads:].bfloat16().float())
+    untouched = torch.ones(len(keys), dtype=torch.bool)
+    untouched[slots] = False
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_an_8_bit_cache_keeps_each_head_to_half_a_step(
+    native_8: NativeOps, heads: int, kv_heads: int, dim: int
+) -> None:
+    rows, pages = 9, 2
+    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim), torch.randn(rows, dim // 2)
+    qkv[1] = 0.0
+    qkv[2, :, 3] = 1e4
+    qkv[3] *= 1e-20
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows]
+    cache = native_8.new_cache(kv_heads, pages, dim)
+    queries = native_8.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots)
+    turned = rotated(qkv[:, :-kv_heads].double(), angles)
+    near_bfloat16(queries, turned[:, :heads])
+    stored = (turned[:, heads:], qkv[:, -kv_heads:].double())
+    for kept, whole in zip(paged.unlaid(cache, dim, 8), stored, strict=True):
+        half_a_step = whole.abs().amax(-1, keepdim=True) / 254
+        assert ((kept[slots] - whole).abs() <= half_a_step * (1 + 2.0**-12)).all()
+
+
+@pytest.mark.parametrize("dim", [16, 48, 80, 112, 240])
+def test_heads_whose_halves_fill_no_lanes_are_refused(dim: int) -> None:
+    config = {"hidden_size": 4 * dim, "intermediate_size": 64, "num_attention_heads": 4}
+    assert NativeOps.refusal(config) is not None
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_the_cache_takes_what_a_page_is_said_to_take(native: NativeOps, native_8: NativeOps, bits: int) -> None:
+    ops = native if bits == 16 else native_8
+    assert ops.new_cache(3, 5, 64).nbytes == 5 * ops.page_bytes(3, 64)
+    assert ops.page_bytes(3, 64) == 3 * PAGE_SIZE * (2 * 64 * bits // 8 + (8 if bits == 8 else 0))
+
+
+@pytest.fixture
+def native_8(native: NativeOps) -> NativeOps:
+    return NativeOps(native._library, 2, kv_bits=8)
+
+
+def normalised(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Halves paired, as the models have it, with the float32 cos and sin that the kernel is given."""
+    cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected, rtol=ULPS, atol=1e-12)
+
+
+def near_bfloat16(actual: Tensor, expected: Tensor) -> None:
+    """Rounded to 8 bits; sums that all but cancel are off by what float32 is of their terms."""
+    torch.testing.assert_close(actual.double(), expected, rtol=2.0**-8, atol=1e-5)

@@ -1,0 +1,94 @@
+"""The kernels out of stock torch against their definitions."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.ops.cpu import CpuOps, Int4Linear
+from helexa.neuron.ops.norm import FewPassRmsNorm, RmsNorm
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.weights.formats import GroupwiseTensor
+from neuron.ops import oracle, paged, random_weights
+
+needs_bfloat16 = pytest.mark.skipif(not CpuOps.available(), reason="this CPU does not multiply bfloat16")
+
+
+def test_the_norm_in_few_passes_is_the_same_even_for_tiny_inputs() -> None:
+    weight = torch.randn(96)
+    for scale in (1.0, 1e-4, 0.0):
+        x = torch.randn(5, 96) * scale
+        expected = RmsNorm(weight, 1e-5, torch.float32)(x)
+        torch.testing.assert_close(FewPassRmsNorm(weight, 1e-5, torch.float32)(x), expected)
+
+
+def test_a_norm_of_chosen_rows_is_that_of_all() -> None:
+    weight, x, delta, rows = torch.randn(32), torch.randn(6, 32), torch.randn(6, 32), torch.tensor([5, 0])
+    for norm in (RmsNorm(weight, 1e-5, torch.float32), FewPassRmsNorm(weight, 1e-5, torch.float32)):
+        torch.testing.assert_close(norm(x.clone(), delta, rows), norm(x + delta)[rows])
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 63, 64, 100])
+@pytest.mark.parametrize("pages", [[4, 5, 6, 7], [5, 6, 9, 7]])
+def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(prefix: int, pages: list[int]) -> None:
+    count = 70
+    ops, cache = filled()
+    plan = [paged.entry(0, prefix, count, pages[: -(-(prefix + count) // PAGE_SIZE)])]
+    queries = torch.randn(count, 6, 32)
+    out = ops.attend(queries, cache, lay_out(plan))
+    for row in (0, 1, count // 2, count - 1):
+        near_the_definition(out[row], queries[row], cache, pages, prefix + row + 1)
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [65], [700], [3, 64, 100, 511, 512, 513]])
+def test_one_query_of_each_sequence(lengths: list[int]) -> None:
+    ops, cache = filled()
+    numbers = iter(torch.randperm(64).tolist())
+    pages = [[next(numbers) for _ in range(-(-length // PAGE_SIZE))] for length in lengths]
+    plan = [paged.entry(n, length - 1, 1, pages[n]) for n, length in enumerate(lengths)]
+    queries = torch.randn(len(lengths), 6, 32)
+    out = ops.attend(queries, cache, lay_out(plan))  # shortest first, which they are
+    for n, length in enumerate(lengths):
+        near_the_definition(out[n], queries[n], cache, pages[n], length)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 33])
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_products_in_bfloat16_and_int4(name: str, rows: int) -> None:
+    weight, bias = random_weights.make(name, 96, 512), torch.randn(96)
+    exact, ops = random_weights.plain(weight), CpuOps(paged.CPU, torch.bfloat16)
+    x = torch.randn(rows, 512).bfloat16()
+    tolerance = 2.0**-7 * (x.double().abs() @ exact.abs().T + bias.abs())
+    for shift in (None, bias):
+        out = ops.linear([ops.matrix(weight)], shift)(x)
+        expected = x.double() @ exact.T + (0 if shift is None else shift)
+        assert ((out - expected).abs() <= tolerance).all()
+
+
+@needs_bfloat16
+def test_four_bits_are_multiplied_as_they_are() -> None:
+    weight = random_weights.make("Q4_1", 96, 512)
+    assert isinstance(weight, GroupwiseTensor)
+    assert weight.minimum is not None
+    assert Int4Linear.fits(weight)
+    x, exact = torch.randn(3, 512).bfloat16(), random_weights.plain(weight)
+    size = x.double().abs() @ (exact.abs() + 2 * weight.minimum.values().double().abs().repeat_interleave(32, 1)).T
+    assert ((Int4Linear(weight)(x) - x.double() @ exact.T).abs() <= 2.0**-7 * size).all()
+
+
+def filled() -> tuple[ReferenceOps, Tensor]:
+    ops = ReferenceOps(paged.CPU, torch.float32)
+    cache = ops.new_cache(2, 64, 32)
+    cache.copy_(torch.randn(cache.shape))
+    return ops, cache
+
+
+def lay_out(plan: list[paged.PlanEntry]) -> Batch:
+    return Layout(Capacity(rows=128, sequences=16, pages_per_sequence=64), paged.CPU).lay_out(plan)
+
+
+def near_the_definition(out: Tensor, query: Tensor, cache: Tensor, pages: list[int], length: int) -> None:
+    keys, values = cache[:, :, paged.slots_of(pages, length)].transpose(1, 2)
+    expected, _ = oracle.attention(query, keys, values)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
