@@ -17,8 +17,8 @@
 #define GROUP 32
 #define QUADS 8
 #define SPAN 8       /* groups */
-#define MAX_ROWS 8   /* rows of x that are multiplied at once; their sums stay in registers */
-#define AHEAD 4096   /* bytes between what is read and what is asked for */
+#define MAX_ROWS 6   /* rows of x that are multiplied at once; their sums stay in registers */
+#define MAX_TILES 2
 #define CACHED 393216 /* bytes */
 
 /* 32 activations of one row. */
@@ -45,13 +45,6 @@ static const format FORMATS[] = {
 };
 #define EACH_FORMAT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
 
-/* What a product needs of 32 columns of a tile. */
-typedef struct {
-    bits codes[QUADS];
-    lanes scale;
-    lanes other; /* the minimum; in groups of 16 the scale of the second half */
-} unpacked;
-
 INLINE int64_t code_bytes(const format f) { return f.bits == 8 ? 512 : 256 + (f.bits - 4) * 64; }
 
 INLINE int64_t scale_bytes(const format f) {
@@ -72,26 +65,20 @@ INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     return tile + g / SPAN * span_bytes(f) + 64 + SPAN * scale_bytes(f) + g % SPAN * code_bytes(f);
 }
 
-INLINE void unpack_codes(const format f, const uint8_t *from, bits *codes) {
-    if (f.bits == 8) {
-        for (int j = 0; j < QUADS; j++) codes[j] = load_bits(from + 64 * j);
-        return;
-    }
-    for (int j = 0; j < 4; j++) {
-        bits both = load_bits(from + 64 * j);
-        codes[j] = both & 0x0f0f0f0fu;
-        codes[j + 4] = (both >> 4) & 0x0f0f0f0fu;
-    }
+/* Quad `j` of a group. */
+INLINE bits quad_codes(const format f, const uint8_t *from, const int j) {
+    if (f.bits == 8) return load_bits(from + 64 * j);
+    bits both = load_bits(from + 64 * (j % 4));
+    bits codes = (j < 4 ? both : both >> 4) & 0x0f0f0f0fu;
     if (f.bits == 5) {
         bits plane = load_bits(from + 256);
-        for (int j = 0; j < QUADS; j++) codes[j] |= (j <= 4 ? plane << (4 - j) : plane >> (j - 4)) & 0x10101010u;
+        codes |= (j <= 4 ? plane << (4 - j) : plane >> (j - 4)) & 0x10101010u;
     }
-    if (f.bits == 6)
-        for (int half = 0; half < 2; half++) {
-            bits plane = load_bits(from + 256 + 64 * half);
-            for (int i = 0; i < 4; i++)
-                codes[4 * half + i] |= (i <= 2 ? plane << (4 - 2 * i) : plane >> 2) & 0x30303030u;
-        }
+    if (f.bits == 6) {
+        bits plane = load_bits(from + 256 + 64 * (j / 4));
+        codes |= (j % 4 <= 2 ? plane << (4 - 2 * (j % 4)) : plane >> 2) & 0x30303030u;
+    }
+    return codes;
 }
 
 INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, lanes *scale, lanes *other) {
@@ -118,65 +105,83 @@ INLINE int32_t quad_of(const block *x, int j) {
     return quad;
 }
 
-/* Adds the product of 32 columns to the sums of `rows` rows of x. */
-INLINE void add_group(lanes *sums, const bits *codes, lanes scale, lanes other, const block *x, const int rows,
-                      const int halves, const int wide) {
-    words first[rows], second[rows];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) first[r] = halves ? (words){0} + x[r].first : (words){0};
-    for (int j = 0; j < (halves ? 4 : 8); j++)
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) first[r] = dot4(first[r], codes[j], quad_of(x + r, j), wide);
-    if (!halves) {
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
-            sums[r] = fused(__builtin_convertvector(first[r], lanes) * scale, all(x[r].scale), sums[r]);
-            sums[r] = fused(other, all(x[r].scaled_sum), sums[r]);
-        }
-        return;
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) second[r] = (words){0} + x[r].second;
+/* Adds the product of `count` quads from `j` on; `dots` are [rows, tiles]. */
+INLINE void add_quads(const format f, const uint8_t *const *from, const block *x, words *dots, const int j, const int count,
+                      const int rows, const int tiles) {
 #pragma GCC unroll 8
-    for (int j = 4; j < 8; j++)
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) second[r] = dot4(second[r], codes[j], quad_of(x + r, j), wide);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
-        lanes product = __builtin_convertvector(first[r], lanes) * scale;
-        product = fused(__builtin_convertvector(second[r], lanes), other, product);
-        sums[r] = fused(product, all(x[r].scale), sums[r]);
+    for (int q = j; q < j + count; q++) {
+        bits codes[MAX_TILES];
+#pragma GCC unroll 2
+        for (int t = 0; t < tiles; t++) codes[t] = quad_codes(f, from[t], q);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            int32_t quad = quad_of(x + r, q);
+#pragma GCC unroll 2
+            for (int t = 0; t < tiles; t++) dots[r * tiles + t] = dot4(dots[r * tiles + t], codes[t], quad, f.bits == 8);
+        }
     }
 }
 
-/* `rows` rows of x, of which `stride` are interleaved, times one tile. */
-INLINE void multiply_tile(const format f, const uint8_t *tile, const block *x, int64_t groups, int64_t stride, lanes *sums,
-                          const int rows) {
-    lanes acc[rows];
-    for (int r = 0; r < rows; r++) acc[r] = (lanes){0};
+/* `rows` rows of x, of which `stride` are interleaved, times `tiles` tiles that lie `distance` bytes apart; sums are
+ * [rows, tiles]. */
+INLINE void multiply_tiles(const format f, const uint8_t *tile, int64_t distance, const block *x, int64_t groups,
+                           int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead) {
+    lanes acc[MAX_ROWS * MAX_TILES];
+    for (int i = 0; i < rows * tiles; i++) acc[i] = (lanes){0};
     for (int64_t g = 0; g < groups; g++, x += stride) {
-        bits codes[QUADS];
-        lanes scale, other;
-        const uint8_t *from = codes_of(f, tile, g);
-        for (int64_t line = 0; line < code_bytes(f) + scale_bytes(f); line += 64) __builtin_prefetch(from + AHEAD + line);
-        unpack_codes(f, from, codes);
-        unpack_scales(f, tile, g, &scale, &other);
-        add_group(acc, codes, scale, other, x, rows, f.group == 16, f.bits == 8);
+        words dots[MAX_ROWS * MAX_TILES];
+        lanes scale[MAX_TILES], other[MAX_TILES], products[MAX_ROWS * MAX_TILES];
+        const uint8_t *from[MAX_TILES];
+        for (int t = 0; t < tiles; t++) {
+            from[t] = codes_of(f, tile + t * distance, g);
+            unpack_scales(f, tile + t * distance, g, scale + t, other + t);
+            if (ahead)
+                for (int64_t line = 0; line < code_bytes(f) + scale_bytes(f); line += 64)
+                    __builtin_prefetch(from[t] + ahead + line);
+        }
+        if (f.group == 32) {
+#pragma GCC unroll 16
+            for (int i = 0; i < rows * tiles; i++) dots[i] = (words){0};
+            add_quads(f, from, x, dots, 0, QUADS, rows, tiles);
+#pragma GCC unroll 16
+            for (int i = 0; i < rows * tiles; i++) {
+                lanes product = __builtin_convertvector(dots[i], lanes) * scale[i % tiles];
+                acc[i] = fused(product, all(x[i / tiles].scale), acc[i]);
+                acc[i] = fused(other[i % tiles], all(x[i / tiles].scaled_sum), acc[i]);
+            }
+            continue;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * tiles; i++) dots[i] = (words){0} + x[i / tiles].first;
+        add_quads(f, from, x, dots, 0, QUADS / 2, rows, tiles);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * tiles; i++) {
+            products[i] = __builtin_convertvector(dots[i], lanes) * scale[i % tiles];
+            dots[i] = (words){0} + x[i / tiles].second;
+        }
+        add_quads(f, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles);
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * tiles; i++) {
+            lanes product = fused(__builtin_convertvector(dots[i], lanes), other[i % tiles], products[i]);
+            acc[i] = fused(product, all(x[i / tiles].scale), acc[i]);
+        }
     }
-    for (int r = 0; r < rows; r++) sums[r] = acc[r];
+    for (int i = 0; i < rows * tiles; i++) sums[i] = acc[i];
 }
 
+/* Few rows are bound by memory, many by arithmetic: then two tiles share what is loaded of x. */
 #define BY_ROWS(NUMBER) \
     case NUMBER: \
-        if (rows == 1) multiply_tile(FORMATS[NUMBER], tile, x, groups, 1, sums, 1); \
-        else if (rows == 2) multiply_tile(FORMATS[NUMBER], tile, x, groups, 2, sums, 2); \
-        else if (rows <= 4) multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, 4); \
-        else if (rows <= 6) multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, 6); \
-        else multiply_tile(FORMATS[NUMBER], tile, x, groups, rows, sums, MAX_ROWS); \
+        if (rows == 1) multiply_tiles(FORMATS[NUMBER], tile, distance, x, groups, 1, sums, 1, 1, ahead); \
+        else if (rows == 2) multiply_tiles(FORMATS[NUMBER], tile, distance, x, groups, 2, sums, 2, 1, ahead); \
+        else if (rows <= 4) multiply_tiles(FORMATS[NUMBER], tile, distance, x, groups, rows, sums, 4, 1, ahead); \
+        else if (tiles == 1) multiply_tiles(FORMATS[NUMBER], tile, distance, x, groups, rows, sums, MAX_ROWS, 1, ahead); \
+        else multiply_tiles(FORMATS[NUMBER], tile, distance, x, groups, rows, sums, MAX_ROWS, 2, ahead); \
         return;
 
 /* Up to MAX_ROWS rows. What lies behind the last of them may be multiplied, too, for nothing. */
-static void multiply_any(int64_t number, const uint8_t *tile, const block *x, int64_t groups, lanes *sums, int64_t rows) {
+static void multiply_any(int64_t number, const uint8_t *tile, int64_t distance, const block *x, int64_t groups, lanes *sums,
+                         int64_t rows, int64_t tiles, int64_t ahead) {
     switch (number) { EACH_FORMAT(BY_ROWS) }
 }
 
@@ -195,7 +200,7 @@ static int64_t rows_per_item(int64_t groups) {
 
 /* Tiles that one item takes: enough work to be worth asking for, few enough to share out evenly. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
-    int64_t enough = 24576 / bytes / rows + 1, even = tiles / (8 * threads());
+    int64_t enough = 24576 / bytes / rows + MAX_TILES, even = tiles / (8 * threads());
     return even < 1 ? 1 : even < enough ? even : enough;
 }
 
@@ -212,14 +217,23 @@ int64_t multiply(const int64_t *a, int64_t item) {
 
     int64_t first = item % shares * share, last = first + share < tiles ? first + share : tiles;
     int64_t begin = item / shares * panel, end = begin + panel < rows ? begin + panel : rows;
-    for (int64_t tile = first; tile < last; tile++) {
-        int64_t count = outputs - tile * LANES < LANES ? outputs - tile * LANES : LANES;
-        lanes offset = {0}, sums[MAX_ROWS];
-        if (bias) memcpy(&offset, bias + tile * LANES, count * sizeof *bias);
-        for (int64_t row = begin; row < end; row += MAX_ROWS) {
-            int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
-            multiply_any(number, weights + tile * bytes, x + row * groups, groups, sums, together);
-            for (int64_t r = 0; r < together; r++) put(out + (row + r) * stride + tile * LANES, sums[r] + offset, count);
+    for (int64_t row = begin; row < end; row += MAX_ROWS) {
+        int64_t together = rows - row < MAX_ROWS ? rows - row : MAX_ROWS;
+        int64_t pair = together > MAX_ROWS - 2 ? MAX_TILES : 1;
+        for (int64_t tile = first, width; tile < last; tile += width) {
+            lanes sums[MAX_ROWS * MAX_TILES];
+            width = last - tile < pair ? 1 : pair;
+            for (int64_t r = 0; r < together; r++) /* by the time there is something to write, it can be written */
+                for (int64_t t = 0; t < width; t++)
+                    __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
+            multiply_any(number, weights + tile * bytes, bytes, x + row * groups, groups, sums, together, width,
+                         row == begin ? width * bytes : 0);
+            for (int64_t t = 0; t < width; t++) {
+                int64_t at = (tile + t) * LANES, count = outputs - at < LANES ? outputs - at : LANES;
+                lanes offset = {0};
+                if (bias) memcpy(&offset, bias + at, count * sizeof *bias);
+                for (int64_t r = 0; r < together; r++) put(out + (row + r) * stride + at, sums[r * width + t] + offset, count);
+            }
         }
     }
     return 0;
@@ -333,17 +347,16 @@ int64_t embed(const int64_t *a, int64_t item) {
     float *out = (float *)a[2] + item * columns;
     int lane = (int)(tokens[item] % LANES);
     for (int64_t g = 0; g < columns / GROUP; g++) {
-        unpacked one;
-        unpack_codes(f, codes_of(f, tile, g), one.codes);
-        unpack_scales(f, tile, g, &one.scale, &one.other);
+        lanes scale, other;
+        unpack_scales(f, tile, g, &scale, &other);
         for (int i = 0; i < GROUP; i++) {
-            int code = (int)(one.codes[i / 4][lane] >> (i % 4 * 8) & 255);
+            int code = (int)(quad_codes(f, codes_of(f, tile, g), i / 4)[lane] >> (i % 4 * 8) & 255);
             if (f.group == 16)
-                out[g * GROUP + i] = (i < 16 ? one.scale : one.other)[lane] * (float)(code - f.zero);
+                out[g * GROUP + i] = (i < 16 ? scale : other)[lane] * (float)(code - f.zero);
             else if (f.minimum)
-                out[g * GROUP + i] = one.scale[lane] * (float)code + one.other[lane];
+                out[g * GROUP + i] = scale[lane] * (float)code + other[lane];
             else
-                out[g * GROUP + i] = one.scale[lane] * (float)(code - f.zero);
+                out[g * GROUP + i] = scale[lane] * (float)(code - f.zero);
         }
     }
     return 0;
