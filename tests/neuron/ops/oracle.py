@@ -36,22 +36,29 @@ class Product:
 def product(x: Tensor, weight: Weight) -> Product:
     """x [T, K] times weight [N, K]: 8 bits for each 32 columns of x, or bfloat16 where the weight is not quantised."""
     matrix = random_weights.plain(weight)
-    size = matrix.abs().T
     if isinstance(weight, GroupwiseTensor):
         scale, codes = rounded_to_bytes(x)
         rounded = (scale[..., None] * codes).flatten(-2)
-        # Codes are summed without their zero point, which comes off at the end.
-        shift = 2 * weight.zero * _spread(weight.scale.values(), weight.group_size).T
-        minimum = 0 if weight.minimum is None else _spread(weight.minimum.values(), weight.group_size).T
-        steps, size_of_terms = x.shape[1] // GROUP, rounded.abs() @ (size + shift + 2 * minimum)
+        steps, size_of_terms = x.shape[1] // GROUP, _size_of_terms(rounded, weight)
         # The nearest of 255 steps is at most half a step away.
-        rounding = 0.5 * scale.repeat_interleave(GROUP, 1) @ size
+        rounding = 0.5 * scale.repeat_interleave(GROUP, 1) @ matrix.abs().T
     else:
         rounded = x.bfloat16().double()
-        steps, size_of_terms = x.shape[1], rounded.abs() @ size
-        rounding = 2.0**-9 * x.double().abs() @ size
-    tolerance = 2 * (steps + 4) * EPSILON * size_of_terms + NOTHING
+        steps, size_of_terms = x.shape[1], rounded.abs() @ matrix.abs().T
+        rounding = 2.0**-9 * x.double().abs() @ matrix.abs().T
+    tolerance = (steps + 4) * EPSILON * size_of_terms + NOTHING
     return Product(rounded @ matrix.T, tolerance, x.double() @ matrix.T, rounding * (1 + 2.0**-20) + NOTHING)
+
+
+def _size_of_terms(x: Tensor, weight: GroupwiseTensor) -> Tensor:
+    """Sum of the sizes of what is added up, [T, N]: a group's codes times its scale, and apart from them its offset."""
+    groups = x.unflatten(-1, (-1, weight.group_size))
+    codes, scale = weight.codes.unflatten(-1, (-1, weight.group_size)).double(), weight.scale.values().double()
+    if weight.group_size < GROUP:  # codes are summed without their zero point as whole numbers, which is exact
+        return torch.einsum("tgk,ngk->tgn", groups, (codes - weight.zero) * scale[..., None]).abs().sum(1)
+    offset = scale * weight.zero if weight.minimum is None else weight.minimum.values().double()
+    products = torch.einsum("tgk,ngk->tgn", groups, codes * scale[..., None]).abs().sum(1)
+    return products + groups.sum(-1).abs() @ offset.abs().T
 
 
 def rounded_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,10 +67,6 @@ def rounded_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     peak = groups.abs().amax(-1)
     inverse = torch.where(peak > _SMALLEST, torch.tensor(127.0) / peak, 0.0)
     return (peak / 127).double(), (groups * inverse[..., None]).round().double()
-
-
-def _spread(values: Tensor, width: int) -> Tensor:
-    return values.double().abs().repeat_interleave(width, 1)
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

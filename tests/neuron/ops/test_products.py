@@ -36,7 +36,7 @@ def activations(rows: int, columns: int) -> Tensor:
         torch.full((columns,), 1e-40),  # no inverse of its scale fits into float32
         torch.where(torch.arange(columns) % 64 < 32, 0.0, 1.0),  # every other group is nought
         torch.linspace(-1, 1, columns),
-        (torch.arange(columns) % 32 - 15.5) * 127 / 15.5,  # halves are rounded to even
+        torch.where(torch.arange(columns) % 32 == 0, 127.0, torch.arange(columns) % 32 - 15.5),  # halves, to even ones
     ]
     for row, values in enumerate(hard[:rows]):
         x[-1 - row] = values
