@@ -44,7 +44,8 @@ def native_kernels() -> KernelLibrary:
             _compile(compiler, library)
         return KernelLibrary(ctypes.CDLL(str(library)), layout=_digest(_LAYOUT))
     except subprocess.CalledProcessError as error:
-        detail = error.stderr.strip().splitlines()[:1]
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
+        detail = said.strip().splitlines()[:1]
         raise Unavailable(f"{compiler} failed: {detail[0] if detail else error}") from error
     except (OSError, ConfigError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the native kernels could not be built: {error}") from error

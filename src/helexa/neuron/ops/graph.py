@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,7 +12,23 @@ from helexa.neuron.ops.library import Instruction, KernelLibrary
 from helexa.neuron.ops.workspace import Workspace
 
 _MAX_KEPT = 96
-_MAX_ROWS_KEPT = 64  # of a step; larger ones are rarely of the same shape twice, and recording them costs little of theirs
+_MAX_ROWS_KEPT = (
+    64  # of a step; larger ones are rarely of the same shape twice, and recording them costs little of theirs
+)
+
+
+@dataclass
+class Recording:
+    """A tape and what it needs.
+
+    Attributes:
+        result: what the forward pass returned.
+        inputs: tensors that kernels read or write and that nobody else may hold.
+    """
+
+    tape: np.ndarray
+    result: Tensor
+    inputs: list[Tensor]
 
 
 class Graphs:
@@ -20,8 +37,9 @@ class Graphs:
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
         self._workspace = workspace
-        self._kept: OrderedDict[tuple[int, int], tuple[np.ndarray, Tensor]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], Recording] = OrderedDict()
         self._instructions: list[Instruction] | None = None
+        self._inputs: list[Tensor] = []
         self._sound: bool | None = None
 
     @property
@@ -29,12 +47,16 @@ class Graphs:
         """Whether recordings compute all of a forward pass; None while that is not known."""
         return self._sound
 
-    def launch(self, instruction: Instruction) -> None:
-        """Take the instruction down while recording, else run it now."""
+    def launch(self, kernel: str, waits: bool, arguments: Sequence[Tensor | int]) -> None:
+        """Take a kernel call down while recording, else run it now; a tensor stands for its address."""
+        tensors = [part for part in arguments if isinstance(part, Tensor)]
+        numbers = [part.data_ptr() if isinstance(part, Tensor) else part for part in arguments]
         if self._instructions is None:
-            self._library.run(self._library.encode([instruction]))
+            self._library.run(self._library.encode([(kernel, waits, numbers)]))
         else:
-            self._instructions.append(instruction)
+            self._instructions.append((kernel, waits, numbers))
+            # What torch made would be gone by the time the tape runs; the workspace's own is meant to be used again.
+            self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
         """What `forward` returns: logits of `samples` rows, good until the next run of this shape.
@@ -56,31 +78,30 @@ class Graphs:
                 self._kept.popitem(last=False)
         else:
             self._kept.move_to_end((rows, samples))
-        tape, result = found
-        self._library.run(tape)
-        return result
+        self._library.run(found.tape)
+        return found.result
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Whether a recording gives what the pass itself gives.
 
-        It is made from inputs that are nought and memory that is no number, so what is computed outside the kernels,
+        It is made from other inputs and from memory that is no number, so what is computed outside the kernels,
         and would be missing from the tape, comes out wrong.
         """
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
-        for tensor in inputs:
-            tensor.zero_()
+        for tensor, value in zip(inputs, values, strict=True):
+            tensor.copy_(value == 0)
         self._workspace.spoil()
-        tape, result = self._record(forward)
+        recording = self._record(forward)
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value)
-        self._library.run(tape)
-        return torch.equal(result, expected)
+        self._library.run(recording.tape)
+        return torch.equal(recording.result, expected)
 
-    def _record(self, forward: Callable[[], Tensor]) -> tuple[np.ndarray, Tensor]:
-        self._instructions = []
+    def _record(self, forward: Callable[[], Tensor]) -> Recording:
+        self._instructions, self._inputs = [], []
         try:
             result = forward()
-            return self._library.encode(self._instructions), result
+            return Recording(self._library.encode(self._instructions), result, self._inputs)
         finally:
             self._instructions = None

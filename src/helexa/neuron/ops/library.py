@@ -7,6 +7,7 @@ import numpy as np
 
 KERNELS = (
     "add_rms_norm",
+    "argmax",
     "attend",
     "combine",
     "embed",

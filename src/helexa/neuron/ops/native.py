@@ -64,6 +64,8 @@ class NativeOps(ReferenceOps):
         widths = (hidden, config.get("intermediate_size") or 0, dim)
         if any(width % _LANES for width in widths):
             return f"widths {widths} are not all multiples of {_LANES}"
+        if dim % (2 * _LANES):
+            return f"heads of {dim} are no multiple of {2 * _LANES}"
         if dim > _MAX_DIM or heads // (config.get("num_key_value_heads") or heads) > _MAX_GROUP:
             return f"heads of {dim} in groups of {heads // (config.get('num_key_value_heads') or heads)} are too large"
         return None
@@ -85,11 +87,11 @@ class NativeOps(ReferenceOps):
     def embedding(self, matrix: PackedMatrix, tokens: Tensor) -> Tensor:
         """Rows of the matrix, from its tiles."""
         out = self.take(tokens.shape[0], matrix.columns)
-        numbers = (tokens.data_ptr(), matrix.address, out.data_ptr(), tokens.shape[0], matrix.columns)
+        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns)
         if matrix.number is None:
-            self.launch("embed_plain", *numbers)
+            self.launch("embed_plain", *arguments)
         else:
-            self.launch("embed", *numbers, matrix.number)
+            self.launch("embed", *arguments, matrix.number)
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
@@ -100,8 +102,7 @@ class NativeOps(ReferenceOps):
         """See `ReferenceOps`."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self.take(rows, half), self.take(rows, half)
-        addresses = (positions.data_ptr(), frequencies.data_ptr(), cos.data_ptr(), sin.data_ptr())
-        self.launch("rope_tables", *addresses, rows, half)
+        self.launch("rope_tables", positions, frequencies, cos, sin, rows, half)
         return cos, sin
 
     def rotate_store(
@@ -116,19 +117,23 @@ class NativeOps(ReferenceOps):
         """See `ReferenceOps`; the queries come in bfloat16."""
         rows, dim, kv_heads = qkv.shape[0], qkv.shape[2], cache.shape[1]
         queries = self.take(rows, heads, dim, dtype=torch.bfloat16)
-        tensors = (qkv, *rope, queries, cache, slots)
-        weights = (0, 0) if norms is None else (norms.query.data_ptr(), norms.key.data_ptr())
+        weights = (0, 0) if norms is None else (norms.query, norms.key)
         eps = _bits(0.0 if norms is None else norms.eps)
-        narrow = self._kv_bits == 8
-        shape = (rows, heads, kv_heads, dim, eps, narrow)
-        self.launch("rotate_store", *(tensor.data_ptr() for tensor in tensors), *weights, *shape)
+        shape = (rows, heads, kv_heads, dim, eps, self._kv_bits == 8)
+        self.launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape)
         return queries
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """`silu(gate) * up` for [T, 2 * I], gate first."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
-        self.launch("silu_mul", gate_up.data_ptr(), out.data_ptr(), rows, width)
+        self.launch("silu_mul", gate_up, out, rows, width)
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """The first of the largest in each row of [S, V], int64 [S]."""
+        out = self.take(logits.shape[0], dtype=torch.int64)
+        self.launch("argmax", logits, out, *logits.shape)
         return out
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -150,11 +155,9 @@ class NativeOps(ReferenceOps):
         rows, heads, dim = queries.shape
         out = self.take(rows, heads, dim)
         partials = plan.partials(heads, dim)
-        addresses = (queries.data_ptr(), cache.data_ptr(), *plan.addresses, partials, out.data_ptr())
-        self.launch("attend", *addresses, heads, cache.shape[1], dim, self._kv_bits == 8)
-        counts, _, _ = plan.addresses
-        numbers = (counts, plan.splits_address, partials, out.data_ptr(), heads, dim)
-        self.launch("combine", *numbers)
+        kv_heads, narrow = cache.shape[1], self._kv_bits == 8
+        self.launch("attend", queries, cache, *plan.addresses, partials, out, heads, kv_heads, dim, narrow)
+        self.launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim)
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
@@ -173,9 +176,9 @@ class NativeOps(ReferenceOps):
         """Memory for a result."""
         return self._workspace.take(*shape, dtype=dtype)
 
-    def launch(self, kernel: str, *arguments: int, waits: bool = True) -> None:
+    def launch(self, kernel: str, *arguments: Tensor | int, waits: bool = True) -> None:
         """Run a kernel, or record it."""
-        self._graphs.launch((kernel, waits, arguments))
+        self._graphs.launch(kernel, waits, arguments)
 
 
 class _Linear:
@@ -199,30 +202,22 @@ class _Linear:
         for plain in {part.number is None for part in self._parts}:
             if plain:
                 inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
-                ops.launch("narrow", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
+                ops.launch("narrow", x, inputs[plain], rows, columns)
             else:
                 inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise", x.data_ptr(), inputs[plain].data_ptr(), rows, columns)
+                ops.launch("quantise", x, inputs[plain], rows, columns)
         first = 0
         for part in self._parts:
-            address = inputs[part.number is None].data_ptr()
+            rounded = inputs[part.number is None]
             bias = 0 if self._bias is None else self._bias.data_ptr() + 4 * first
-            numbers = (
-                address,
-                part.address,
-                out.data_ptr() + 4 * first,
-                bias,
-                rows,
-                columns,
-                part.outputs,
-                self._outputs,
-            )
+            to = out.data_ptr() + 4 * first
+            arguments = (rounded, part.data, to, bias, rows, columns, part.outputs, self._outputs)
             first += part.outputs
             waits = first == self._outputs
             if part.number is None:
-                ops.launch("multiply_plain", *numbers, waits=waits)
+                ops.launch("multiply_plain", *arguments, waits=waits)
             else:
-                ops.launch("multiply", *numbers, part.number, waits=waits)
+                ops.launch("multiply", *arguments, part.number, waits=waits)
         return out
 
 
@@ -238,10 +233,8 @@ class _RmsNorm:
         """See `NormOp`; with `rows`, delta is added to those rows only."""
         count, width = x.shape[0] if rows is None else rows.shape[0], x.shape[-1]
         out = self._ops.take(count, width)
-        added = 0 if delta is None else delta.data_ptr()
-        chosen = 0 if rows is None else rows.data_ptr()
-        addresses = (x.data_ptr(), added, self._weight.data_ptr(), out.data_ptr(), chosen)
-        self._ops.launch("add_rms_norm", *addresses, count, width, self._eps)
+        added, chosen = 0 if delta is None else delta, 0 if rows is None else rows
+        self._ops.launch("add_rms_norm", x, added, self._weight, out, chosen, count, width, self._eps)
         return out
 
 

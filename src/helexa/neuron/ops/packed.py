@@ -38,11 +38,6 @@ class PackedMatrix:
     columns: int
     number: int | None
 
-    @property
-    def address(self) -> int:
-        """Where the tiles begin."""
-        return self.data.data_ptr()
-
 
 class HugeMemory:
     """Memory that is read from end to end in every step: in huge pages where the system has them, cut from chunks.

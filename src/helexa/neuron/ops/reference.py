@@ -123,6 +123,10 @@ class ReferenceOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        """The first of the largest in each row of float32 [S, V], int64 [S]."""
+        return logits.argmax(-1)
+
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize

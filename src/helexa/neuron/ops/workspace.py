@@ -21,6 +21,7 @@ class Workspace:
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = defaultdict(list)
         self._rest = memoryview(b"")
+        self._addresses: set[int] = set()
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised tensor, aligned to 64 bytes."""
@@ -30,7 +31,13 @@ class Workspace:
         block = free.pop() if free else self._new(size)
         lease = memoryview(block)
         weakref.finalize(lease, free.append, block).atexit = False
-        return torch.frombuffer(lease, dtype=dtype)[:count].view(shape)
+        taken = torch.frombuffer(lease, dtype=dtype)
+        self._addresses.add(taken.data_ptr())
+        return taken[:count].view(shape)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor's memory is from here."""
+        return tensor.untyped_storage().data_ptr() in self._addresses
 
     def spoil(self) -> None:
         """Fill what nobody holds with bytes that are no number in any float format."""

@@ -44,6 +44,30 @@ int64_t silu_mul(const int64_t *a, int64_t item) {
     return 0;
 }
 
+/* out [rows] = where the largest of x [rows, width] is, the first of equals; the last `width % 16` are compared singly. */
+int64_t argmax(const int64_t *a, int64_t item) {
+    const float *x = (const float *)a[0] + item * a[3];
+    int64_t *out = (int64_t *)a[1];
+    int64_t rows = a[2], width = a[3], i = 0;
+    if (item < 0) return rows;
+    lanes most = all(-INFINITY);
+    words index = {0}, at = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (; i + LANES <= width; i += LANES, at += LANES) {
+        lanes value = load(x + i);
+        words above = value > most;
+        most = where(above, value, most);
+        index = (at & above) | (index & ~above);
+    }
+    int64_t found = index[0];
+    float peak = most[0];
+    for (int lane = 1; lane < LANES; lane++)
+        if (most[lane] > peak || (most[lane] == peak && index[lane] < found)) peak = most[lane], found = index[lane];
+    for (; i < width; i++)
+        if (x[i] > peak) peak = x[i], found = i;
+    out[item] = found;
+    return 0;
+}
+
 /* cos and sin [rows, half] of positions times frequencies. */
 int64_t rope_tables(const int64_t *a, int64_t item) {
     const int64_t *positions = (const int64_t *)a[0];
