@@ -67,6 +67,8 @@ class TorchConfig(Section):
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
     prefix_reuse: PrefixReuse = "principal"
+    speculation: bool = True
+    speculation_max_sequences: int = Field(default=4, ge=0)
 
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
@@ -81,6 +83,8 @@ class TorchConfig(Section):
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
             prefix_reuse=self.prefix_reuse,
+            speculation=self.speculation,
+            speculation_max_sequences=self.speculation_max_sequences,
         )
 
 

@@ -2,37 +2,42 @@
 
 from collections.abc import Callable
 
-from helexa.neuron.engine.scheduler import Plan, Scheduler
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.scheduler import Plan, PlanEntry, Scheduler
 
 
 class SimulatedCache:
     """Runs plans: writes what a model would write, and checks that every sequence reads what it must read."""
 
-    def __init__(self, scheduler: Scheduler, next_token: Callable[[Sequence], int] = lambda sequence: 9) -> None:
+    def __init__(self, scheduler: Scheduler, next_token: Callable[[list[int]], int] = lambda tokens: 9) -> None:
         self.scheduler = scheduler
         self.next_token = next_token
         self._slots: dict[tuple[int, int], tuple[str, list[int]]] = {}
 
     def run(self, plan: Plan) -> list[int]:
-        """One step; a token for each entry that samples."""
+        """One step; tokens for each entry that samples: one, and one more per draft."""
         size = self.scheduler.pages.page_size
         written: list[int] = []
         for entry in plan:
-            sequence = entry.sequence
-            for position in range(sequence.computed, sequence.computed + entry.count):
+            sequence, tokens = entry.sequence, _tokens(entry)
+            for position in range(sequence.computed, len(tokens)):
                 page = sequence.pages[position // size]
                 written.append(page)
-                self._slots[page, position % size] = _content(sequence, position)
+                self._slots[page, position % size] = (sequence.request.salt, tokens[: position + 1])
         for page in set(written):
             assert sum(page in sequence.pages for sequence in self.scheduler.running) == 1, "written, but shared"
         for entry in plan:
-            sequence = entry.sequence
-            for position in range(sequence.computed + entry.count):
+            sequence, tokens = entry.sequence, _tokens(entry)
+            for position in range(len(tokens)):
                 slot = (sequence.pages[position // size], position % size)
-                assert self._slots[slot] == _content(sequence, position)
-        return [self.next_token(entry.sequence) for entry in plan if entry.samples]
+                assert self._slots[slot] == (sequence.request.salt, tokens[: position + 1])
+        return [
+            self.next_token(entry.sequence.tokens + list(entry.drafts[:right]))
+            for entry in plan
+            if entry.samples
+            for right in range(len(entry.drafts) + 1)
+        ]
 
 
-def _content(sequence: Sequence, position: int) -> tuple[str, list[int]]:
-    return sequence.request.salt, sequence.tokens[: position + 1]
+def _tokens(entry: PlanEntry) -> list[int]:
+    """Everything that is in the cache after the step."""
+    return entry.sequence.tokens[: entry.sequence.computed + entry.count] + list(entry.drafts)

@@ -5,7 +5,7 @@ from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import SamplingParams
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
-from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.scheduler import Plan, Scheduler
 from helexa.neuron.engine.sequence import Sequence
 
 # "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.
@@ -67,3 +67,28 @@ def test_a_seed_gives_the_same_tokens_in_any_company(runner: Runner) -> None:
     together = generate(runner, scheduler_of(runner, max_step_tokens=16), [FRANCE] * 4, TOKENS, seeded)
     assert together == [alone] * 4
     assert generate(runner, scheduler_of(runner), [FRANCE], TOKENS, other) != [alone]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.05, seed=7),
+    ],
+)
+def test_speculation_gives_the_same_tokens(runner: Runner, sampling: SamplingParams) -> None:
+    # Two that repeat themselves, one that does not.
+    prompts = [FRANCE * 14, [*PROMPTS[5], *PROMPTS[5]], PROMPTS[3]]
+    guessing, plain = scheduler_of(runner), scheduler_of(runner, speculation=False)
+    drafted = 0
+    plan_step = guessing.plan
+
+    def spy() -> Plan:
+        nonlocal drafted
+        plan = plan_step()
+        drafted += sum(len(entry.drafts) for entry in plan)
+        return plan
+
+    guessing.plan = spy  # type: ignore[method-assign]
+    assert generate(runner, guessing, prompts, TOKENS, sampling) == generate(runner, plain, prompts, TOKENS, sampling)
+    assert drafted, "nothing was guessed"

@@ -27,6 +27,7 @@ class Bench:
     """A scheduler over a simulated cache."""
 
     def __init__(self, pages: int = 100, page_size: int = PAGE, **options: object) -> None:
+        options = {"speculation": False} | options
         self.scheduler = Scheduler(EngineOptions(**options), PagePool(pages, page_size))  # type: ignore[arg-type]
         self.cache = SimulatedCache(self.scheduler)
         self.computed = self.steps = 0
@@ -194,7 +195,7 @@ def test_a_second_turn_finds_everything_before_the_thoughts_that_its_template_st
     first = text.prompt_ids(turns)
     said = "<think>Six sevens. Let me count them one by one.</think>\n\nForty-two."
     spoken = iter([*TOKENIZER.encode(said), END])
-    bench.cache.next_token = lambda sequence: next(spoken)
+    bench.cache.next_token = lambda tokens: next(spoken)
     assert bench.cached(first, max_tokens=500) == 0
 
     turns += [{"role": "assistant", "content": said}, {"role": "user", "content": "And eight?"}]
@@ -203,12 +204,12 @@ def test_a_second_turn_finds_everything_before_the_thoughts_that_its_template_st
     common = next(i for i, (old, new) in enumerate(zip(before, second, strict=False)) if old != new)
     assert "<think>" not in TOKENIZER.decode(second)
     assert common >= len(first), "the prompt itself is stable, up to where the assistant's turn begins"
-    bench.cache.next_token = lambda sequence: END
+    bench.cache.next_token = lambda tokens: END
     assert bench.cached(second) == common // PAGE * PAGE
 
 
 def test_ten_turns_of_an_agent_compute_little_more_than_their_distinct_tokens() -> None:
-    scheduler = Scheduler(EngineOptions(), PagePool(400, 64))
+    scheduler = Scheduler(EngineOptions(speculation=False), PagePool(400, 64))
     rng = random.Random(1)
     tokens = [rng.randrange(1000) for _ in range(6000)]
     computed = 0
@@ -227,9 +228,10 @@ def test_ten_turns_of_an_agent_compute_little_more_than_their_distinct_tokens() 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_traffic_with_common_prefixes_reads_what_it_wrote_and_never_leaks(seed: int) -> None:
     rng = random.Random(seed)
-    options = {"max_step_tokens": rng.randint(1, 24), "max_sequences": rng.randint(1, 6), "max_waiting": 1000}
+    options: dict[str, int] = {"max_step_tokens": rng.randint(1, 24), "max_sequences": rng.randint(1, 6)}
+    options |= {"max_waiting": 1000, "speculation": seed % 2 == 0}
     bench = Bench(pages=rng.randint(8, 30), **options)
-    bench.cache.next_token = lambda sequence: rng.randrange(3)
+    bench.cache.next_token = lambda tokens: rng.randrange(3)
     scheduler, families = bench.scheduler, [[rng.randrange(3) for _ in range(24)] for _ in range(3)]
     finished: set[int] = set()
     for _ in range(2000):

@@ -6,17 +6,23 @@ import pytest
 import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.sampler import sample, uniform
+from helexa.neuron.engine.sampler import Row, rows_of, sample, uniform
+from helexa.neuron.engine.scheduler import PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 
 VOCABULARY = 1000
 
 
-def row(prompt: list[int] | None = None, output: list[int] | None = None, **settings: object) -> Sequence:
+def row(
+    prompt: list[int] | None = None,
+    output: list[int] | None = None,
+    drafts: tuple[int, ...] = (),
+    **settings: object,
+) -> Row:
     params = SamplingParams(**settings)  # type: ignore[arg-type]
     sequence = Sequence(Generate(id=0, prompt=prompt or [1], max_tokens=99, sampling=params))
     sequence.tokens += output or []
-    return sequence
+    return Row(sequence, drafts)
 
 
 def logits(**values: float) -> torch.Tensor:
@@ -95,6 +101,33 @@ def test_frequency_and_presence_penalties_cover_the_output_only() -> None:
 
 def test_logit_bias_moves_a_token() -> None:
     assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.5, "seed": 11},
+        {"temperature": 0.8, "top_p": 0.9, "seed": 12, "repetition_penalty": 1.3},
+        {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.4},
+    ],
+)
+def test_a_row_after_drafts_is_what_it_would_be_had_they_been_said(settings: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    said, drafts = [5, 6, 5], (7, 5, 9)
+    sequence = row(output=said, **settings).sequence
+    rows = rows_of([PlanEntry(sequence, len(sequence.tokens), drafts)])
+    assert [(one.drafts, one.position) for one in rows] == [((), 4), ((7,), 5), ((7, 5), 6), (drafts, 7)]
+    base = torch.randn(len(rows), VOCABULARY)
+    alone = [
+        sample(base[i : i + 1].clone(), [row(output=[*said, *drafts[:i]], **settings)])[0] for i in range(len(rows))
+    ]
+    assert sample(base, rows) == alone
+
+
+def test_only_entries_that_sample_have_rows() -> None:
+    sequence = row(prompt=[1, 2, 3]).sequence
+    assert rows_of([PlanEntry(sequence, 2)]) == []
+    assert rows_of([PlanEntry(sequence, 3)]) == [Row(sequence)]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

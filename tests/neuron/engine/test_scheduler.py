@@ -18,6 +18,11 @@ def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] 
     )
 
 
+def options(**limits: int) -> EngineOptions:
+    """One token per sequence and step."""
+    return EngineOptions(speculation=False, **limits)  # type: ignore[arg-type]
+
+
 def step(scheduler: Scheduler, token: int = 9) -> dict[int, str | None]:
     plan = scheduler.plan()
     assert plan or scheduler.idle, "this never ends"
@@ -30,7 +35,7 @@ def planned(scheduler: Scheduler) -> list[tuple[int, int]]:
 
 
 def test_decoding_sequences_go_first_and_chunks_share_what_is_left() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=10), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 3))
     assert planned(scheduler) == [(1, 3)]
     scheduler.commit(scheduler.plan(), [9])
@@ -39,7 +44,7 @@ def test_decoding_sequences_go_first_and_chunks_share_what_is_left() -> None:
 
 
 def test_a_prompt_longer_than_the_budget_advances_in_chunks_and_samples_once() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=10), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 25, max_tokens=1))
     assert [step(scheduler), step(scheduler), step(scheduler)] == [{}, {}, {1: "length"}]
     scheduler.check_idle()
@@ -47,7 +52,7 @@ def test_a_prompt_longer_than_the_budget_advances_in_chunks_and_samples_once() -
 
 def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
     pool = PagePool(10, 4)
-    scheduler = Scheduler(EngineOptions(), pool)
+    scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6, max_tokens=50, stop_ids=[7]))
     assert step(scheduler) == {1: None}
     assert pool.free == 8
@@ -56,7 +61,7 @@ def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
 
 
 def test_the_newest_sequence_yields_when_pages_run_out_and_resumes_first() -> None:
-    scheduler = Scheduler(EngineOptions(), PagePool(5, 4))
+    scheduler = Scheduler(options(), PagePool(5, 4))
     scheduler.add(sequence(1, 7, max_tokens=9))
     scheduler.add(sequence(2, 7, max_tokens=9))
     scheduler.add(sequence(3, 7, max_tokens=9))
@@ -72,7 +77,7 @@ def test_the_newest_sequence_yields_when_pages_run_out_and_resumes_first() -> No
 
 def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
     pool = PagePool(10, 4)
-    scheduler = Scheduler(EngineOptions(), pool)
+    scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6))
     scheduler.add(sequence(2, 6))
     step(scheduler)
@@ -84,7 +89,7 @@ def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
 
 
 def test_refusals_say_why() -> None:
-    scheduler = Scheduler(EngineOptions(max_waiting=1), PagePool(2, 4))
+    scheduler = Scheduler(options(max_waiting=1), PagePool(2, 4))
     refusal = scheduler.add(sequence(1, 8))
     assert refusal is not None
     assert refusal.finish == "error"
@@ -96,14 +101,14 @@ def test_refusals_say_why() -> None:
 
 
 def test_a_sequence_ends_at_the_context_limit() -> None:
-    scheduler = Scheduler(EngineOptions(context_length=8), PagePool(10, 4))
+    scheduler = Scheduler(options(context_length=8), PagePool(10, 4))
     scheduler.add(sequence(1, 6, max_tokens=50))
     assert step(scheduler) == {1: None}
     assert step(scheduler) == {1: "length"}
 
 
 def test_every_decoding_sequence_is_in_every_step_even_beyond_the_budget() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
     while len(scheduler.running) < 5:
@@ -114,7 +119,7 @@ def test_every_decoding_sequence_is_in_every_step_even_beyond_the_budget() -> No
 
 
 def test_a_prompt_advances_beside_more_decoding_sequences_than_the_budget_has_tokens() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
     while any(s.pending > 1 for s in scheduler.running) or len(scheduler.running) < 5:
@@ -126,7 +131,7 @@ def test_a_prompt_advances_beside_more_decoding_sequences_than_the_budget_has_to
 
 
 def test_prefill_is_bounded_while_others_decode_and_only_then() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=100, max_prefill_beside_decode=8), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=8), PagePool(100, 4))
     scheduler.add(sequence(1, 60, max_tokens=4))
     assert planned(scheduler) == [(1, 60)]
     scheduler.commit(scheduler.plan(), [9])
@@ -138,7 +143,7 @@ def test_prefill_is_bounded_while_others_decode_and_only_then() -> None:
 
 
 def test_a_prefill_bound_of_zero_is_none() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
     scheduler.add(sequence(1, 5))
     step(scheduler)
     scheduler.add(sequence(2, 200))
@@ -146,7 +151,7 @@ def test_a_prefill_bound_of_zero_is_none() -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=16), PagePool(100, 4))
+    scheduler = Scheduler(options(max_step_tokens=16), PagePool(100, 4))
     scheduler.add(sequence(1, 200))
     assert planned(scheduler) == [(1, 16)]
     step(scheduler)
@@ -158,7 +163,7 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
 
 
 def test_no_more_than_two_prompts_are_in_pieces() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=16), PagePool(1000, 4))
+    scheduler = Scheduler(options(max_step_tokens=16), PagePool(1000, 4))
     for number in range(5):
         scheduler.add(sequence(number, 200, max_tokens=1))
     ended: list[int] = []
@@ -169,7 +174,7 @@ def test_no_more_than_two_prompts_are_in_pieces() -> None:
 
 
 def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=8), PagePool(10, 4))
+    scheduler = Scheduler(options(max_step_tokens=8), PagePool(10, 4))
     scheduler.add(sequence(1, 30, max_tokens=1))  # eight pages, two by now
     step(scheduler)
     scheduler.add(sequence(2, 10))
@@ -180,7 +185,7 @@ def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> Non
 
 
 def test_an_older_prompt_is_not_preempted_for_a_newer_one_that_decodes() -> None:
-    scheduler = Scheduler(EngineOptions(max_step_tokens=8, max_prefill_beside_decode=1), PagePool(12, 4))
+    scheduler = Scheduler(options(max_step_tokens=8, max_prefill_beside_decode=1), PagePool(12, 4))
     scheduler.add(sequence(1, 30, max_tokens=9))
     step(scheduler)
     scheduler.add(sequence(2, 3, max_tokens=40))
@@ -196,8 +201,8 @@ def test_an_older_prompt_is_not_preempted_for_a_newer_one_that_decodes() -> None
 def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
     rng = random.Random(seed)
     pool = PagePool(rng.randint(6, 20), 4)
-    options = EngineOptions(max_step_tokens=rng.randint(1, 24), max_sequences=rng.randint(1, 6), max_waiting=1000)
-    scheduler = Scheduler(options, pool)
+    limits = options(max_step_tokens=rng.randint(1, 24), max_sequences=rng.randint(1, 6), max_waiting=1000)
+    scheduler = Scheduler(limits, pool)
     finished: set[int] = set()
     cancelled: set[int] = set()
     expected = 0
@@ -212,8 +217,8 @@ def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
                 cancelled.add(victim)
         decoding = {s for s in scheduler.running if s.pending == 1}
         plan = scheduler.plan()
-        assert sum(entry.count for entry in plan) <= max(options.max_step_tokens, options.max_sequences)
-        assert len(scheduler.running) <= options.max_sequences
+        assert sum(entry.count for entry in plan) <= max(limits.max_step_tokens, limits.max_sequences)
+        assert len(scheduler.running) <= limits.max_sequences
         # Everything is in the order of arrival, and whoever decoded goes on, unless a newer one had to yield.
         order = [s.id for s in (*scheduler.running, *scheduler.waiting)]
         assert order == sorted(order)

@@ -30,6 +30,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         context_length: positions per sequence, 0 for what the model was trained on.
         kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
         kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
+        speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
+            is the same.
+        speculation_max_sequences: while more than these decode, nothing is guessed.
         prefix_reuse: whose prompts share pages of the KV cache when they begin alike: those with the same salt, `all`,
             or nobody's.
     """
@@ -45,6 +48,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_mb: int = 0
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
+    speculation: bool = True
+    speculation_max_sequences: int = 4
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.sampler import sample
+from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Plan
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
@@ -114,10 +114,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[int]:
-        """Run one step; return a token for each entry that samples, in plan order."""
-        sampling = [entry.sequence for entry in plan if entry.samples]
+        """Run one step; return tokens for each entry that samples, in plan order: one, and one more per draft."""
+        rows = rows_of(plan)
         logits = self.forward(plan)
-        return sample(logits, sampling) if sampling else []
+        return sample(logits, rows) if rows else []
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:

@@ -7,32 +7,61 @@ preemption changes what a seed yields.
 
 from collections import Counter
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import SamplingParams
+from helexa.neuron.engine.scheduler import Plan
 from helexa.neuron.engine.sequence import Sequence
 
 _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
 _MASK64 = (1 << 64) - 1
 
 
-def sample(logits: Tensor, sequences: Rows[Sequence]) -> list[int]:
-    """Choose the next token of each sequence.
+@dataclass(frozen=True)
+class Row:
+    """Whose next token a row of logits is for: that of `sequence` if `drafts` came after its tokens."""
+
+    sequence: Sequence
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The settings of its sequence."""
+        return self.sequence.request.sampling
+
+    @property
+    def position(self) -> int:
+        """Where the token that it is for will be."""
+        return len(self.sequence.tokens) + len(self.drafts)
+
+
+def rows_of(plan: Plan) -> list[Row]:
+    """The rows of logits of a plan: of each entry that samples one, and one more per draft."""
+    return [
+        Row(entry.sequence, entry.drafts[:count])
+        for entry in plan
+        if entry.samples
+        for count in range(len(entry.drafts) + 1)
+    ]
+
+
+def sample(logits: Tensor, rows: Rows[Row]) -> list[int]:
+    """Choose a token for each row.
 
     Args:
         logits: [S, vocabulary], any float dtype; may be changed.
-        sequences: the S sequences that the rows belong to.
+        rows: what the S rows are for.
     """
-    params = [sequence.request.sampling for sequence in sequences]
-    logits = _adjust(logits.float(), sequences, params)
+    params = [row.params for row in rows]
+    logits = _adjust(logits.float(), rows)
     chosen = logits.argmax(-1)
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]
     if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        uniforms = [uniform(params[row].seed, len(sequences[row].tokens)) for row in drawn]
-        chosen[rows] = _draw(logits[rows], [params[row] for row in drawn], uniforms)
+        uniforms = [uniform(params[row].seed, rows[row].position) for row in drawn]
+        chosen[drawn] = _draw(logits[drawn], [params[row] for row in drawn], uniforms)
     return chosen.tolist()
 
 
@@ -44,18 +73,19 @@ def uniform(seed: int, position: int) -> float:
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
 
 
-def _adjust(logits: Tensor, sequences: Rows[Sequence], params: Rows[SamplingParams]) -> Tensor:
+def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:
     """Bias and penalties, only on rows that ask for them."""
-    for row, (sequence, p) in enumerate(zip(sequences, params, strict=True)):
+    for row, (sequence, drafts, p) in enumerate((row.sequence, row.drafts, row.params) for row in rows):
         if p.logit_bias:
             ids = torch.tensor(list(p.logit_bias), device=logits.device)
             logits[row, ids] += torch.tensor(list(p.logit_bias.values()), device=logits.device)
         if p.repetition_penalty != 1.0:
-            ids = torch.tensor(sorted(set(sequence.tokens)), device=logits.device)
+            ids = torch.tensor(sorted({*sequence.tokens, *drafts}), device=logits.device)
             seen = logits[row, ids]
             logits[row, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
-        if (p.frequency_penalty or p.presence_penalty) and sequence.generated:
+        if (p.frequency_penalty or p.presence_penalty) and sequence.generated + len(drafts):
             counts = Counter(sequence.tokens[len(sequence.request.prompt) :])
+            counts.update(drafts)
             ids = torch.tensor(list(counts), device=logits.device)
             times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
             logits[row, ids] -= p.presence_penalty + p.frequency_penalty * times

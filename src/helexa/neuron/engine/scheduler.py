@@ -13,9 +13,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from helexa.neuron.engine import page_hash
-from helexa.neuron.engine.messages import EngineOptions, TokenOutput
+from helexa.neuron.engine.messages import EngineOptions, FinishReason, TokenOutput
+from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
 
@@ -93,7 +95,8 @@ class Scheduler:
         Nobody starves: whoever decodes is in every step, and prompts share what the budget leaves, at least one token.
         """
         plan: dict[Sequence, int] = {}
-        for sequence in [s for s in self.running if s.pending == 1]:
+        decoding = [s for s in self.running if s.pending == 1]
+        for sequence in decoding:
             self._place(sequence, 1, plan)
         room = max(self.options.max_step_tokens - len(plan), 1)
         if plan and self.options.max_prefill_beside_decode:
@@ -106,32 +109,49 @@ class Scheduler:
                 self._place(sequence, room, plan)
                 break
             room -= self._place(sequence, sequence.pending, plan)
-        return [PlanEntry(sequence, count) for sequence, count in plan.items()]
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
+            room = self.options.max_step_tokens - sum(plan.values())
+            for sequence in decoding:
+                if sequence in plan:
+                    drafts[sequence] = self._draft(sequence, room)
+                    room -= len(drafts[sequence])
+        return [PlanEntry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
 
     def commit(self, plan: Plan, sampled: list[int]) -> list[TokenOutput]:
-        """Record a finished step. `sampled` has one token for each entry that samples, in plan order."""
+        """Record a finished step.
+
+        Args:
+            sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
+                for each draft: the token that would follow if this draft and those before it were right. As a draw
+                depends on seed and position alone, those that count are the tokens of a step without drafts.
+        """
         tokens = iter(sampled)
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
-            samples = entry.samples
-            self._advance(sequence, entry.count)
-            if not samples:
+            if not entry.samples:
+                self._advance(sequence, entry.count)
                 continue
-            token = next(tokens)
+            kept = _kept(entry.drafts, list(islice(tokens, len(entry.drafts) + 1)))
+            if sequence.drafter is not None and entry.drafts:
+                sequence.drafter.learn(len(entry.drafts), len(kept) - 1)
             cached = 0 if sequence.generated else sequence.cached
-            finish = sequence.append(token)
-            if finish is None and self._outgrown(sequence):
-                finish = "length"
+            said: list[int] = []
+            finish: FinishReason | None = None
+            for token in kept:
+                said.append(token)
+                finish = sequence.append(token) or ("length" if self._left(sequence) <= 0 else None)
+                if finish is not None:
+                    break
+            self._advance(sequence, entry.count + len(said) - 1)
             if finish is None:
-                outputs.append(TokenOutput(id=sequence.id, tokens=[token], cached_tokens=cached))
+                outputs.append(TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached))
                 continue
             self.running.remove(sequence)
             self._release(sequence)
             outputs.append(
-                TokenOutput(
-                    id=sequence.id, tokens=[token], cached_tokens=cached, finish=finish, timing=sequence.timing()
-                )
+                TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached, finish=finish, timing=sequence.timing())
             )
         return outputs
 
@@ -224,10 +244,21 @@ class Scheduler:
         sequence.pages += self.pages.take(max(missing, 0))
         return True
 
-    def _outgrown(self, sequence: Sequence) -> bool:
+    def _draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
+        """Guesses for a sequence in the plan, as far as there is a use, `room` and a page for them."""
+        left = min(self._left(sequence), sequence.request.max_tokens - sequence.generated)
+        limit = min(room, left - 1)  # the last token needs no draft: it is sampled after the others
+        if limit <= 0:
+            return ()
+        if sequence.drafter is None:
+            sequence.drafter = Drafter(sequence.tokens)
+        drafts = sequence.drafter.draft(limit)
+        return drafts if self._grow(sequence, 1 + len(drafts)) else ()
+
+    def _left(self, sequence: Sequence) -> int:
+        """Tokens that the sequence may still get, by the context and by what the cache could hold."""
         capacity = self.pages.total * self.pages.page_size
-        limit = self.options.context_length or capacity
-        return len(sequence.tokens) >= min(limit, capacity)
+        return min(self.options.context_length or capacity, capacity) - len(sequence.tokens)
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
@@ -242,3 +273,11 @@ class Scheduler:
     @staticmethod
     def _refusal(sequence: Sequence, error: str) -> TokenOutput:
         return TokenOutput(id=sequence.id, finish="error", error=error, timing=sequence.timing())
+
+
+def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
+    """The sampled tokens whose drafts before them were all right: one at least."""
+    right = 0
+    while right < len(drafts) and sampled[right] == drafts[right]:
+        right += 1
+    return sampled[: right + 1]

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from helexa.neuron.engine.messages import FinishReason, Generate, Timing
+from helexa.neuron.engine.ngram import Drafter
 
 
 @dataclass(eq=False)
@@ -15,6 +16,7 @@ class Sequence:
         computed: leading tokens whose K and V are in `pages`.
         cached: prompt tokens that were found in the KV cache when the sequence was first started.
         chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
+        drafter: guesses its next tokens; made when there is a use for it.
     """
 
     request: Generate
@@ -23,6 +25,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list[int])
     cached: int = 0
     chain: list[bytes] = field(default_factory=list[bytes])
+    drafter: Drafter | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None
