@@ -47,7 +47,7 @@ class Model:
         queries = ops.rotate_store(qkv, HEADS, rope, self.cache, batch.slots)
         delta = ops.attend(queries, self.cache, batch).view(len(batch.tokens), -1)
         delta = self.down(ops.silu_mul(self.gate_up(self.norm(hidden, delta))))
-        return self.head(self.norm(hidden, delta, batch.sample_rows))
+        return self.head(self.norm(*(ops.choose_rows(part, batch.sample_rows) for part in (hidden, delta))))
 
 
 class Runs:

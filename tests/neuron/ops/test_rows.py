@@ -26,15 +26,21 @@ def test_a_norm_adds_and_normalises(native: NativeOps, rows: int, width: int) ->
     assert torch.equal(residual, hidden + delta)
 
 
-def test_a_norm_of_chosen_rows_adds_to_those_alone(native: NativeOps) -> None:
-    weight, delta, hidden = torch.randn(64), torch.randn(20, 64), torch.randn(20, 64)
-    chosen, residual = torch.tensor([19, 0, 7]), hidden.clone()
-    out = native.rms_norm(weight, EPS)(residual, delta, chosen)
-    close(out, normalised((hidden + delta)[chosen], weight))
-    assert torch.equal(residual[chosen], (hidden + delta)[chosen])
-    others = [row for row in range(20) if row not in chosen]
-    assert torch.equal(residual[others], hidden[others])
-    assert native.rms_norm(weight, EPS)(residual, delta, chosen[:0]).shape == (0, 64)
+def test_chosen_rows_come_in_the_order_asked_for(native: NativeOps) -> None:
+    x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7])
+    assert torch.equal(native.choose_rows(x, rows), x[rows])
+    assert native.choose_rows(x, rows[:0]).shape == (0, 48)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 1000])
+def test_argmax_is_the_first_of_the_largest(native: NativeOps, width: int) -> None:
+    x = torch.randn(7, width)
+    x[1] = 0.0
+    x[2] = -torch.inf
+    x[3, width // 2] = x[3, -1] = 100.0
+    x[4] = torch.arange(width)
+    expected = [int((row == row.max()).nonzero()[0]) for row in x]
+    assert native.argmax(x).tolist() == expected
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])

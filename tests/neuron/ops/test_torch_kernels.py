@@ -22,12 +22,6 @@ def test_the_norm_in_few_passes_is_the_same_even_for_tiny_inputs() -> None:
         torch.testing.assert_close(FewPassRmsNorm(weight, 1e-5, torch.float32)(x), expected)
 
 
-def test_a_norm_of_chosen_rows_is_that_of_all() -> None:
-    weight, x, delta, rows = torch.randn(32), torch.randn(6, 32), torch.randn(6, 32), torch.tensor([5, 0])
-    for norm in (RmsNorm(weight, 1e-5, torch.float32), FewPassRmsNorm(weight, 1e-5, torch.float32)):
-        torch.testing.assert_close(norm(x.clone(), delta, rows), norm(x + delta)[rows])
-
-
 @pytest.mark.parametrize("prefix", [0, 1, 63, 64, 100])
 @pytest.mark.parametrize("pages", [[4, 5, 6, 7], [5, 6, 9, 7]])
 def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(prefix: int, pages: list[int]) -> None:

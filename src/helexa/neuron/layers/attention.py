@@ -50,9 +50,10 @@ class Attention:
             query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
             self._norms = HeadNorms(query, key, qk_norm_eps)
 
-    def __call__(self, x: Tensor, cache: Tensor, step: Step) -> Tensor:
-        """[T, H] -> [T, H]; writes this step's K and V to `cache` first."""
+    def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
+        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; writes this step's K and V to `cache` first."""
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
         queries = self._ops.rotate_store(qkv, self._heads, step.rope, cache, step.batch.slots, self._norms)
         out = self._ops.attend(queries, cache, step.batch)
-        return self._out(out.view(x.shape[0], -1))
+        out = out.view(x.shape[0], -1)
+        return self._out(out if rows is None else self._ops.choose_rows(out, rows))

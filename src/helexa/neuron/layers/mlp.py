@@ -9,10 +9,9 @@ class GatedMlp:
     """`down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
-        self._silu_mul = loader.ops.silu_mul
         self._gate_up = loader.linear({f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}, hidden)
-        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate)
+        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate, gated=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self._down(self._silu_mul(self._gate_up(x)))
+        return self._down(self._gate_up(x))

@@ -52,9 +52,11 @@ class Llama:
         """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
         step = Step(batch, self._rope.tables(batch.positions))
         hidden, delta = self._embed(batch.tokens), None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            delta = layer(hidden, delta, cache, step)
-        return self._head(self._norm(hidden, delta, batch.sample_rows))
+        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
+            hidden, delta = layer(hidden, delta, cache, step)
+        # Of the last layer only K and V are needed of rows that do not sample.
+        hidden, delta = self.layers[-1](hidden, delta, caches[-1], step, batch.sample_rows)
+        return self._head(self._norm(hidden, delta))
 
 
 class Block:
@@ -63,6 +65,7 @@ class Block:
     def __init__(
         self, loader: Loader, prefix: str, model: Llama, hidden: int, heads: int, intermediate: int, eps: float
     ) -> None:
+        self._ops = loader.ops
         self._input_norm = loader.norm(f"{prefix}.input_layernorm", hidden, eps)
         self._attention = Attention(
             loader,
@@ -76,10 +79,18 @@ class Block:
         self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
         self._mlp = GatedMlp(loader, f"{prefix}.mlp", hidden=hidden, intermediate=intermediate)
 
-    def __call__(self, hidden: Tensor, delta: Tensor | None, cache: Tensor, step: Step) -> Tensor:
-        """Add `delta` to the residual stream [T, H] in place; return what this layer would add next."""
-        delta = self._attention(self._input_norm(hidden, delta), cache, step)
-        return self._mlp(self._mlp_norm(hidden, delta))
+    def __call__(
+        self, hidden: Tensor, delta: Tensor | None, cache: Tensor, step: Step, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Add `delta` to the residual stream [T, H] in place; return the stream and what this layer would add next.
+
+        Args:
+            rows: [S] rows that are wanted; None for all.
+        """
+        delta = self._attention(self._input_norm(hidden, delta), cache, step, rows)
+        if rows is not None:
+            hidden = self._ops.choose_rows(hidden, rows)
+        return hidden, self._mlp(self._mlp_norm(hidden, delta))
 
 
 def _refuse_unsupported(config: dict[str, Any]) -> None:

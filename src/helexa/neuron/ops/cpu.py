@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.linear import GatedLinear, LinearOp
 from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -24,14 +24,15 @@ class CpuOps(ReferenceOps):
         """Whether this CPU and this torch have what the kernels need."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-    def linear(self, parts: Sequence[Weight], bias: Tensor | None) -> LinearOp:
+    def linear(self, parts: Sequence[Weight], bias: Tensor | None, gated: bool = False) -> LinearOp:
         """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
         self.step_bytes += dense.nbytes
         many = PrepackedLinear(dense, bias)
         packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
-        return ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
+        product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
+        return GatedLinear(self.silu_mul, product) if gated else product
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Small operators cost what their passes cost."""

@@ -9,6 +9,7 @@ KERNELS = (
     "add_rms_norm",
     "argmax",
     "attend",
+    "choose_rows",
     "combine",
     "embed",
     "embed_plain",

@@ -18,3 +18,15 @@ class DenseLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""
         return F.linear(x, self._weight, self._bias)
+
+
+class GatedLinear:
+    """A product of what a gate has let through."""
+
+    def __init__(self, gate: Callable[[Tensor], Tensor], product: LinearOp) -> None:
+        self._gate = gate
+        self._product = product
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, 2 * K] -> [T, N]."""
+        return self._product(self._gate(x))

@@ -79,10 +79,10 @@ class NativeOps(ReferenceOps):
         """The weight as tiles."""
         return pack(self._library, weight, self._memory)
 
-    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None) -> LinearOp:
+    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gated: bool = False) -> LinearOp:
         """One product after another from the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
-        return _Linear(self, parts, bias)
+        return _Linear(self, parts, bias, gated)
 
     def embedding(self, matrix: PackedMatrix, tokens: Tensor) -> Tensor:
         """Rows of the matrix, from its tiles."""
@@ -128,6 +128,12 @@ class NativeOps(ReferenceOps):
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("silu_mul", gate_up, out, rows, width)
+        return out
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Rows [S] of x [T, H]."""
+        out = self.take(rows.shape[0], x.shape[1])
+        self.launch("choose_rows", x, rows, out, *out.shape)
         return out
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -184,8 +190,9 @@ class NativeOps(ReferenceOps):
 class _Linear:
     """`x @ weight.T + bias` with the parts' outputs side by side."""
 
-    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None) -> None:
+    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None, gated: bool) -> None:
         self._ops = ops
+        self._gated = gated
         self._parts = parts
         self._bias = None if bias is None else bias.float().contiguous()
         self._columns = parts[0].columns
@@ -199,13 +206,14 @@ class _Linear:
             return out
         x = x.contiguous()
         inputs: dict[bool, Tensor] = {}
-        for plain in {part.number is None for part in self._parts}:
+        for plain in sorted({part.number is None for part in self._parts}):  # `quantise` reads x before it is gated
             if plain:
+                x = ops.silu_mul(x) if self._gated else x
                 inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
                 ops.launch("narrow", x, inputs[plain], rows, columns)
             else:
                 inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise", x, inputs[plain], rows, columns)
+                ops.launch("quantise", x, inputs[plain], rows, columns, self._gated)
         first = 0
         for part in self._parts:
             rounded = inputs[part.number is None]
@@ -229,12 +237,11 @@ class _RmsNorm:
         self._weight = weight.float().contiguous()
         self._eps = _bits(eps)
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """See `NormOp`; with `rows`, delta is added to those rows only."""
-        count, width = x.shape[0] if rows is None else rows.shape[0], x.shape[-1]
-        out = self._ops.take(count, width)
-        added, chosen = 0 if delta is None else delta, 0 if rows is None else rows
-        self._ops.launch("add_rms_norm", x, added, self._weight, out, chosen, count, width, self._eps)
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See `NormOp`."""
+        out = self._ops.take(*x.shape)
+        added = 0 if delta is None else delta
+        self._ops.launch("add_rms_norm", x, added, self._weight, out, *x.shape, self._eps)
         return out
 
 

@@ -10,16 +10,15 @@ from torch import Tensor
 class NormOp(Protocol):
     """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """Add `delta` to x in place, then normalise.
 
         Args:
             x: [T, H], any float dtype.
             delta: [T, H] or None.
-            rows: [S] rows that are wanted; None for all. Others need not get their delta.
 
         Returns:
-            [T, H], or [S, H], of the activation dtype.
+            [T, H] of the activation dtype.
         """
         ...
 
@@ -46,11 +45,11 @@ class RmsNorm:
         self._eps = eps
         self._dtype = dtype
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
         if delta is not None:
             x += delta
-        x = (x if rows is None else x[rows]).float()
+        x = x.float()
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(self._eps))
         return (x * scale).mul_(self._weight).to(self._dtype)
 
@@ -64,10 +63,10 @@ class FewPassRmsNorm:
         self._element = weight.new_tensor((width * eps) ** 0.5)
         self._dtype = dtype
 
-    def __call__(self, x: Tensor, delta: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
         if delta is not None:
             x += delta
-        x = (x if rows is None else x[rows]).float()
+        x = x.float()
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._element)
         return (x * self._weight).div_(length).to(self._dtype)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
-from helexa.neuron.ops.linear import DenseLinear, LinearOp
+from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
@@ -56,15 +56,17 @@ class ReferenceOps:
         """A weight [N, K] in the form that `linear` and `embedding` of these kernels take."""
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
-    def linear(self, parts: Sequence[Any], bias: Tensor | None) -> LinearOp:
+    def linear(self, parts: Sequence[Any], bias: Tensor | None, gated: bool = False) -> LinearOp:
         """Prepare `x -> x @ weight.T + bias` for x of [T, K]; outputs of several matrices lie side by side.
 
         Args:
             bias: float32, of all outputs together.
+            gated: the operator takes x of [T, 2 * K] and multiplies `silu_mul(x)`.
         """
         weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
         self.step_bytes += weight.nbytes
-        return DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
+        product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
+        return GatedLinear(self.silu_mul, product) if gated else product
 
     def dense(self, weight: Weight) -> Tensor:
         """The weight as a plain tensor of the activation dtype."""
@@ -122,6 +124,10 @@ class ReferenceOps:
         """`silu(gate) * up` for [T, 2 * I], gate first."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Rows [S] of x [T, H]."""
+        return x[rows]
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest in each row of float32 [S, V], int64 [S]."""

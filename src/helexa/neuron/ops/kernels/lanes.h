@@ -184,4 +184,10 @@ INLINE lanes power_of_two(lanes x) {
     return e * (lanes)(((bits)shifted + (127 - 0x4b400000)) << 23);
 }
 
+/* x / (1 + e^-x), from e^-|x|, which never overflows. */
+INLINE lanes silu(lanes x) {
+    lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f);
+    return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
+}
+
 #endif

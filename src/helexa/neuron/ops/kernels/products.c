@@ -239,38 +239,46 @@ int64_t multiply(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved. */
+INLINE void round_group(block *to, lanes low, lanes high) {
+    lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
+    float peak = largest(size), inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
+    words first = (words)(low * inverse + 12582912.0f) - 0x4b400000;
+    words second = (words)(high * inverse + 12582912.0f) - 0x4b400000;
+    int32_t sums[2];
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i *)to->codes, _mm512_cvtepi32_epi8((__m512i)first));
+    _mm_storeu_si128((__m128i *)(to->codes + LANES), _mm512_cvtepi32_epi8((__m512i)second));
+    sums[0] = _mm512_reduce_add_epi32((__m512i)first), sums[1] = _mm512_reduce_add_epi32((__m512i)second);
+#else
+    sums[0] = sums[1] = 0;
+    for (int i = 0; i < LANES; i++) {
+        to->codes[i] = (int8_t)first[i], to->codes[LANES + i] = (int8_t)second[i];
+        sums[0] += first[i], sums[1] += second[i];
+    }
+#endif
+    to->scale = peak / 127.0f;
+    to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
+    to->first = -32 * sums[0], to->second = -32 * sums[1];
+}
+
+/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved. If `gated`, x is [rows, 2 * columns], and what is rounded
+ * is silu(first half) * second half. */
 int64_t quantise(const int64_t *a, int64_t item) {
     const float *x = (const float *)a[0];
     block *out = (block *)a[1];
-    int64_t rows = a[2], columns = a[3], groups = columns / GROUP;
+    int64_t rows = a[2], columns = a[3], gated = a[4], groups = columns / GROUP;
     if (item < 0) return (rows + 3) / 4;
     for (int64_t row = item * 4; row < rows && row < item * 4 + 4; row++) {
         int64_t start = row / MAX_ROWS * MAX_ROWS, together = rows - start < MAX_ROWS ? rows - start : MAX_ROWS;
         block *to = out + start * groups + (row - start);
-        for (int64_t g = 0; g < groups; g++, to += together) {
-            lanes low = load(x + row * columns + g * GROUP), high = load(x + row * columns + g * GROUP + LANES);
-            lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
-            float peak = largest(size), inverse = peak > 0 ? 127.0f / peak : 0.0f;
-            /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
-            words first = (words)(low * inverse + 12582912.0f) - 0x4b400000;
-            words second = (words)(high * inverse + 12582912.0f) - 0x4b400000;
-            int32_t sums[2];
-#if defined(__AVX512F__)
-            _mm_storeu_si128((__m128i *)to->codes, _mm512_cvtepi32_epi8((__m512i)first));
-            _mm_storeu_si128((__m128i *)(to->codes + LANES), _mm512_cvtepi32_epi8((__m512i)second));
-            sums[0] = _mm512_reduce_add_epi32((__m512i)first), sums[1] = _mm512_reduce_add_epi32((__m512i)second);
-#else
-            sums[0] = sums[1] = 0;
-            for (int i = 0; i < LANES; i++) {
-                to->codes[i] = (int8_t)first[i], to->codes[LANES + i] = (int8_t)second[i];
-                sums[0] += first[i], sums[1] += second[i];
-            }
-#endif
-            to->scale = peak / 127.0f;
-            to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
-            to->first = -32 * sums[0], to->second = -32 * sums[1];
-        }
+        const float *from = x + row * columns * (gated ? 2 : 1), *up = from + columns;
+        if (gated)
+            for (int64_t g = 0; g < groups; g++, to += together, from += GROUP, up += GROUP)
+                round_group(to, silu(load(from)) * load(up), silu(load(from + LANES)) * load(up + LANES));
+        else
+            for (int64_t g = 0; g < groups; g++, to += together, from += GROUP)
+                round_group(to, load(from), load(from + LANES));
     }
     return 0;
 }

@@ -5,19 +5,13 @@
 
 #define PAGE 64
 
-/* x [rows, width] += delta (may be null); for the rows asked for (all where `chosen` is null)
- * out [count, width] = x / rms(x) * weight. */
-int64_t add_rms_norm(const int64_t *a, int64_t item) {
-    float *hidden = (float *)a[0];
+/* x [rows, width] += delta (may be null); out = x / rms(x) * weight. */
+int64_t add_rms_norm(const int64_t *a, int64_t row) {
     const float *delta = (const float *)a[1], *weight = (const float *)a[2];
-    float *out = (float *)a[3];
-    const int64_t *chosen = (const int64_t *)a[4];
-    int64_t count = a[5], width = a[6];
-    float eps;
-    memcpy(&eps, a + 7, sizeof eps);
-    if (item < 0) return count;
-    int64_t row = chosen ? chosen[item] : item;
-    float *x = hidden + row * width;
+    int64_t rows = a[4], width = a[5];
+    float *x = (float *)a[0] + row * width, *out = (float *)a[3] + row * width, eps;
+    memcpy(&eps, a + 6, sizeof eps);
+    if (row < 0) return rows;
     lanes squares = {0};
     for (int64_t i = 0; i < width; i += LANES) {
         lanes value = load(x + i);
@@ -25,7 +19,7 @@ int64_t add_rms_norm(const int64_t *a, int64_t item) {
         squares = fused(value, value, squares);
     }
     lanes scale = all(1.0f / sqrtf(sum(squares) / (float)width + eps));
-    for (int64_t i = 0; i < width; i += LANES) store(out + item * width + i, load(x + i) * scale * load(weight + i));
+    for (int64_t i = 0; i < width; i += LANES) store(out + i, load(x + i) * scale * load(weight + i));
     return 0;
 }
 
@@ -35,12 +29,17 @@ int64_t silu_mul(const int64_t *a, int64_t item) {
     float *out = (float *)a[1] + item * a[3];
     int64_t rows = a[2], width = a[3];
     if (item < 0) return rows;
-    for (int64_t i = 0; i < width; i += LANES) {
-        lanes x = load(gate + i), up = load(gate + width + i);
-        words negative = x < 0.0f;
-        lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f); /* e^-|x| */
-        store(out + i, x * where(negative, small, all(1.0f)) / (small + 1.0f) * up);
-    }
+    for (int64_t i = 0; i < width; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + width + i));
+    return 0;
+}
+
+/* Rows `chosen` of x [.., width] -> out [rows, width]. */
+int64_t choose_rows(const int64_t *a, int64_t item) {
+    const float *x = (const float *)a[0];
+    const int64_t *chosen = (const int64_t *)a[1];
+    int64_t rows = a[3], width = a[4];
+    if (item < 0) return rows;
+    memcpy((float *)a[2] + item * width, x + chosen[item] * width, width * sizeof *x);
     return 0;
 }
 
