@@ -306,11 +306,3 @@ def test_the_server_process_imports_neither_torch_nor_the_hub():
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
-
-
-def test_the_doctor_speaks_in_words(tmp_path: Path):
-    code, output, _ = finished(neuron("doctor", HELEXA_CACHE=str(tmp_path / "cache"), NEURON_PORT=str(free_port())))
-    assert code == 0
-    assert f"model files are kept in {tmp_path / 'cache'}" in output
-    assert "models run on" in output
-    assert "is free to listen on" in output

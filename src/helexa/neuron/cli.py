@@ -73,46 +73,28 @@ def serve(
 
 @app.command
 def doctor(*, config: ConfigPath = None) -> None:
-    """Say in words what was found on this machine, and what is missing.
+    """Say in words what was found on this machine, which kernels it would use and why, and what is missing.
+
+    Exit code 1 tells that something is broken.
 
     Parameters
     ----------
     config
         The neuron.toml to check as well.
     """
-    import shutil
-    from importlib.util import find_spec
-
     from helexa.neuron.config import read_config
-    from helexa.neuron.discovery import default_device, discover, torch_version
-    from helexa.neuron.sources.cache import cache_root
+    from helexa.neuron.doctor import Doctor
 
     settings = read_config(config)
-    facts = discover()
-    print(f"helexa {__version__}, Python {sys.version.split()[0]}")
-    print(f"torch {torch_version()}" if torch_version() else "torch is missing: pip install 'helexa[neuron]'")
-    print(f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {facts.memory_total_mb} MiB of memory")
-    for device in facts.devices:
-        print(f"cuda:{device.index} is {device.name} with {device.vram_total_mb} MiB")
-    if facts.cuda_unavailable_reason:
-        print(f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
-    elif not facts.devices:
-        print("no NVIDIA device was found; models run on the CPU")
-    configured = settings.harness.torch.device
-    print(f"models run on {default_device() if configured == 'auto' else configured}")
-    cache = cache_root(settings.cache.dir)
-    present = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    usable = f"{shutil.disk_usage(present).free >> 30} GiB free" if os.access(present, os.W_OK) else "NOT writable"
-    print(f"model files are kept in {cache}, {usable}")
-    if find_spec("pip") is None:
-        print("pip is missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)")
-    names = ", ".join(spec.model_id for spec in settings.default_models)
-    print(f"loaded at start: {names or 'nothing'}")
+    examination = Doctor(settings)
+    examination.examine()
     try:
         _listen(settings.host, settings.port).close()
         print(f"{settings.host}:{settings.port} is free to listen on")
     except HelexaError as error:
         print(error)
+    if examination.broken:
+        raise SystemExit(1)
 
 
 def _listen(host: str, port: int) -> socket.socket:

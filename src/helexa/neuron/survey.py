@@ -1,0 +1,59 @@
+"""Which kernels engines on this machine would use, and why. A process of its own, since it imports torch.
+
+    python -m helexa.neuron.survey OPTIONS
+
+with OPTIONS as for an engine, in JSON; prints a `Survey` in JSON.
+"""
+
+import sys
+
+import msgspec
+import psutil
+import torch
+
+from helexa.neuron import ops
+from helexa.neuron.doctor import DeviceKernels, Survey
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.process import _physical_cores
+from helexa.neuron.engine.runner import DeviceError, _usable_device
+
+
+def take(options: EngineOptions) -> Survey:
+    """Choose kernels as engines do, for a model of ordinary shape. The native ones are compiled if need be."""
+    torch.set_num_threads(options.threads or _physical_cores())
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    unusable = None
+    try:
+        _usable_device(options.device)
+    except DeviceError as error:
+        unusable = str(error)
+    return Survey(
+        threads=torch.get_num_threads(),
+        devices=[_kernels(torch.device(name), dtype) for name in names],
+        unusable=unusable,
+    )
+
+
+def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
+    choice = ops.choose(device, dtype, {})
+    return DeviceKernels(
+        device=str(device),
+        kernels=choice.ops.name,
+        dtype=str(choice.ops.dtype).removeprefix("torch."),
+        reason=choice.reason,
+        free_mb=_free_mb(device),
+    )
+
+
+def _free_mb(device: torch.device) -> int | None:
+    if device.type == "cpu":
+        return psutil.virtual_memory().available >> 20
+    return torch.cuda.mem_get_info(device)[0] >> 20 if device.type == "cuda" else None
+
+
+if __name__ == "__main__":
+    survey = take(msgspec.json.decode(sys.argv[1], type=EngineOptions))
+    sys.stdout.write(msgspec.json.encode(survey).decode())
