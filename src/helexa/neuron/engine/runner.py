@@ -117,7 +117,7 @@ class Runner:
         """Run one step; return tokens for each entry that samples, in plan order: one, and one more per draft."""
         rows = rows_of(plan)
         logits = self.forward(plan)
-        return sample(logits, rows) if rows else []
+        return sample(logits, rows, self.ops.argmax) if rows else []
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:

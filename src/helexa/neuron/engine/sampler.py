@@ -6,6 +6,7 @@ preemption changes what a seed yields.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
@@ -48,16 +49,17 @@ def rows_of(plan: Plan) -> list[Row]:
     ]
 
 
-def sample(logits: Tensor, rows: Rows[Row]) -> list[int]:
+def sample(logits: Tensor, rows: Rows[Row], argmax: Callable[[Tensor], Tensor] | None = None) -> list[int]:
     """Choose a token for each row.
 
     Args:
         logits: [S, vocabulary], any float dtype; may be changed.
         rows: what the S rows are for.
+        argmax: float32 [S, vocabulary] -> [S], the first of the largest in each row; torch's if None.
     """
     params = [row.params for row in rows]
     logits = _adjust(logits.float(), rows)
-    chosen = logits.argmax(-1)
+    chosen = logits.argmax(-1) if argmax is None else argmax(logits)
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]
     if drawn:
         uniforms = [uniform(params[row].seed, rows[row].position) for row in drawn]
