@@ -160,7 +160,10 @@ def _rows(entry: PlanEntry) -> int:
 
 def _fill(buffer: Tensor, values: list[int]) -> Tensor:
     view = buffer[: len(values)]
-    view.copy_(torch.tensor(values, dtype=torch.int64))
+    if buffer.device.type == "cpu":
+        view.numpy()[:] = values  # several times quicker than by way of another tensor
+    else:
+        view.copy_(torch.tensor(values, dtype=torch.int64))
     return view
 
 

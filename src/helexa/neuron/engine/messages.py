@@ -24,7 +24,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
         threads: CPU threads, 0 for one per physical core.
         max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.
-        max_prefill_beside_decode: prompt tokens in a step in which others decode and wait for its end, 0 for no bound.
+        max_prefill_beside_decode: most prompt tokens in a step in which others decode and wait for its end; fewer when
+            the step would take much longer than theirs alone. 0 for no bound.
         max_sequences: sequences that may run in one step.
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.

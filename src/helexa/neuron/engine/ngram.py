@@ -5,7 +5,7 @@ match must be, and how many tokens are guessed from it, follows what became of t
 """
 
 _LONG, _SHORT = 8, 3  # n-grams that are looked up; the long ones tell apart what many short ones have in common
-_LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 4, 32
+_LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32
 _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
 
 
@@ -51,4 +51,4 @@ class Drafter:
             self._match = max(self._match - 1, _LEAST_MATCH)
         else:
             self._depth = max(self._depth // 2, _LEAST_DEPTH)
-            self._match = min(self._match * 3 // 2, _MOST_MATCH)
+            self._match = min(self._match * 2, _MOST_MATCH)

@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -63,7 +64,9 @@ class Engine:
             plan = scheduler.plan()
             if plan:
                 try:
-                    outputs += scheduler.commit(plan, self._runner.run(plan))
+                    start = time.perf_counter()
+                    sampled = self._runner.run(plan)
+                    outputs += scheduler.commit(plan, sampled, time.perf_counter() - start)
                 except Exception as error:
                     _log.exception("a step failed; this engine process ends")
                     self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))

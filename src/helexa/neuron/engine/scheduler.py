@@ -18,6 +18,7 @@ from itertools import islice
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.messages import EngineOptions, FinishReason, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
+from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
 
@@ -32,7 +33,6 @@ class PlanEntry:
 
     sequence: Sequence
     count: int
-    drafts: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
 
     @property
@@ -60,6 +60,7 @@ class Scheduler:
         self.pages = pages
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self._pace = Pace(options.max_prefill_beside_decode)
         self.prompt_tokens = 0
         self.cached_tokens = 0
 
@@ -100,7 +101,7 @@ class Scheduler:
             self._place(sequence, 1, plan)
         room = max(self.options.max_step_tokens - len(plan), 1)
         if plan and self.options.max_prefill_beside_decode:
-            room = min(room, self.options.max_prefill_beside_decode)
+            room = min(room, self._pace.room)
         prompts = self._prompts()
         while room and (sequence := next(prompts, None)):
             if sequence.pending > room:
@@ -113,19 +114,23 @@ class Scheduler:
         if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
             room = self.options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
-                if sequence in plan:
+                if sequence in plan and sequence.pending == 1:  # it may have been preempted and started again just now
                     drafts[sequence] = self._draft(sequence, room)
                     room -= len(drafts[sequence])
         return [PlanEntry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
 
-    def commit(self, plan: Plan, sampled: list[int]) -> list[TokenOutput]:
+    def commit(self, plan: Plan, sampled: list[int], seconds: float | None = None) -> list[TokenOutput]:
         """Record a finished step.
 
         Args:
+            seconds: that it took, if steps are to be paced by it.
             sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
                 depends on seed and position alone, those that count are the tokens of a step without drafts.
         """
+        prompts = [entry.count for entry in plan if entry.sequence.pending > 1]
+        if seconds is not None and len(prompts) < len(plan):
+            self._pace.learn(sum(prompts), seconds)
         tokens = iter(sampled)
         outputs: list[TokenOutput] = []
         for entry in plan:
