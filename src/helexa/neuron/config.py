@@ -66,6 +66,7 @@ class TorchConfig(Section):
     max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
+    kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
     speculation_max_sequences: int = Field(default=4, ge=0)
@@ -82,6 +83,7 @@ class TorchConfig(Section):
             max_waiting=self.max_waiting,
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
+            kv_dtype=self.kv_dtype,
             prefix_reuse=self.prefix_reuse,
             speculation=self.speculation,
             speculation_max_sequences=self.speculation_max_sequences,

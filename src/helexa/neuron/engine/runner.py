@@ -78,6 +78,8 @@ class Runner:
             choice = ops.choose(self.device, _DTYPES.get(options.dtype), config, kv_bits)
             self.ops = choice.ops
             _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
+            if kv_bits == 8 and self.ops.kv_bits != 8:
+                _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", self.ops.dtype)
             model_type = str(config.get("model_type"))
             store = self.ops.store(model_path)
             loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)

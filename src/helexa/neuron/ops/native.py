@@ -53,7 +53,7 @@ class NativeOps(ReferenceOps):
         self._workspace = Workspace()
         self._graphs = Graphs(library, self._workspace)
         self._memory = HugeMemory()
-        self._kv_bits = kv_bits
+        self.kv_bits = kv_bits
         self._plan: AttentionPlan | None = None
 
     @staticmethod
@@ -119,7 +119,7 @@ class NativeOps(ReferenceOps):
         queries = self.take(rows, heads, dim, dtype=torch.bfloat16)
         weights = (0, 0) if norms is None else (norms.query, norms.key)
         eps = _bits(0.0 if norms is None else norms.eps)
-        shape = (rows, heads, kv_heads, dim, eps, self._kv_bits == 8)
+        shape = (rows, heads, kv_heads, dim, eps, self.kv_bits == 8)
         self.launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape)
         return queries
 
@@ -144,7 +144,7 @@ class NativeOps(ReferenceOps):
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""
-        return kv_heads * (2 * head_dim * self._kv_bits // 8 + (8 if self._kv_bits == 8 else 0)) * PAGE_SIZE
+        return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """Zeroed pages; memory becomes resident only as they are written."""
@@ -161,7 +161,7 @@ class NativeOps(ReferenceOps):
         rows, heads, dim = queries.shape
         out = self.take(rows, heads, dim)
         partials = plan.partials(heads, dim)
-        kv_heads, narrow = cache.shape[1], self._kv_bits == 8
+        kv_heads, narrow = cache.shape[1], self.kv_bits == 8
         self.launch("attend", queries, cache, *plan.addresses, partials, out, heads, kv_heads, dim, narrow)
         self.launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim)
         return out

@@ -42,11 +42,14 @@ class ReferenceOps:
     name = "torch"
     step_bytes: int
     """Bytes of all weights that products were prepared for: what one decode step reads."""
+    kv_bits: int
+    """Of each number in the KV cache."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
         self.step_bytes = 0
+        self.kv_bits = dtype.itemsize * 8
 
     def store(self, model: Path) -> MatrixStore | None:
         """Where prepared weights of the model at this path are kept from one start to the next, if anywhere."""
