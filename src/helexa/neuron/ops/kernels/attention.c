@@ -34,32 +34,33 @@ typedef struct {
     int64_t heads, kv_heads, dim, narrow;
 } layer;
 
-/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2] */
-INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], const int rows) {
+/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2], the first `parts` * LANES columns of them */
+INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
+                       const int rows, const int parts) {
     lanes acc[TOGETHER][4];
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < 4; i++) acc[r][i] = (lanes){0};
+        for (int i = 0; i < parts; i++) acc[r][i] = (lanes){0};
     for (int64_t d = 0; d < dim; d += 2) {
         bits part[4];
-        for (int i = 0; i < 4; i++) part[i] = load_bits(keys + d * PAGE + 32 * i);
+        for (int i = 0; i < parts; i++) part[i] = load_bits(keys + d * PAGE + 32 * i);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, queries[r] + d, sizeof pair);
-            for (int i = 0; i < 4; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+            for (int i = 0; i < parts; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < 4; i++) store(scores[r] + LANES * i, acc[r][i]);
+        for (int i = 0; i < parts; i++) store(scores[r] + LANES * i, acc[r][i]);
 }
 
 /* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them */
 INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
-                       const int rows, const int width) {
+                       int64_t visible, const int rows, const int width) {
     lanes acc[TOGETHER][4];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < width / LANES; i++) acc[r][i] = load(sums + r * dim + LANES * i) * keep[r];
-    for (int p = 0; p < PAGE; p += 2) {
+    for (int64_t p = 0; p < visible; p += 2) {
         bits part[4];
         for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i);
 #pragma GCC unroll 8
@@ -73,20 +74,30 @@ INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_
         for (int i = 0; i < width / LANES; i++) store(sums + r * dim + LANES * i, acc[r][i]);
 }
 
-static void score(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows) {
-    for (; rows >= 6; rows -= 6, queries += 6, scores += 6) score_rows(queries, keys, dim, scores, 6);
-    if (rows >= 4) score_rows(queries, keys, dim, scores, 4), rows -= 4, queries += 4, scores += 4;
-    if (rows == 3) score_rows(queries, keys, dim, scores, 3);
-    if (rows == 2) score_rows(queries, keys, dim, scores, 2);
-    if (rows == 1) score_rows(queries, keys, dim, scores, 1);
+INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows,
+                        const int parts) {
+    for (; rows >= 6; rows -= 6, queries += 6, scores += 6) score_rows(queries, keys, dim, scores, 6, parts);
+    if (rows >= 4) score_rows(queries, keys, dim, scores, 4, parts), rows -= 4, queries += 4, scores += 4;
+    if (rows == 3) score_rows(queries, keys, dim, scores, 3, parts);
+    if (rows == 2) score_rows(queries, keys, dim, scores, 2, parts);
+    if (rows == 1) score_rows(queries, keys, dim, scores, 1, parts);
+}
+
+/* What nobody sees is not looked at: `visible` positions of the page. */
+static void score(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows,
+                  int64_t visible) {
+    if (visible > 3 * LANES) score_parts(queries, keys, dim, scores, rows, 4);
+    else if (visible > 2 * LANES) score_parts(queries, keys, dim, scores, rows, 3);
+    else if (visible > LANES) score_parts(queries, keys, dim, scores, rows, 2);
+    else score_parts(queries, keys, dim, scores, rows, 1);
 }
 
 static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
-                  int rows) {
+                  int rows, int64_t visible) {
     int64_t d = 0;
     for (; d + 64 <= dim; d += 64) {
         int r = 0;
-#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, ROWS, 64)
+#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, 64)
         for (; rows - r >= 6; r += 6) WEIGH(6);
         if (rows - r >= 4) WEIGH(4), r += 4;
         if (rows - r == 3) WEIGH(3);
@@ -95,7 +106,7 @@ static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim
     }
     for (; d < dim; d += LANES)
         for (int r = 0; r < rows; r++)
-            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, 1, LANES);
+            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, 1, LANES);
 }
 
 /* One page of an 8-bit cache as bfloat16. */
@@ -140,7 +151,8 @@ static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t 
         if (l->narrow) widen(block, dim, wide), keys = wide;
         int skip = (int)((start - t->position) * group); /* queries before this page see nothing of it */
         skip = skip < 0 ? 0 : skip;
-        score(queries + skip, keys, dim, scores + skip, count - skip);
+        int64_t visible = t->position + t->rows - start < PAGE ? t->position + t->rows - start : PAGE;
+        score(queries + skip, keys, dim, scores + skip, count - skip, visible);
         for (int q = skip; q < count; q++) {
             int64_t seen = t->position + q / group + 1 - start;
             lanes part[4], peak = all(states[q].peak), added = {0};
@@ -162,7 +174,7 @@ static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t 
         }
         for (int q = skip / LANES * LANES; q < count; q += LANES) store(keep + q, power_of_two(load(keep + q)));
         for (int q = skip; q < count; q++) states[q].total = states[q].total * keep[q] + added_up[q];
-        weigh(weights + skip, keys + PAGE * dim, dim, sums + skip * dim, keep + skip, count - skip);
+        weigh(weights + skip, keys + PAGE * dim, dim, sums + skip * dim, keep + skip, count - skip, visible);
     }
 }
 

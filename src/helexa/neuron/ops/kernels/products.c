@@ -19,7 +19,8 @@
 #define SPAN 8       /* groups */
 #define MAX_ROWS 6   /* rows of x that are multiplied at once; their sums stay in registers */
 #define MAX_TILES 2
-#define CACHED 393216 /* bytes */
+#define CACHED 131072 /* bytes */
+#define LEAST_ROWS 48
 
 /* 32 activations of one row. */
 typedef struct {
@@ -192,10 +193,11 @@ INLINE void put(float *out, lanes value, int64_t count) {
         memcpy(out, &value, count * sizeof *out);
 }
 
-/* Rows that go through a tile together with the next: their blocks stay in the second cache. */
+/* Rows that go through a tile before the next: few enough that their blocks stay in the second cache and that threads end
+ * together, many enough that a tile is not fetched too often. */
 static int64_t rows_per_item(int64_t groups) {
-    int64_t rows = CACHED / (groups * (int64_t)sizeof(block)) / MAX_ROWS * MAX_ROWS;
-    return rows < MAX_ROWS ? MAX_ROWS : rows;
+    int64_t rows = CACHED / (groups * (int64_t)sizeof(block));
+    return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / MAX_ROWS * MAX_ROWS;
 }
 
 /* Tiles that one item takes: enough work to be worth asking for, few enough to share out evenly. */
