@@ -86,6 +86,9 @@ def test_a_bias_of_another_width_is_refused(tmp_path: Path) -> None:
         ("max_position_embeddings", -5),
         ("max_position_embeddings", float("inf")),
         ("intermediate_size", None),
+        ("num_attention_heads", "two"),
+        ("num_key_value_heads", [1]),
+        ("hidden_size", "64"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_the_fault_of_the_model_file(tmp_path: Path, key: str, value: object) -> None:

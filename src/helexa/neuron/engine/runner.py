@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -18,6 +19,7 @@ from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Plan
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
+from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 __all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "Runner"]
@@ -74,16 +76,11 @@ class Runner:
         self.device = _usable_device(options.device)
         with open_checkpoint(model_path) as checkpoint:
             config = checkpoint.config
-            kv_bits = 8 if options.kv_dtype == "int8" else 16
-            choice = ops.choose(self.device, _DTYPES.get(options.dtype), config, kv_bits)
-            self.ops = choice.ops
-            _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
-            if kv_bits == 8 and self.ops.kv_bits != 8:
-                _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", self.ops.dtype)
             model_type = str(config.get("model_type"))
-            store = self.ops.store(model_path)
-            loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)
             try:
+                self.ops = _kernels(self.device, options, config)
+                store = self.ops.store(model_path)
+                loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)
                 self._model = model_class(model_type)(config, loader)
                 trained_context = int(config.get("max_position_embeddings") or 2048)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -137,6 +134,15 @@ class Runner:
             return max(int(free * 0.8) // page_bytes, 1)
         wanted = 4 * -(-context // PAGE_SIZE)
         return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)
+
+
+def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any]) -> ReferenceOps:
+    kv_bits = 8 if options.kv_dtype == "int8" else 16
+    choice = ops.choose(device, _DTYPES.get(options.dtype), config, kv_bits)
+    _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
+    if kv_bits == 8 and choice.ops.kv_bits != 8:
+        _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", choice.ops.dtype)
+    return choice.ops
 
 
 def _usable_device(name: str) -> torch.device:

@@ -60,14 +60,14 @@ class NativeOps(ReferenceOps):
     def refusal(config: dict[str, Any]) -> str | None:
         """Why the kernels do not take a model of this shape, or None."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
-        dim = config.get("head_dim") or hidden // heads
+        dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
         widths = (hidden, config.get("intermediate_size") or 0, dim)
         if any(width % _LANES for width in widths):
             return f"widths {widths} are not all multiples of {_LANES}"
         if dim % (2 * _LANES):
             return f"heads of {dim} are no multiple of {2 * _LANES}"
-        if dim > _MAX_DIM or heads // (config.get("num_key_value_heads") or heads) > _MAX_GROUP:
-            return f"heads of {dim} in groups of {heads // (config.get('num_key_value_heads') or heads)} are too large"
+        if dim > _MAX_DIM or group > _MAX_GROUP:
+            return f"heads of {dim} in groups of {group} are too large"
         return None
 
     def store(self, model: Path) -> PackedStore:

@@ -5,7 +5,6 @@ The folder is bounded: files that were not used for longest go first.
 """
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -14,6 +13,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from helexa.neuron.ops.library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix
@@ -26,6 +27,8 @@ _MAX_HEADER = 16 << 20
 _READ = 16 << 20
 _ALIGNMENT = 64
 _STALE_SECONDS = 3600
+
+_Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of the format
 
 
 class PackedStore:
@@ -48,7 +51,7 @@ class PackedStore:
                 os.utime(self._path)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
             _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
@@ -72,12 +75,13 @@ class PackedStore:
         with self._path.open("rb", buffering=0) as file:
             total = os.fstat(file.fileno()).st_size
             line = os.pread(file.fileno(), min(total, _MAX_HEADER), 0).partition(b"\n")[0]
-            header: dict[str, list[int | None]] = json.loads(line)
+            header = msgspec.json.decode(line, type=dict[str, _Entry])
             start = _aligned(len(line) + 1)
+            if start > total:
+                raise ValueError("the file ends within its header")
             matrices: dict[str, PackedMatrix] = {}
             data = HugeMemory(total - start).take(total - start)
             for name, (offset, outputs, columns, number) in header.items():
-                assert offset is not None and outputs is not None and columns is not None
                 size = self._library.packed_bytes(number, outputs, columns)
                 if offset < 0 or size <= 0 or offset + size > len(data):
                     raise ValueError(f"{name} lies outside the file")
@@ -102,11 +106,12 @@ class PackedStore:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             size = sum(_aligned(matrix.data.nbytes) for matrix in self._matrices.values())
             self._make_room(size)
-            header, offset = {}, 0
+            header: dict[str, _Entry] = {}
+            offset = 0
             for name, matrix in self._matrices.items():
                 header[name] = (offset, matrix.outputs, matrix.columns, matrix.number)
                 offset += _aligned(matrix.data.nbytes)
-            line = json.dumps(header).encode() + b"\n"
+            line = msgspec.json.encode(header) + b"\n"
             with partial.open("wb") as file:
                 file.write(line.ljust(_aligned(len(line)), b"\0"))
                 for matrix in self._matrices.values():

@@ -54,22 +54,29 @@ INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int
         for (int i = 0; i < parts; i++) store(scores[r] + LANES * i, acc[r][i]);
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them */
+/* acc [rows, width / LANES] += weights at positions p and p + 1 times the values there, as far as they are `seen`. */
+INLINE void weigh_pair(lanes (*acc)[4], uint16_t (*weights)[PAGE], const uint16_t *values, int64_t p, int64_t dim,
+                       const uint32_t seen, const int rows, const int width) {
+    bits part[4];
+    for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i) & seen;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        uint32_t pair;
+        memcpy(&pair, weights[r] + p, sizeof pair);
+#pragma GCC unroll 4
+        for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+    }
+}
+
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them. Behind
+ * the last visible position may be what is no number. */
 INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
                        int64_t visible, const int rows, const int width) {
     lanes acc[TOGETHER][4];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < width / LANES; i++) acc[r][i] = load(sums + r * dim + LANES * i) * keep[r];
-    for (int64_t p = 0; p < visible; p += 2) {
-        bits part[4];
-        for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            uint32_t pair;
-            memcpy(&pair, weights[r] + p, sizeof pair);
-            _Pragma("GCC unroll 4") for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
-        }
-    }
+    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, width);
+    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, width);
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < width / LANES; i++) store(sums + r * dim + LANES * i, acc[r][i]);
 }

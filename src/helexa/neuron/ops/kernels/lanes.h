@@ -186,6 +186,7 @@ INLINE lanes power_of_two(lanes x) {
 
 /* x / (1 + e^-x), from e^-|x|, which never overflows. */
 INLINE lanes silu(lanes x) {
+    x = larger(all(-100.0f), x); /* where it is nought already */
     lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f);
     return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
 }

@@ -243,7 +243,7 @@ int64_t multiply(const int64_t *a, int64_t item) {
 
 INLINE void round_group(block *to, lanes low, lanes high) {
     lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
-    float peak = largest(size), inverse = peak > 0 ? 127.0f / peak : 0.0f;
+    float peak = largest(size), inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;
     /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
     words first = (words)(low * inverse + 12582912.0f) - 0x4b400000;
     words second = (words)(high * inverse + 12582912.0f) - 0x4b400000;

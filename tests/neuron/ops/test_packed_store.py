@@ -1,0 +1,128 @@
+"""Packed weights on disk: what is read is what was written, and nothing else is believed."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from helexa.neuron.ops import packed_store
+from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.packed_store import PackedStore, fingerprint
+from neuron.ops import random_weights
+
+SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32)}
+
+
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_store, "_SMALLEST", 0)
+    monkeypatch.setattr(packed_store, "_SPARE", 0)
+
+
+@pytest.fixture
+def matrices(library: KernelLibrary) -> dict[str, PackedMatrix]:
+    torch.manual_seed(0)
+    memory = HugeMemory(1 << 20)
+    return {kind: pack(library, random_weights.make(kind, *shape), memory) for kind, shape in SHAPES.items()}
+
+
+def saved(library: KernelLibrary, folder: Path, matrices: dict[str, PackedMatrix], key: str = "model") -> Path:
+    """The file of a store that was filled with these matrices."""
+    before = set(folder.glob("*"))
+    store = PackedStore(library, folder, key, threads=2)
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    thread = store.save()
+    assert thread is not None
+    thread.join()
+    (path,) = set(folder.glob("*")) - before
+    return path
+
+
+def test_what_was_saved_is_read(library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]) -> None:
+    saved(library, tmp_path, matrices)
+    store = PackedStore(library, tmp_path, "model", threads=2)
+    for name, matrix in matrices.items():
+        found = store.get(name, SHAPES[name])
+        assert found is not None
+        assert torch.equal(found.data, matrix.data)
+        assert found.number == matrix.number
+    assert store.get("Q4_1", (48, 96)) is None
+    assert store.get("Q5_K", (48, 64)) is None
+    assert store.save() is None, "it is on disk already"
+
+
+def test_another_model_or_layout_finds_nothing(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
+    saved(library, tmp_path, matrices)
+    assert PackedStore(library, tmp_path, "other", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:10],
+        lambda data: b"[1, 2]\n" + data,
+        lambda data: b'{"Q4_1": [0, 48, 64]}\n' + data,
+        lambda data: b'{"Q4_1": [-64, 48, 64, 1]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 4800000, 64000000, 1]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 48, 64, 99]}\n' + bytes(4096),
+        lambda data: b'{"Q4_1": [0, 48, 65, 1]}\n' + bytes(4096),
+    ],
+)
+def test_a_damaged_file_is_not_used(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], damage: object
+) -> None:
+    path = saved(library, tmp_path, matrices)
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    assert PackedStore(library, tmp_path, "model", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
+
+
+def test_what_was_not_used_for_longest_makes_room(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = saved(library, tmp_path, matrices, "first")
+    second = saved(library, tmp_path, matrices, "second")
+    os.utime(first, (1, 1))
+    os.utime(second, (2, 2))
+    PackedStore(library, tmp_path, "first", threads=1)  # is used again
+    monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
+    third = saved(library, tmp_path, matrices, "third")
+    assert set(tmp_path.iterdir()) == {first, third}
+
+
+def test_without_room_nothing_is_kept(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_store, "_LIMIT", 100)
+    store = PackedStore(library, tmp_path, "model", threads=1)
+    for name, matrix in matrices.items():
+        store.add(name, matrix)
+    thread = store.save()
+    assert thread is not None
+    thread.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
+    model = tmp_path / "a.gguf"
+    model.write_bytes(os.urandom(100_000))
+    first = fingerprint(model)
+    assert fingerprint(model) == first
+    status = model.stat()
+    data = bytearray(model.read_bytes())
+    data[10] ^= 1
+    model.write_bytes(data)
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert fingerprint(model) != first
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    one = fingerprint(folder)
+    (folder / "model.safetensors").write_bytes(b"1")
+    assert fingerprint(folder) != one
