@@ -229,7 +229,7 @@ int64_t multiply(const int64_t *a, int64_t item) {
                 for (int64_t t = 0; t < width; t++)
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
             multiply_any(number, weights + tile * bytes, bytes, x + row * groups, groups, sums, together, width,
-                         row == begin ? width * bytes : 0);
+                         row == begin && width > 1 ? width * bytes : 0); /* a single stream the processor sees itself */
             for (int64_t t = 0; t < width; t++) {
                 int64_t at = (tile + t) * LANES, count = outputs - at < LANES ? outputs - at : LANES;
                 lanes offset = {0};
