@@ -8,7 +8,7 @@ import pytest
 
 from clients.stack import MODEL, Stack, read
 
-FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
 
 
 def text_of(chunks: Iterable[Any]) -> str:
