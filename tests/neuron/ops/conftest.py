@@ -11,7 +11,7 @@ import torch
 
 from helexa.neuron.ops import compiler
 from helexa.neuron.ops.compiler import Unavailable, native_kernels
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 
 THREADS = 2

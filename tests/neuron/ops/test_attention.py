@@ -8,7 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
 from helexa.neuron.engine.scheduler import PlanEntry
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import oracle, paged
 

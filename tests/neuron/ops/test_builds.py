@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.batch import Capacity
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import oracle, paged, random_weights
 

@@ -11,7 +11,7 @@ import torch
 
 from helexa.neuron.ops import choose
 from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.ops.reference import ReferenceOps
 

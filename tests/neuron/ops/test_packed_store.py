@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helexa.neuron.ops import packed_store
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from neuron.ops import random_weights

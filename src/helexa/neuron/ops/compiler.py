@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from helexa.core.errors import ConfigError
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.sources.cache import cache_root
 
 _log = logging.getLogger("helexa.neuron.ops")

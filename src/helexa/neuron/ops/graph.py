@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.library import Instruction, KernelLibrary
+from helexa.neuron.ops.kernel_library import Instruction, KernelLibrary
 from helexa.neuron.ops.workspace import Workspace
 
 _MAX_KEPT = 96

@@ -17,7 +17,7 @@ from torch import Tensor
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch
 from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.graph import Graphs
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 
 # (bits, levels of scales, has minimum, zero, group size) in the order of FORMATS in products.c

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from helexa.neuron.ops.library import KernelLibrary
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix
 
 _log = logging.getLogger("helexa.neuron.ops")

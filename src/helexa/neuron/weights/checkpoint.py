@@ -13,8 +13,12 @@ from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 class Checkpoint(Protocol):
     """Weights that are read one at a time, so that a load never holds the file and the model at once.
 
+    A multimodal checkpoint shows its text part only: the configuration nested in it, and the text model's tensors under
+    the names that they have in a model of text alone.
+
     Attributes:
-        config: the model's configuration, in the terms of Hugging Face's `config.json`.
+        config: the text model's configuration, flat, in the terms of Hugging Face's `config.json`; its `model_type` is the
+            name of a file in `models/`.
         total_bytes: bytes that all tensors take in the files.
     """
 
@@ -41,8 +45,8 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def read(self, name: str) -> Weight:
-        """Tensor `name`, in memory of its own.
+    def read(self, name: str, index: int | None = None) -> Weight:
+        """Tensor `name`, or of a tensor of several matrices the one at `index`, in memory of its own.
 
         Raises:
             ModelFileError: when there is no such tensor or its file cannot be read.

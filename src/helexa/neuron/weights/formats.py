@@ -12,7 +12,7 @@ class GroupScale:
     """One number for each group of a row, [N, G], kept as the file has it.
 
     Attributes:
-        unit: float16 [N, U]; U divides G.
+        unit: float16 or float32 [N, U]; U divides G.
         codes: int8 or uint8 [N, G] that multiply the unit of their part of the row, or None: U is G, and units stand
             for themselves.
     """
@@ -33,15 +33,18 @@ class GroupScale:
 
 @dataclass(frozen=True)
 class GroupwiseTensor:
-    """An affinely quantised matrix: `weight = scale * (code - zero) + minimum`, exactly as its file has it.
+    """A quantised matrix, exactly as its file has it.
+
+    `weight = scale * (code - zero) + minimum`, or with a table `weight = scale * table[code]`.
 
     Attributes:
         codes: uint8 [N, K], one unsigned code per byte, below 2 ** bits.
         scale: one per group along K.
         minimum: one per group along K, or None where it is nought.
-        zero: the code that stands for nought (before the minimum).
-        bits: 4, 5, 6 or 8.
+        zero: the code that stands for nought (before the minimum); 0 with a table.
+        bits: 4, 5, 6 or 8; 4 with a table.
         group_size: codes that share a scale, 16 or 32; divides K.
+        table: int8 [16], what each code stands for; None where codes stand for themselves. Not with a minimum.
     """
 
     codes: Tensor
@@ -50,6 +53,7 @@ class GroupwiseTensor:
     zero: int
     bits: int
     group_size: int
+    table: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -58,8 +62,9 @@ class GroupwiseTensor:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The plain matrix [N, K] in `dtype`, computed in float32."""
-        groups = self.codes.unflatten(-1, (-1, self.group_size)).float()  # [N, G, group_size]
-        groups.sub_(self.zero).mul_(self.scale.values().unsqueeze(-1))
+        numbers = self.codes.float().sub_(self.zero) if self.table is None else self.table.float()[self.codes.int()]
+        groups = numbers.unflatten(-1, (-1, self.group_size))  # [N, G, group_size]
+        groups.mul_(self.scale.values().unsqueeze(-1))
         if self.minimum is not None:
             groups.add_(self.minimum.values().unsqueeze(-1))
         return groups.flatten(-2).to(dtype)
@@ -75,7 +80,8 @@ class GroupwiseTensor:
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
         """The same matrix on another device."""
-        return self.each(lambda part: part.to(device))
+        moved = self.each(lambda part: part.to(device))
+        return moved if self.table is None else replace(moved, table=self.table.to(device))
 
 
 Weight = Tensor | GroupwiseTensor
