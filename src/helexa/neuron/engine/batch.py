@@ -26,11 +26,20 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Span:
-    """Rows of one sequence, at positions `prefix` and following; `pages` hold everything up to the last of them."""
+    """Rows of one sequence, at positions `prefix` and following.
+
+    Attributes:
+        pages: hold everything up to the last of them.
+        slot: of the sequence's recurrent state, where the model has such.
+        settled: so many of the first rows are the sequence's own; those behind them are drafts, which leave no trace in
+            the state.
+    """
 
     rows: slice
     prefix: int
     pages: list[int]
+    slot: int
+    settled: int
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,8 @@ class Layout:
             positions += places
             slots += [sequence.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in places]
             pages = sequence.pages[: -(-places.stop // PAGE_SIZE)]
-            spans.append(Span(slice(start, len(tokens)), sequence.computed, pages))
+            rows = slice(start, len(tokens))
+            spans.append(Span(rows, sequence.computed, pages, sequence.slot or 0, entry.count))
             samples[sequence.id] = range(len(tokens) - len(entry.drafts) - 1, len(tokens))
         sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.id]]
         return Batch(

@@ -30,6 +30,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.
         kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
+        checkpoint_mb: MiB for checkpoints of the state of recurrent layers, from which prompts that begin alike go on;
+            0 for a part of free memory.
         kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
         speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
             is the same.
@@ -47,6 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     context_length: int = 0
     kv_cache_mb: int = 0
+    checkpoint_mb: int = 0
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
@@ -84,6 +87,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
     Attributes:
         salt: pages of the KV cache are shared between sequences of the same salt only.
+        turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
+            keeps its state there. 0 if that is not known.
     """
 
     id: int
@@ -92,6 +97,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     sampling: SamplingParams
     stop_ids: list[int] = []
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    turn: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -125,6 +131,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     page_size: int
     weight_bytes: int
     kv_bytes: int
+    state_bytes: int = 0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):

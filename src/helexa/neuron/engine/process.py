@@ -34,6 +34,7 @@ from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -50,9 +51,11 @@ class Engine:
         self._connection = connection
         self._runner = runner
         self._decoder = FrameDecoder(ToEngine)
-        pages = PagePool(runner.facts.kv_pages, PAGE_SIZE)
-        bounded = msgspec.structs.replace(options, context_length=runner.facts.context_length)
-        self._scheduler = Scheduler(bounded, pages)
+        facts = runner.facts
+        pages = PagePool(facts.kv_pages, PAGE_SIZE)
+        states = StatePool(options.max_sequences, facts.checkpoints) if facts.state_bytes else None
+        bounded = msgspec.structs.replace(options, context_length=facts.context_length)
+        self._scheduler = Scheduler(bounded, pages, states)
 
     def serve(self) -> None:
         """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
@@ -156,6 +159,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             page_size=PAGE_SIZE,
             weight_bytes=facts.weight_bytes,
             kv_bytes=facts.kv_bytes,
+            state_bytes=facts.state_bytes,
         ),
     )
     return runner

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ __all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "Runner"]
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DRAFT_ROWS = 16  # rows that speculation may add to each sequence
+_MOST_CHECKPOINTS = 4096
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,6 +43,8 @@ class ModelFacts:
         step_bytes: of the weights that one decode step reads, as the kernels hold them.
         token_bytes: of K and V of one token in all layers.
         kv_bytes, kv_pages: of the whole cache.
+        state_bytes: of what recurrent layers keep of one sequence; 0 for a model without such.
+        checkpoints: of that state that there is room for.
     """
 
     model_type: str
@@ -53,6 +56,8 @@ class ModelFacts:
     token_bytes: int
     kv_bytes: int
     kv_pages: int
+    state_bytes: int
+    checkpoints: int
 
 
 class Runner:
@@ -92,10 +97,14 @@ class Runner:
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         context = min(options.context_length or trained_context, trained_context)
-        layers = len(self._model.layers)
-        page_bytes = self.ops.page_bytes(self._model.kv_heads, self._model.head_dim) * layers
+        mixers = [block.mixer for block in self._model.blocks]
+        page_bytes = sum(mixer.page_bytes for mixer in mixers)
         pages = self._page_budget(options, context, page_bytes)
-        self._caches = [self.ops.new_cache(self._model.kv_heads, pages, self._model.head_dim) for _ in range(layers)]
+        state_bytes = sum(mixer.state_bytes for mixer in mixers)
+        checkpoints = _checkpoint_budget(options, state_bytes)
+        slots = options.max_sequences + checkpoints if state_bytes else 0
+        self._caches = [mixer.new_cache(pages, slots) for mixer in mixers]
+        self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
         rows = options.max_step_tokens + _DRAFT_ROWS * options.max_sequences
         capacity = Capacity(rows, options.max_sequences, min(-(-context // PAGE_SIZE) + 1, pages))
         self._layout = Layout(capacity, self.device)
@@ -109,21 +118,34 @@ class Runner:
             token_bytes=page_bytes // PAGE_SIZE,
             kv_bytes=pages * page_bytes,
             kv_pages=pages,
+            state_bytes=state_bytes,
+            checkpoints=checkpoints,
         )
+        if self._model.recurrent:
+            _log.info("recurrent state: %.1f MiB a sequence, room for %d checkpoints", state_bytes / 2**20, checkpoints)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[int]:
         """Run one step; return tokens for each entry that samples, in plan order: one, and one more per draft."""
         rows = rows_of(plan)
+        self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
         logits = self.forward(plan)
+        self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
         return sample(logits, rows, self.ops.argmax) if rows else []
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
-        model = self._model
+        model, settings = self._model, self._model.settings
         batch = self._layout.lay_out(plan)
-        return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, model.heads // model.kv_heads)
+        group = settings.heads // settings.kv_heads
+        return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
+
+    def _copy_states(self, pairs: Iterable[tuple[int | None, int | None]]) -> None:
+        for source, target in pairs:
+            if source is not None and target is not None:
+                for state in self._states:
+                    state.copy(source, target)
 
     def _page_budget(self, options: EngineOptions, context: int, page_bytes: int) -> int:
         """Pages of the KV cache: as configured, else four full contexts, or a quarter of what memory is free."""
@@ -134,6 +156,14 @@ class Runner:
             return max(int(free * 0.8) // page_bytes, 1)
         wanted = 4 * -(-context // PAGE_SIZE)
         return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)
+
+
+def _checkpoint_budget(options: EngineOptions, state_bytes: int) -> int:
+    """Checkpoints of recurrent state that fit: as configured, else into an eighth of what memory is free."""
+    if not state_bytes or options.prefix_reuse == "off":
+        return 0
+    allowed = options.checkpoint_mb * 2**20 or psutil.virtual_memory().available // 8
+    return min(allowed // state_bytes, _MOST_CHECKPOINTS)
 
 
 def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any]) -> ReferenceOps:

@@ -21,6 +21,9 @@ from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
+
+_APART = 2048  # positions between checkpoints within a prompt
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,15 @@ class PlanEntry:
     """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
 
     `drafts` are guesses of the tokens that come after it. They are computed along, and kept as far as they are what is
-    sampled in their places.
+    sampled in their places. `restore` and `save` are slots of checkpoints (see `states`): where the recurrent state of
+    the sequence comes from before the step, and where a copy of it goes after.
     """
 
     sequence: Sequence
     count: int
     drafts: tuple[int, ...] = ()
+    restore: int | None = None
+    save: int | None = None
 
     @property
     def samples(self) -> bool:
@@ -50,14 +56,18 @@ class Scheduler:
     Args:
         options: budgets and ceilings.
         pages: the pool; sequences are bounded by it.
+        states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
+            leave no trace in it: those that were right are computed once more, with the next token, and a prefix that was
+            computed before is as long as its last checkpoint.
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
     """
 
-    def __init__(self, options: EngineOptions, pages: PagePool) -> None:
+    def __init__(self, options: EngineOptions, pages: PagePool, states: StatePool | None = None) -> None:
         self.options = options
         self.pages = pages
+        self.states = states
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
@@ -96,10 +106,10 @@ class Scheduler:
         Nobody starves: whoever decodes is in every step, and prompts share what the budget leaves, at least one token.
         """
         plan: dict[Sequence, int] = {}
-        decoding = [s for s in self.running if s.pending == 1]
+        decoding = [s for s in self.running if s.decoding]
         for sequence in decoding:
-            self._place(sequence, 1, plan)
-        room = max(self.options.max_step_tokens - len(plan), 1)
+            self._place(sequence, sequence.pending, plan)
+        room = max(self.options.max_step_tokens - sum(plan.values()), 1)
         if plan and self.options.max_prefill_beside_decode:
             room = min(room, self._pace.room)
         prompts = self._prompts()
@@ -114,10 +124,10 @@ class Scheduler:
         if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
             room = self.options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
-                if sequence in plan and sequence.pending == 1:  # it may have been preempted and started again just now
+                if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
                     drafts[sequence] = self._draft(sequence, room)
                     room -= len(drafts[sequence])
-        return [PlanEntry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
+        return [self._entry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
 
     def commit(self, plan: Plan, sampled: list[int], seconds: float | None = None) -> list[TokenOutput]:
         """Record a finished step.
@@ -128,13 +138,14 @@ class Scheduler:
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
                 depends on seed and position alone, those that count are the tokens of a step without drafts.
         """
-        prompts = [entry.count for entry in plan if entry.sequence.pending > 1]
+        prompts = [entry.count for entry in plan if not entry.sequence.decoding]
         if seconds is not None and len(prompts) < len(plan):
             self._pace.learn(sum(prompts), seconds)
         tokens = iter(sampled)
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
+            self._take_checkpoint(entry)
             if not entry.samples:
                 self._advance(sequence, entry.count)
                 continue
@@ -149,7 +160,8 @@ class Scheduler:
                 finish = sequence.append(token) or ("length" if self._left(sequence) <= 0 else None)
                 if finish is not None:
                     break
-            self._advance(sequence, entry.count + len(said) - 1)
+            sequence.fresh = len(said)
+            self._advance(sequence, entry.count + (len(said) - 1 if self.states is None else 0))
             if finish is None:
                 outputs.append(TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached))
                 continue
@@ -180,10 +192,16 @@ class Scheduler:
             return []
         full = (len(sequence.tokens) - 1) // self.pages.page_size
         page_hash.extend(sequence.chain, sequence.tokens, full, self.pages.page_size)
-        return self.pages.match(sequence.chain[1 : full + 1])
+        pages = self.pages.match(sequence.chain[1 : full + 1])
+        if self.states is not None:
+            count, sequence.restore = self.states.longest(sequence.chain[1 : len(pages) + 1])
+            return pages[:count]
+        return pages
 
     def _start(self, sequence: Sequence, prefix: list[int]) -> None:
         self.running.append(sequence)
+        if self.states is not None:
+            sequence.slot = self.states.take()
         self.pages.share(prefix)
         sequence.pages = prefix
         sequence.computed = len(prefix) * self.pages.page_size
@@ -233,6 +251,8 @@ class Scheduler:
         """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""
         if sequence not in self.running:
             return 0  # it was preempted for an older one just now
+        if self.states is not None and not sequence.decoding:
+            count = min(count, self._next_mark(sequence) - sequence.computed)
         while not self._grow(sequence, count):
             victim = self.running[-1]
             plan.pop(victim, None)
@@ -241,6 +261,45 @@ class Scheduler:
                 return 0
         plan[sequence] = count
         return count
+
+    def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...]) -> PlanEntry:
+        restore, sequence.restore = sequence.restore, None
+        return PlanEntry(
+            sequence, count, drafts, restore, self._place_for_checkpoint(sequence, sequence.computed + count)
+        )
+
+    def _next_mark(self, sequence: Sequence) -> int:
+        """The next position at which a prompt's state is worth a checkpoint; a step ends there.
+
+        That is the end of its last full page, where its next turn goes on; the end of the last one before its last
+        turn, which may be said anew; and every now and then between.
+        """
+        size, at = self.pages.page_size, sequence.computed
+        request = sequence.request
+        ends = ((len(request.prompt) - 1) // size * size, request.turn // size * size, (at // _APART + 1) * _APART)
+        return min(end for end in ends if end > at)
+
+    def _place_for_checkpoint(self, sequence: Sequence, end: int) -> int | None:
+        """A slot for the state at position `end`, at marks of a prompt and wherever output fills a page."""
+        if self.states is None or end % self.pages.page_size:
+            return None
+        if not sequence.decoding and end != self._next_mark(sequence):
+            return None
+        page = end // self.pages.page_size
+        page_hash.extend(sequence.chain, sequence.tokens, page, self.pages.page_size)
+        return None if self.states.holds(sequence.chain[page]) else self.states.reserve()
+
+    def _take_checkpoint(self, entry: PlanEntry) -> None:
+        """Remember what the step has saved; of a sequence that decodes, only its latest is kept."""
+        if self.states is None or entry.save is None:
+            return
+        sequence = entry.sequence
+        page = sequence.chain[(sequence.computed + entry.count) // self.pages.page_size]
+        self.states.register(entry.save, page)
+        if sequence.decoding:
+            if sequence.follower is not None:
+                self.states.forget(sequence.follower)
+            sequence.follower = page
 
     def _grow(self, sequence: Sequence, count: int) -> bool:
         missing = self.pages.pages_for(sequence.computed + count) - len(sequence.pages)
@@ -258,7 +317,7 @@ class Scheduler:
         if sequence.drafter is None:
             sequence.drafter = Drafter(sequence.tokens)
         drafts = sequence.drafter.draft(limit)
-        return drafts if self._grow(sequence, 1 + len(drafts)) else ()
+        return drafts if self._grow(sequence, sequence.pending + len(drafts)) else ()
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that the sequence may still get, by the context and by what the cache could hold."""
@@ -273,7 +332,11 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pages.give_back(sequence.pages)
         sequence.pages = []
-        sequence.computed = 0
+        sequence.computed = sequence.fresh = 0
+        sequence.restore = None
+        if self.states is not None and sequence.slot is not None:
+            self.states.give_back(sequence.slot)
+            sequence.slot = None
 
     @staticmethod
     def _refusal(sequence: Sequence, error: str) -> TokenOutput:

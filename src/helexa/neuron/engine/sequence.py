@@ -17,6 +17,10 @@ class Sequence:
         cached: prompt tokens that were found in the KV cache when the sequence was first started.
         chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
         drafter: guesses its next tokens; made when there is a use for it.
+        fresh: tokens that the last step brought; until they are computed, too, it is decoding.
+        slot: of its recurrent state while it runs, where the model has such.
+        restore: the checkpoint that its state begins from, until its first step.
+        follower: hash of the page at whose end its latest checkpoint while decoding was taken.
     """
 
     request: Generate
@@ -26,6 +30,10 @@ class Sequence:
     cached: int = 0
     chain: list[bytes] = field(default_factory=list[bytes])
     drafter: Drafter | None = None
+    fresh: int = 0
+    slot: int | None = None
+    restore: int | None = None
+    follower: bytes | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None
@@ -40,8 +48,13 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens not computed yet: 1 while decoding, more during prefill."""
+        """Tokens not computed yet."""
         return len(self.tokens) - self.computed
+
+    @property
+    def decoding(self) -> bool:
+        """Only what the last step brought is not computed yet, or a single token."""
+        return self.pending == 1 or 0 < self.pending <= self.fresh
 
     @property
     def generated(self) -> int:

@@ -1,32 +1,29 @@
 """Grouped-query attention over the paged KV cache."""
 
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch
 from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.rope import Rope
+from helexa.neuron.layers.step import Step
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.norm import HeadNorms
 
 
-@dataclass(frozen=True)
-class Step:
-    """What all layers of one forward pass share.
-
-    Attributes:
-        rope: cos and sin (see `Rope.tables`).
-    """
-
-    batch: Batch
-    rope: tuple[Tensor, Tensor]
-
-
 class Attention:
-    """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023).
+    """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023); a mixer.
 
     Args:
-        qk_norm_eps: normalise each query and key head (with `q_norm` and `k_norm`) before rotation; None does not.
+        rope: of this layer.
+        scale: of the products of queries and keys; None for 1 / sqrt(head_dim).
+        window: positions that each query sees, its own included; None for all.
+        sinks: `sinks` in the checkpoint holds a score per head that takes its share of every softmax.
+        norms: normalise each query and key head (with `q_norm` and `k_norm`) before rotation: epsilon, and what is
+            added to the weights in the checkpoint. None does not.
+        gated: `q_proj` yields for each head its query and then a gate, whose sigmoid multiplies what the head finds.
     """
+
+    state_bytes = 0
 
     def __init__(
         self,
@@ -37,23 +34,47 @@ class Attention:
         heads: int,
         kv_heads: int,
         head_dim: int,
-        qk_norm_eps: float | None = None,
+        rope: Rope,
+        scale: float | None = None,
+        window: int | None = None,
+        sinks: bool = False,
+        norms: tuple[float, float] | None = None,
+        gated: bool = False,
     ) -> None:
         self._ops = loader.ops
-        self._heads, self._head_dim = heads, head_dim
+        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._rope = rope
         wide, narrow = heads * head_dim, kv_heads * head_dim
         outputs = {f"{prefix}.q_proj": wide, f"{prefix}.k_proj": narrow, f"{prefix}.v_proj": narrow}
+        self._gated_q = loader.linear({f"{prefix}.q_proj": 2 * wide}, hidden) if gated else None
+        if gated:
+            del outputs[f"{prefix}.q_proj"]
         self._qkv = loader.linear(outputs, hidden)
         self._out = loader.linear({f"{prefix}.o_proj": hidden}, wide)
         self._norms = None
-        if qk_norm_eps is not None:
-            query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) for name in ("q_norm", "k_norm"))
-            self._norms = HeadNorms(query, key, qk_norm_eps)
+        if norms is not None:
+            eps, offset = norms
+            query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) + offset for name in ("q_norm", "k_norm"))
+            self._norms = HeadNorms(query, key, eps)
+        sink = loader.vector(f"{prefix}.sinks", heads) if sinks else None
+        self._kind = AttentionKind(head_dim**-0.5 if scale is None else scale, window, sink)
+        self.page_bytes = loader.ops.page_bytes(kv_heads, head_dim)
+
+    def new_cache(self, pages: int, slots: int) -> Tensor:
+        """K and V of this layer, for `pages` pages."""
+        return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H], or [S, H] for `rows` [S] only; writes this step's K and V to `cache` first."""
+        gate = None
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
-        queries = self._ops.rotate_store(qkv, self._heads, step.rope, cache, step.batch.slots, self._norms)
-        out = self._ops.attend(queries, cache, step.batch)
+        if self._gated_q is not None:
+            query, gate = self._gated_q(x).view(x.shape[0], self._heads, 2, self._head_dim).unbind(2)
+            qkv = torch.cat((query, qkv), dim=1)
+        tables = step.tables(self._rope)
+        queries = self._ops.rotate_store(qkv, self._heads, tables, cache, step.batch.slots, self._norms)
+        out = self._ops.attend(queries, cache, step.batch, self._kind)
+        if gate is not None:
+            out = out * gate.sigmoid()
         out = out.view(x.shape[0], -1)
         return self._out(out if rows is None else self._ops.choose_rows(out, rows))

@@ -70,16 +70,16 @@ class Loader:
         plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
         return plain.to(self.ops.device)
 
-    def norm(self, name: str, width: int, eps: float) -> NormOp:
-        """The RMS norm whose weight is `name.weight`, [width]."""
-        return self.ops.rms_norm(self.vector(f"{name}.weight", width), eps)
+    def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
+        """The RMS norm whose weight is `name.weight`, [width], plus `offset`."""
+        return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
-    def linear(self, outputs: Mapping[str, int], inputs: int, gated: bool = False) -> LinearOp:
+    def linear(self, outputs: Mapping[str, int], inputs: int, gate: str | None = None) -> LinearOp:
         """One product for one or several weights that read the same input, outputs side by side.
 
         Args:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
-            gated: it takes twice as many inputs, of which the first half gates the second (see `ReferenceOps.linear`).
+            gate: it takes twice as many inputs, of which the first half gates the second (see `ReferenceOps.linear`).
         """
         parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
@@ -87,7 +87,7 @@ class Loader:
         if any(b is not None for b in biases):
             widths = zip(outputs.values(), biases, strict=True)
             bias = torch.cat([torch.zeros(n, device=self.ops.device) if b is None else b for n, b in widths])
-        return self.ops.linear(parts, bias, gated)
+        return self.ops.linear(parts, bias, gate)
 
     def embedding(self, name: str, width: int) -> Embedding:
         """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""

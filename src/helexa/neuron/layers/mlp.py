@@ -6,11 +6,15 @@ from helexa.neuron.layers.loader import Loader
 
 
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020)."""
+    """`down(act(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020).
 
-    def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
+    Args:
+        act: "silu" or "gelu_tanh".
+    """
+
+    def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int, act: str = "silu") -> None:
         self._gate_up = loader.linear({f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}, hidden)
-        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate, gated=True)
+        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate, gate=act)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""

@@ -1,6 +1,7 @@
 """Rotary position embedding: the frequencies of a model, and the tables of one step."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,34 +11,68 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.ops.reference import ReferenceOps
 
 
-class Rope:
-    """Frequencies of one model.
+def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """What a configuration says of the rotation, in the form of today's `rope_parameters`.
+
+    Keys: `rope_type`, `rope_theta`, `partial_rotary_factor`, and what the type needs.
 
     Args:
-        config: Hugging Face names: `rope_theta`, `rope_scaling` or `rope_parameters`.
-        head_dim: D, all of which is rotated.
-        factors: [D / 2] divisors of the frequencies, as some GGUF files carry them.
+        layer_type: for models whose `rope_parameters` differ by the type of layer.
+    """
+    nested = config.get("rope_parameters") or {}
+    if layer_type is not None and layer_type in nested:
+        nested = nested[layer_type]
+    scaling = nested or config.get("rope_scaling") or {}
+    return {
+        **scaling,
+        "rope_type": scaling.get("rope_type") or scaling.get("type") or "default",
+        "rope_theta": scaling.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        "partial_rotary_factor": scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
+    }
+
+
+class Rope:
+    """Frequencies of one model, or of one kind of its layers.
+
+    Args:
+        settings: see `rope_settings`.
+        head_dim: D; the first `partial_rotary_factor` of it is rotated.
+        trained_context: the `max_position_embeddings` of the configuration, for types that need it.
+        factors: [R / 2] divisors of the frequencies, as some GGUF files carry them.
     """
 
-    def __init__(self, config: dict[str, Any], head_dim: int, ops: ReferenceOps, factors: Tensor | None = None) -> None:
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        theta = _positive("rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or 10000.0)
-        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        head_dim: int,
+        ops: ReferenceOps,
+        *,
+        trained_context: int = 0,
+        factors: Tensor | None = None,
+    ) -> None:
+        theta = _positive("rope_theta", settings["rope_theta"])
+        rotated = int(head_dim * _positive("partial_rotary_factor", settings["partial_rotary_factor"]))
+        if rotated < 2 or rotated % 2 or rotated > head_dim:
+            raise ModelFileError(f"config: 'partial_rotary_factor' rotates {rotated} of {head_dim} numbers of a head")
+        frequencies = theta ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+        self._factor = 1.0
+        kind = settings["rope_type"]
         if kind == "linear":
-            frequencies /= _positive("factor", scaling["factor"])
+            frequencies /= _positive("factor", settings["factor"])
         elif kind == "llama3":
-            frequencies = _llama3(frequencies, scaling)
+            frequencies = _llama3(frequencies, settings)
+        elif kind == "yarn":
+            frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
         elif kind != "default":
-            raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3")
+            raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn")
         if factors is not None:
             frequencies /= factors.double().cpu()
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [T], each float32 [T, D / 2]."""
-        return self._ops.rope_tables(positions, self._frequencies)
+        """cos and sin of positions [T], each float32 [T, R / 2]."""
+        return self._ops.rope_tables(positions, self._frequencies, self._factor)
 
 
 def _positive(key: str, value: Any) -> float:
@@ -47,11 +82,40 @@ def _positive(key: str, value: Any) -> float:
     return number
 
 
-def _llama3(frequencies: Tensor, scaling: dict[str, Any]) -> Tensor:
+def _llama3(frequencies: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
-    factor = _positive("factor", scaling["factor"])
-    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-    trained = float(scaling["original_max_position_embeddings"])
+    factor = _positive("factor", settings["factor"])
+    low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
+    trained = float(settings["original_max_position_embeddings"])
     turns = trained * frequencies / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
+
+
+def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
+    """YaRN (Peng et al., 2023): the same by whole dimensions, and a factor on cos and sin that sharpens attention."""
+    factor = _positive("factor", settings["factor"])
+    trained = _positive(
+        "original_max_position_embeddings", settings.get("original_max_position_embeddings") or trained_context
+    )
+    half = frequencies.shape[0]
+
+    def dimension(turns: float) -> float:
+        return half * math.log(trained / (turns * 2 * math.pi)) / math.log(theta)
+
+    low = dimension(float(settings.get("beta_fast") or 32))
+    high = dimension(float(settings.get("beta_slow") or 1))
+    if settings.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    stretched = ((torch.arange(half, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    attention = settings.get("attention_factor")
+    if attention is None:
+        mscale, everywhere = settings.get("mscale"), settings.get("mscale_all_dim")
+        both = mscale and everywhere
+        attention = _sharpness(factor, mscale) / _sharpness(factor, everywhere) if both else _sharpness(factor, 1.0)
+    return frequencies * (1 - stretched + stretched / factor), _positive("attention_factor", attention)
+
+
+def _sharpness(factor: float, scale: Any) -> float:
+    return 1.0 if factor <= 1 else 0.1 * float(scale) * math.log(factor) + 1.0

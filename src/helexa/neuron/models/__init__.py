@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from helexa.core.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from helexa.neuron.models.llama import Llama
+    from helexa.neuron.models.decoder import Decoder
 
 _CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
 
-def model_class(model_type: str) -> "type[Llama]":
+def model_class(model_type: str) -> "type[Decoder]":
     """The implementation of a `model_type` (the file of that name).
 
     Raises:

@@ -1,122 +1,61 @@
 """Llama: the plain pre-norm decoder that most others vary (reference: transformers `modeling_llama`)."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor
 
-from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.batch import Batch
-from helexa.neuron.layers.attention import Attention, Step
-from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.attention import Attention
+from helexa.neuron.layers.block import Block
+from helexa.neuron.layers.mixer import Mixer
 from helexa.neuron.layers.mlp import GatedMlp
-from helexa.neuron.layers.rope import Rope
+from helexa.neuron.layers.rope import Rope, rope_settings
+from helexa.neuron.models.decoder import Decoder
 
 
-class Llama:
-    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32.
+class Llama(Decoder):
+    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32."""
 
-    Attributes:
-        heads, kv_heads, head_dim, layers: the shape of attention and of the KV cache.
-        vocab_size: width of the logits.
-    """
+    qk_norm: ClassVar[bool] = False
+    """Each query and key head passes a norm before it is rotated."""
 
-    qk_norm = False
-
-    def __init__(self, config: dict[str, Any], loader: Loader) -> None:
-        _refuse_unsupported(config)
-        self._ops = loader.ops
-        hidden = _positive(config, "hidden_size")
-        self.heads = heads = _positive(config, "num_attention_heads")
-        self.kv_heads = _positive(config, "num_key_value_heads", heads)
-        self.head_dim = _positive(config, "head_dim", hidden // heads)
-        if heads % self.kv_heads or self.head_dim % 2:
-            raise ModelFileError(f"{heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model")
-        intermediate = _positive(config, "intermediate_size")
-        eps = float(config.get("rms_norm_eps", 1e-6))
-        if not 0 < eps < 1:
-            raise ModelFileError(f"config: 'rms_norm_eps' is {eps}, expected a small positive number")
-        factors = loader.vector("rope_freqs.weight", self.head_dim // 2) if "rope_freqs.weight" in loader else None
-        self._rope = Rope(config, self.head_dim, loader.ops, factors)
-        self._embed = loader.embedding("model.embed_tokens", hidden)
-        self.layers = [
-            Block(loader, f"model.layers.{index}", self, hidden, heads, intermediate, eps)
-            for index in range(_positive(config, "num_hidden_layers"))
-        ]
-        self.vocab_size = self._embed.vocab_size
-        self._norm = loader.norm("model.norm", hidden, eps)
-        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        head = {"lm_head": self.vocab_size}
-        self._head = self._ops.linear([self._embed.matrix], None) if tied else loader.linear(head, hidden)
-
-    def forward(self, batch: Batch, caches: list[Tensor]) -> Tensor:
-        """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to `caches`, one per layer."""
-        step = Step(batch, self._rope.tables(batch.positions))
-        hidden, delta = self._embed(batch.tokens), None
-        for layer, cache in zip(self.layers[:-1], caches[:-1], strict=True):
-            hidden, delta = layer(hidden, delta, cache, step)
-        # Of the last layer only K and V are needed of rows that do not sample.
-        hidden, delta = self.layers[-1](hidden, delta, caches[-1], step, batch.sample_rows)
-        return self._head(self._norm(hidden, delta))
-
-
-class Block:
-    """One decoder layer."""
-
-    def __init__(
-        self, loader: Loader, prefix: str, model: Llama, hidden: int, heads: int, intermediate: int, eps: float
-    ) -> None:
-        self._ops = loader.ops
-        self._input_norm = loader.norm(f"{prefix}.input_layernorm", hidden, eps)
-        self._attention = Attention(
-            loader,
-            f"{prefix}.self_attn",
-            hidden=hidden,
-            heads=heads,
-            kv_heads=model.kv_heads,
-            head_dim=model.head_dim,
-            qk_norm_eps=eps if model.qk_norm else None,
+    def prepare(self) -> None:
+        """One rotation for all layers."""
+        settings, loader = self.settings, self.loader
+        settings.require(hidden_act=(None, "silu"))
+        name, rotated = "rope_freqs.weight", settings.head_dim // 2
+        self.rope = Rope(
+            rope_settings(settings.config),
+            settings.head_dim,
+            loader.ops,
+            trained_context=settings.positive("max_position_embeddings", 2048),
+            factors=loader.vector(name, rotated) if name in loader else None,
         )
-        self._mlp_norm = loader.norm(f"{prefix}.post_attention_layernorm", hidden, eps)
-        self._mlp = GatedMlp(loader, f"{prefix}.mlp", hidden=hidden, intermediate=intermediate)
 
-    def __call__(
-        self, hidden: Tensor, delta: Tensor | None, cache: Tensor, step: Step, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Add `delta` to the residual stream [T, H] in place; return the stream and what this layer would add next.
+    def block(self, index: int, prefix: str) -> Block:
+        """See `Decoder`."""
+        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.post_attention_layernorm"))
+        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms)
 
-        Args:
-            rows: [S] rows that are wanted; None for all.
-        """
-        delta = self._attention(self._input_norm(hidden, delta), cache, step, rows)
-        if rows is not None:
-            hidden = self._ops.choose_rows(hidden, rows)
-        return hidden, self._mlp(self._mlp_norm(hidden, delta))
+    def mixer(self, index: int, prefix: str) -> Mixer:
+        """What lets the positions of layer `index` see one another."""
+        settings = self.settings
+        return Attention(
+            self.loader,
+            f"{prefix}.self_attn",
+            hidden=settings.hidden,
+            heads=settings.heads,
+            kv_heads=settings.kv_heads,
+            head_dim=settings.head_dim,
+            rope=self.rope,
+            window=self.window(index),
+            norms=(settings.eps, self.norm_offset) if self.qk_norm else None,
+        )
 
+    def window(self, index: int) -> int | None:
+        """Positions that a query of layer `index` sees; None for all."""
+        return None
 
-def _refuse_unsupported(config: dict[str, Any]) -> None:
-    """What would load but compute something else is refused by name.
-
-    Raises:
-        ModelFileError: names the setting.
-    """
-    rope = config.get("rope_parameters") or {}
-    expected = {
-        "hidden_act": (config.get("hidden_act"), (None, "silu")),
-        "quantization_config": (config.get("quantization_config"), (None,)),
-        "partial_rotary_factor": (
-            config.get("partial_rotary_factor", rope.get("partial_rotary_factor")),
-            (None, 1, 1.0),
-        ),
-        "use_sliding_window": (config.get("use_sliding_window"), (None, False)),
-    }
-    for key, (value, supported) in expected.items():
-        if value not in supported:
-            raise ModelFileError(f"'{key}' of this model is {value!r}, which its architecture here does not support")
-
-
-def _positive(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int) or not 0 < value < 1 << 24:
-        raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
-    return value
+    def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
+        """The feed-forward layer at `index`."""
+        return GatedMlp(self.loader, prefix, hidden=self.settings.hidden, intermediate=self.settings.intermediate)

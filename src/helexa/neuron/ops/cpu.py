@@ -24,7 +24,7 @@ class CpuOps(ReferenceOps):
         """Whether this CPU and this torch have what the kernels need."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-    def linear(self, parts: Sequence[Weight], bias: Tensor | None, gated: bool = False) -> LinearOp:
+    def linear(self, parts: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
@@ -32,7 +32,7 @@ class CpuOps(ReferenceOps):
         many = PrepackedLinear(dense, bias)
         packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
         product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
-        return GatedLinear(self.silu_mul, product) if gated else product
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Small operators cost what their passes cost."""

@@ -11,9 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+"""What a gate lets through, by name."""
 
 
 class MatrixStore(Protocol):
@@ -59,17 +66,17 @@ class ReferenceOps:
         """A weight [N, K] in the form that `linear` and `embedding` of these kernels take."""
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
-    def linear(self, parts: Sequence[Any], bias: Tensor | None, gated: bool = False) -> LinearOp:
+    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare `x -> x @ weight.T + bias` for x of [T, K]; outputs of several matrices lie side by side.
 
         Args:
             bias: float32, of all outputs together.
-            gated: the operator takes x of [T, 2 * K] and multiplies `silu_mul(x)`.
+            gate: the operator takes x of [T, 2 * K] and multiplies `gate_mul(x, gate)`.
         """
         weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
         self.step_bytes += weight.nbytes
         product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
-        return GatedLinear(self.silu_mul, product) if gated else product
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def dense(self, weight: Weight) -> Tensor:
         """The weight as a plain tensor of the activation dtype."""
@@ -87,10 +94,10 @@ class ReferenceOps:
         """Prepare a norm; the weight is [H], float32."""
         return RmsNorm(weight, eps, self.dtype)
 
-    def rope_tables(self, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, D / 2], of positions [T] times frequencies [D / 2]."""
+    def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]; both times `factor`."""
         angles = positions[:, None].float() * frequencies
-        return angles.cos(), angles.sin()
+        return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
     def rotate_store(
         self,
@@ -102,6 +109,8 @@ class ReferenceOps:
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """Normalise and rotate queries and keys (Su et al., 2021; halves paired), store keys and values.
+
+        Only the first R numbers of each head are rotated.
 
         Args:
             qkv: [T, heads + 2 * kv_heads, D]; may be changed.
@@ -116,17 +125,18 @@ class ReferenceOps:
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
             qkv[:, heads:turning] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:turning])
-        cos, sin = (table[:, None] for table in rope)  # [T, 1, D / 2]
-        first, second = qkv[:, :turning].float().chunk(2, dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(self.dtype)
+        cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
+        half = cos.shape[-1]
+        first, second, rest = qkv[:, :turning].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(self.dtype)
         cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
         cache[1].index_copy_(1, slots, qkv[:, turning:].transpose(0, 1))
         return rotated[:, :heads]
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for [T, 2 * I], gate first."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """`gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        first, second = gate_up.chunk(2, dim=-1)
+        return GATES[gate](first) * second
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Rows [S] of x [T, H]."""
@@ -150,48 +160,78 @@ class ReferenceOps:
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
-    def attend(self, queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
         out = torch.empty_like(queries)
         for group in batch.decodes:
-            out[group.rows] = self._decode(queries[group.rows], cache, group)
+            out[group.rows] = self._decode(queries[group.rows], cache, group, kind)
         for chunk in batch.chunks:
-            out[chunk.rows] = self._prefill(queries[chunk.rows], cache, chunk)
+            out[chunk.rows] = self._prefill(queries[chunk.rows], cache, chunk, kind)
         return out
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
-        """Run a forward pass of a model with `group` query heads per KV head; logits [S, vocabulary]."""
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+        """Run a forward pass of a model with `group` query heads per KV head; logits [S, vocabulary].
+
+        Args:
+            recorded: what the pass computes depends on nothing but the batch and its shape; it may be recorded and run
+                again, and its effects may be repeated.
+        """
         return forward(batch)
 
-    def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup) -> Tensor:
+    def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
         rows, heads, dim = queries.shape
         kv_heads = cache.shape[1]
         keys, values = _pages(cache, group.pages, group.contiguous)  # [kv_heads * B, L, D]
         keys, values = keys[:, : group.longest], values[:, : group.longest]
-        if rows == 1:
+        window = kind.window if kind.window is not None and kind.window < group.longest else None
+        if rows == 1 and window is None and kind.sinks is None:
             queries = queries.reshape(1, kv_heads, -1, dim)
-            return F.scaled_dot_product_attention(queries, keys[None], values[None]).view(1, heads, dim)
+            out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
+            return out.view(1, heads, dim)
         # The query heads of one KV head are the rows of one product.
         grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
-        scores = torch.bmm(grouped * dim**-0.5, keys.transpose(1, 2)).float()
-        scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
-        out = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)
+        scores = torch.bmm(grouped * kind.scale, keys.transpose(1, 2)).float()
+        scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
+        if window is not None:
+            places = torch.arange(group.longest, device=scores.device)
+            scores.masked_fill_((places < group.lengths[:, None] - window)[:, None], float("-inf"))
+        sinks = None if kind.sinks is None else kind.sinks.view(kv_heads, 1, -1, 1)
+        weights = _softmax(scores, sinks).view(kv_heads * rows, -1, group.longest)
+        out = torch.bmm(weights.to(values.dtype), values)
         return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
 
-    def _prefill(self, queries: Tensor, cache: Tensor, chunk: Chunk) -> Tensor:
+    def _prefill(self, queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
         count, heads, _ = queries.shape
         kv_heads, length = cache.shape[1], chunk.prefix + count
         keys, values = _pages(cache, chunk.pages, chunk.contiguous)
         keys = keys[:, :length].repeat_interleave(heads // kv_heads, dim=0)
         values = values[:, :length].repeat_interleave(heads // kv_heads, dim=0)
+        queries = queries.transpose(0, 1)
         mask = None
-        if chunk.prefix:
-            rows = torch.arange(chunk.prefix, length, device=queries.device)
-            mask = torch.arange(length, device=queries.device) <= rows[:, None]
+        windowed = kind.window is not None and length > kind.window
+        if chunk.prefix or windowed or kind.sinks is not None:
+            rows = torch.arange(chunk.prefix, length, device=queries.device)[:, None]
+            places = torch.arange(length, device=queries.device)
+            mask = places <= rows
+            if kind.window is not None:
+                mask &= places > rows - kind.window
+        if kind.sinks is not None:
+            assert mask is not None
+            scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
+            weights = _softmax(scores.masked_fill_(~mask, float("-inf")), kind.sinks.view(-1, 1, 1))
+            return torch.bmm(weights.to(values.dtype), values).transpose(0, 1)
         out = F.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None
+            queries[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=kind.scale
         )
         return out[0].transpose(0, 1)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension, with a sink beside the scores or without."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    beside = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(beside, dim=-1)[..., :-1]
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ class Checkpoint(Protocol):
     the names that they have in a model of text alone.
 
     Attributes:
-        config: the text model's configuration, flat, in the terms of Hugging Face's `config.json`; its `model_type` is the
-            name of a file in `models/`.
+        config: the text model's configuration, flat, in the terms of Hugging Face's `config.json`; its `model_type` is
+            the name of a file in `models/`.
         total_bytes: bytes that all tensors take in the files.
     """
 

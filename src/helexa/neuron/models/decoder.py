@@ -1,0 +1,69 @@
+"""What all decoders have in common: an embedding, blocks, a norm and a head."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from helexa.neuron.engine.batch import Batch
+from helexa.neuron.layers.block import Block
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.step import Step
+from helexa.neuron.models.settings import Settings
+
+
+class Decoder:
+    """A causal language model; subclasses say what a block is.
+
+    Attributes:
+        settings: what it was built from.
+        blocks: its layers, first to last.
+        vocab_size: width of the logits.
+    """
+
+    recurrent: ClassVar[bool] = False
+    """Some layers keep a state beside the pages, which follows every token and cannot go back."""
+    recorded: ClassVar[bool] = True
+    """What a step computes depends on its shape alone, so that it can be recorded and run again."""
+    norm_offset: ClassVar[float] = 0.0
+    """What is added to the weights of norms, as they are in checkpoints."""
+
+    def __init__(self, config: dict[str, Any], loader: Loader) -> None:
+        self.settings = Settings(config)
+        self.settings.require(quantization_config=(None,))  # a checkpoint that reads its blocks takes it away
+        self.loader = loader
+        self.prepare()
+        self._embed = loader.embedding("model.embed_tokens", self.settings.hidden)
+        self.blocks = [self.block(index, f"model.layers.{index}") for index in range(self.settings.layers)]
+        self.vocab_size = self._embed.vocab_size
+        self._norm = self.norm("model.norm")
+        tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
+        head = {"lm_head": self.vocab_size}
+        self._head = (
+            loader.ops.linear([self._embed.matrix], None) if tied else loader.linear(head, self.settings.hidden)
+        )
+
+    def prepare(self) -> None:
+        """Check the settings and make what all blocks share, before anything is read."""
+        raise NotImplementedError
+
+    def block(self, index: int, prefix: str) -> Block:
+        """The block at `index`, whose tensors' names begin with `prefix`."""
+        raise NotImplementedError
+
+    def norm(self, name: str) -> Any:
+        """The norm `name` of the residual stream's width."""
+        return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T] -> the residual stream, float32 [T, H]."""
+        return self._embed(tokens)
+
+    def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
+        """Logits [S, vocabulary] of the rows that sample; each block takes all rows into its cache."""
+        step = Step(batch)
+        hidden, delta = self.embed(batch.tokens), None
+        for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
+            hidden, delta = block(hidden, delta, cache, step)
+        # Of the last block only what it keeps is needed of rows that do not sample.
+        hidden, delta = self.blocks[-1](hidden, delta, caches[-1], step, batch.sample_rows)
+        return self._head(self._norm(hidden, delta))

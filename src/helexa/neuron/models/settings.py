@@ -1,0 +1,67 @@
+"""A model's configuration, read with care: it came with the weights, from outside."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.core.errors import ModelFileError
+
+_LARGEST = 1 << 24
+
+
+class Settings:
+    """What every decoder is built from.
+
+    Attributes:
+        config: all of it, in the terms of Hugging Face's `config.json`.
+        hidden, layers, heads, kv_heads, head_dim, intermediate, eps: the shape that all families state.
+
+    Raises:
+        ModelFileError: names the setting that is missing or makes no model.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.hidden = self.positive("hidden_size")
+        self.layers = self.positive("num_hidden_layers")
+        self.heads = self.positive("num_attention_heads")
+        self.kv_heads = self.positive("num_key_value_heads", self.heads)
+        self.head_dim = self.positive("head_dim", self.hidden // self.heads)
+        self.intermediate = self.positive("intermediate_size")
+        self.eps = self.fraction("rms_norm_eps", 1e-6)
+        if self.heads % self.kv_heads or self.head_dim % 2:
+            raise ModelFileError(
+                f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model"
+            )
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not 0 < value < _LARGEST:
+            raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
+        return value
+
+    def fraction(self, key: str, default: float) -> float:
+        """A number between 0 and 1."""
+        value = float(self.config.get(key, default))
+        if not 0 < value < 1:
+            raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
+        return value
+
+    def layer_types(self) -> list[str] | None:
+        """The type of each layer, where the configuration states them."""
+        types = self.config.get("layer_types")
+        if types is None:
+            return None
+        if not isinstance(types, list) or len(types) != self.layers or not all(isinstance(kind, str) for kind in types):
+            raise ModelFileError(f"config: 'layer_types' does not name the type of each of {self.layers} layers")
+        return types
+
+    def require(self, **supported: tuple[Any, ...]) -> None:
+        """Refuse by name what would load but compute something else: each setting must be one of those given."""
+        for key, values in supported.items():
+            value = self.config.get(key)
+            if value not in values:
+                raise ModelFileError(
+                    f"'{key}' of this model is {value!r}, which its architecture here does not support"
+                )
