@@ -12,11 +12,14 @@ class SimulatedCache:
         self.scheduler = scheduler
         self.next_token = next_token
         self._slots: dict[tuple[int, int], tuple[str, list[int]]] = {}
+        self._states: dict[int, tuple[str, list[int]]] = {}  # what recurrent layers keep, by state slot
 
     def run(self, plan: Plan) -> list[int]:
         """One step; tokens for each entry that samples: one, and one more per draft."""
         size = self.scheduler.pages.page_size
         written: list[int] = []
+        if self.scheduler.states is not None:
+            self._advance_states(plan)
         for entry in plan:
             sequence, tokens = entry.sequence, _tokens(entry)
             for position in range(sequence.computed, len(tokens)):
@@ -36,6 +39,24 @@ class SimulatedCache:
             if entry.samples
             for right in range(len(entry.drafts) + 1)
         ]
+
+    def _advance_states(self, plan: Plan) -> None:
+        """Let each state follow its sequence's own tokens; it must stand where the sequence stands."""
+        for entry in plan:
+            if entry.restore is not None:
+                assert entry.sequence.slot is not None
+                self._states[entry.sequence.slot] = self._states[entry.restore]
+        slots = [entry.sequence.slot for entry in plan]
+        assert None not in slots and len(set(slots)) == len(slots), "two sequences in one slot"
+        for entry in plan:
+            sequence, slot = entry.sequence, entry.sequence.slot
+            assert slot is not None
+            if sequence.computed:
+                assert self._states[slot] == (sequence.request.salt, sequence.tokens[: sequence.computed])
+            self._states[slot] = (sequence.request.salt, sequence.tokens[: sequence.computed + entry.count])
+        for entry in plan:
+            if entry.save is not None and entry.sequence.slot is not None:
+                self._states[entry.save] = self._states[entry.sequence.slot]
 
 
 def _tokens(entry: PlanEntry) -> list[int]:

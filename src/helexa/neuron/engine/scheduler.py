@@ -57,8 +57,8 @@ class Scheduler:
         options: budgets and ceilings.
         pages: the pool; sequences are bounded by it.
         states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
-            leave no trace in it: those that were right are computed once more, with the next token, and a prefix that was
-            computed before is as long as its last checkpoint.
+            leave no trace in it: those that were right are computed once more, with the next token. A prefix that was
+            computed before reaches as far as its last checkpoint.
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
