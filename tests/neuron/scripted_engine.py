@@ -1,7 +1,8 @@
 """An engine that says what a test tells it to, behind the real token stream, with a real tokenizer of bytes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -9,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import ModelInfo, ModelSpec
 from helexa.neuron.engine.client import TokenStream
-from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, SamplingParams, Timing, TokenOutput
+from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, Timing, TokenOutput
 from helexa.neuron.model import ServedModel
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
@@ -99,23 +100,8 @@ class ScriptedEngine:
     def open_streams(self) -> int:
         return len(self._tasks)
 
-    def generate(
-        self,
-        prompt: list[int],
-        *,
-        max_tokens: int,
-        sampling: SamplingParams,
-        stop_ids: Sequence[int] = (),
-        salt: str = "",
-    ) -> TokenStream:
-        message = Generate(
-            id=len(self.requests) + 1,
-            prompt=prompt,
-            max_tokens=max_tokens,
-            sampling=sampling,
-            stop_ids=list(stop_ids),
-            salt=salt,
-        )
+    def generate(self, prompt: list[int], **settings: Any) -> TokenStream:
+        message = Generate(id=len(self.requests) + 1, prompt=prompt, **settings)
         self.requests.append(message)
         return TokenStream(self, message)  # type: ignore[arg-type]
 

@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 
 async def run(
-    model: ServedModel, prompt: list[int], request: GenerationRequest, *, salt: str = ""
+    model: ServedModel, prompt: list[int], request: GenerationRequest, *, salt: str = "", turn: int = 0
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Answer `prompt`; closing the iterator cancels the run in the engine.
 
     Args:
         salt: what is cached of the prompt is shared with requests of the same salt only.
+        turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
 
     Raises:
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, or the engine is down
@@ -52,7 +53,7 @@ async def run(
     end = _End(model, len(prompt))
     try:
         outputs = model.engine.generate(
-            prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=salt
+            prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=salt, turn=turn
         )
         async with aclosing(outputs):
             output = await _admission(model.engine, outputs)

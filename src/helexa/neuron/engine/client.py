@@ -161,6 +161,7 @@ class EngineClient:
         sampling: SamplingParams,
         stop_ids: Sequence[int] = (),
         salt: str = "",
+        turn: int = 0,
     ) -> "TokenStream":
         """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
 
@@ -171,7 +172,13 @@ class EngineClient:
             raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
         number = next(self._ids)
         message = Generate(
-            id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids), salt=salt
+            id=number,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_ids=list(stop_ids),
+            salt=salt,
+            turn=turn,
         )
         return TokenStream(self, message)
 
