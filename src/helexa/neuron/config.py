@@ -66,7 +66,7 @@ class TorchConfig(Section):
     max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
-    checkpoint_mb: int = Field(default=0, ge=0)
+    snapshot_mb: int = Field(default=0, ge=0)
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
@@ -84,7 +84,7 @@ class TorchConfig(Section):
             max_waiting=self.max_waiting,
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
-            checkpoint_mb=self.checkpoint_mb,
+            snapshot_mb=self.snapshot_mb,
             kv_dtype=self.kv_dtype,
             prefix_reuse=self.prefix_reuse,
             speculation=self.speculation,

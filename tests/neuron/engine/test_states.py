@@ -1,4 +1,4 @@
-"""Recurrent state, on a simulation that knows what every state has seen: checkpoints, reuse, preemption, drafts."""
+"""Recurrent state, on a simulation that knows what every state has seen: snapshots, reuse, preemption, drafts."""
 
 import random
 
@@ -17,10 +17,10 @@ PAGE = 4
 class Bench:
     """A scheduler with states over a simulated cache that says what it was asked before."""
 
-    def __init__(self, *, pages: int = 200, checkpoints: int = 50, period: int = 1000, **options: object) -> None:
+    def __init__(self, *, pages: int = 200, snapshots: int = 50, period: int = 1000, **options: object) -> None:
         options = {"speculation": False, "max_sequences": 8} | options
         built = EngineOptions(**options)  # type: ignore[arg-type]
-        self.states = StatePool(built.max_sequences, checkpoints)
+        self.states = StatePool(built.max_sequences, snapshots)
         self.scheduler = Scheduler(built, PagePool(pages, PAGE), self.states)
         self.cache = SimulatedCache(self.scheduler, lambda tokens: 500 + len(tokens) % period)
         self.plans: list[Plan] = []
@@ -68,10 +68,10 @@ def test_the_next_turn_goes_on_from_the_end_of_the_prompt() -> None:
     assert bench.run([*first.tokens, *numbers(9, 900)]).cached == 7 * PAGE, "the prompt's last full page ends at 28"
 
 
-def test_output_leaves_a_checkpoint_that_follows_it() -> None:
+def test_output_leaves_a_snapshot_that_follows_it() -> None:
     bench = Bench()
     first = bench.run(numbers(30), max_tokens=21)
-    assert bench.states.checkpoints == 2, "one at the prompt's end, one behind the output"
+    assert bench.states.snapshots == 2, "one at the prompt's end, one behind the output"
     assert bench.run([*first.tokens, 7, 8, 9]).cached == 48
 
 
@@ -82,28 +82,28 @@ def test_a_turn_said_anew_goes_on_from_before_it() -> None:
     assert bench.run(numbers(40), turn=22).cached == 36, "and the same prompt once more from its end"
 
 
-def test_long_prompts_leave_checkpoints_on_the_way() -> None:
+def test_long_prompts_leave_snapshots_on_the_way() -> None:
     bench = Bench(pages=3000)
     bench.run(numbers(5000))
     assert bench.run([*numbers(4500), 9999]).cached == 4096
     assert bench.run([*numbers(2100), 9999]).cached == 2048
 
 
-def test_pages_without_a_checkpoint_are_computed_again() -> None:
+def test_pages_without_a_snapshot_are_computed_again() -> None:
     bench = Bench()
     bench.run(numbers(30))
     assert bench.run([*numbers(20), 777]).cached == 0
 
 
-def test_checkpoints_are_nobody_elses() -> None:
+def test_snapshots_are_nobody_elses() -> None:
     bench = Bench()
     bench.run(numbers(30), salt="a")
     assert bench.run(numbers(30), salt="b").cached == 0
     assert bench.run(numbers(30), salt="a").cached == 28
 
 
-def test_the_least_recently_used_checkpoint_goes_first() -> None:
-    bench = Bench(checkpoints=2)
+def test_the_least_recently_used_snapshot_goes_first() -> None:
+    bench = Bench(snapshots=2)
     for start in (0, 1000):
         bench.run(numbers(30, start), max_tokens=1)
     bench.run(numbers(30), max_tokens=1)
@@ -112,8 +112,8 @@ def test_the_least_recently_used_checkpoint_goes_first() -> None:
     assert bench.run(numbers(30, 1000), max_tokens=1).cached == 0
 
 
-def test_without_room_for_checkpoints_everything_is_computed() -> None:
-    bench = Bench(checkpoints=0)
+def test_without_room_for_snapshots_everything_is_computed() -> None:
+    bench = Bench(snapshots=0)
     bench.run(numbers(30))
     assert bench.run(numbers(30)).cached == 0
 
@@ -131,10 +131,10 @@ def test_drafts_that_were_right_are_computed_once_more_and_nothing_else_changes(
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("speculation", [False, True])
 def test_states_are_right_under_pressure(seed: int, speculation: bool) -> None:
-    """Few pages, few checkpoints, prompts in common, cancellations: the simulation checks each state in each step."""
+    """Few pages, few snapshots, prompts in common, cancellations: the simulation checks each state in each step."""
     rng = random.Random(seed)
     bench = Bench(
-        pages=60, checkpoints=5, period=6, speculation=speculation, max_step_tokens=24, max_sequences=4, max_waiting=99
+        pages=60, snapshots=5, period=6, speculation=speculation, max_step_tokens=24, max_sequences=4, max_waiting=99
     )
     stems = [numbers(rng.randint(10, 60), 1000 * n) for n in range(3)]
     running: list[Sequence] = []
@@ -150,4 +150,4 @@ def test_states_are_right_under_pressure(seed: int, speculation: bool) -> None:
     assert bench.scheduler.cached_tokens > 0
     taken = [bench.states.take() for _ in range(4)]
     assert sorted(taken) == [0, 1, 2, 3], "a live slot leaked"
-    assert len({bench.states.reserve() for _ in range(5)} - {None}) == 5, "a checkpoint's slot leaked"
+    assert len({bench.states.reserve() for _ in range(5)} - {None}) == 5, "a snapshot's slot leaked"

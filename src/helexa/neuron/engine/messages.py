@@ -30,7 +30,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.
         kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
-        checkpoint_mb: MiB for checkpoints of the state of recurrent layers, from which prompts that begin alike go on;
+        snapshot_mb: MiB for snapshots of the state of recurrent layers, from which prompts that begin alike go on;
             0 for a part of free memory.
         kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
         speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
@@ -49,7 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     context_length: int = 0
     kv_cache_mb: int = 0
-    checkpoint_mb: int = 0
+    snapshot_mb: int = 0
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True

@@ -53,7 +53,7 @@ class Engine:
         self._decoder = FrameDecoder(ToEngine)
         facts = runner.facts
         pages = PagePool(facts.kv_pages, PAGE_SIZE)
-        states = StatePool(options.max_sequences, facts.checkpoints) if facts.state_bytes else None
+        states = StatePool(options.max_sequences, facts.snapshots) if facts.state_bytes else None
         bounded = msgspec.structs.replace(options, context_length=facts.context_length)
         self._scheduler = Scheduler(bounded, pages, states)
 

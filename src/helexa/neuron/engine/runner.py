@@ -26,7 +26,7 @@ __all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "Runner"]
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DRAFT_ROWS = 16  # rows that speculation may add to each sequence
-_MOST_CHECKPOINTS = 4096
+_MOST_SNAPSHOTS = 4096
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,7 +44,7 @@ class ModelFacts:
         token_bytes: of K and V of one token in all layers.
         kv_bytes, kv_pages: of the whole cache.
         state_bytes: of what recurrent layers keep of one sequence; 0 for a model without such.
-        checkpoints: of that state that there is room for.
+        snapshots: of that state that there is room for.
     """
 
     model_type: str
@@ -57,7 +57,7 @@ class ModelFacts:
     kv_bytes: int
     kv_pages: int
     state_bytes: int
-    checkpoints: int
+    snapshots: int
 
 
 class Runner:
@@ -101,8 +101,8 @@ class Runner:
         page_bytes = sum(mixer.page_bytes for mixer in mixers)
         pages = self._page_budget(options, context, page_bytes)
         state_bytes = sum(mixer.state_bytes for mixer in mixers)
-        checkpoints = _checkpoint_budget(options, state_bytes)
-        slots = options.max_sequences + checkpoints if state_bytes else 0
+        snapshots = _snapshot_budget(options, state_bytes)
+        slots = options.max_sequences + snapshots if state_bytes else 0
         self._caches = [mixer.new_cache(pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
         rows = options.max_step_tokens + _DRAFT_ROWS * options.max_sequences
@@ -119,10 +119,10 @@ class Runner:
             kv_bytes=pages * page_bytes,
             kv_pages=pages,
             state_bytes=state_bytes,
-            checkpoints=checkpoints,
+            snapshots=snapshots,
         )
         if self._model.recurrent:
-            _log.info("recurrent state: %.1f MiB a sequence, room for %d checkpoints", state_bytes / 2**20, checkpoints)
+            _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state_bytes / 2**20, snapshots)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[int]:
@@ -158,12 +158,12 @@ class Runner:
         return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)
 
 
-def _checkpoint_budget(options: EngineOptions, state_bytes: int) -> int:
-    """Checkpoints of recurrent state that fit: as configured, else into an eighth of what memory is free."""
+def _snapshot_budget(options: EngineOptions, state_bytes: int) -> int:
+    """Snapshots of recurrent state that fit: as configured, else into an eighth of what memory is free."""
     if not state_bytes or options.prefix_reuse == "off":
         return 0
-    allowed = options.checkpoint_mb * 2**20 or psutil.virtual_memory().available // 8
-    return min(allowed // state_bytes, _MOST_CHECKPOINTS)
+    allowed = options.snapshot_mb * 2**20 or psutil.virtual_memory().available // 8
+    return min(allowed // state_bytes, _MOST_SNAPSHOTS)
 
 
 def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any]) -> ReferenceOps:

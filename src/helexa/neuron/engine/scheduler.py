@@ -23,7 +23,7 @@ from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 
-_APART = 2048  # positions between checkpoints within a prompt
+_APART = 2048  # positions between snapshots within a prompt
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PlanEntry:
     """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
 
     `drafts` are guesses of the tokens that come after it. They are computed along, and kept as far as they are what is
-    sampled in their places. `restore` and `save` are slots of checkpoints (see `states`): where the recurrent state of
+    sampled in their places. `restore` and `save` are slots of snapshots (see `states`): where the recurrent state of
     the sequence comes from before the step, and where a copy of it goes after.
     """
 
@@ -58,7 +58,7 @@ class Scheduler:
         pages: the pool; sequences are bounded by it.
         states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
             leave no trace in it: those that were right are computed once more, with the next token. A prefix that was
-            computed before reaches as far as its last checkpoint.
+            computed before reaches as far as its last snapshot.
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
@@ -145,7 +145,7 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
-            self._take_checkpoint(entry)
+            self._take_snapshot(entry)
             if not entry.samples:
                 self._advance(sequence, entry.count)
                 continue
@@ -265,11 +265,11 @@ class Scheduler:
     def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...]) -> PlanEntry:
         restore, sequence.restore = sequence.restore, None
         return PlanEntry(
-            sequence, count, drafts, restore, self._place_for_checkpoint(sequence, sequence.computed + count)
+            sequence, count, drafts, restore, self._place_for_snapshot(sequence, sequence.computed + count)
         )
 
     def _next_mark(self, sequence: Sequence) -> int:
-        """The next position at which a prompt's state is worth a checkpoint; a step ends there.
+        """The next position at which a prompt's state is worth a snapshot; a step ends there.
 
         That is the end of its last full page, where its next turn goes on; the end of the last one before its last
         turn, which may be said anew; and every now and then between.
@@ -279,7 +279,7 @@ class Scheduler:
         ends = ((len(request.prompt) - 1) // size * size, request.turn // size * size, (at // _APART + 1) * _APART)
         return min(end for end in ends if end > at)
 
-    def _place_for_checkpoint(self, sequence: Sequence, end: int) -> int | None:
+    def _place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
         """A slot for the state at position `end`, at marks of a prompt and wherever output fills a page."""
         if self.states is None or end % self.pages.page_size:
             return None
@@ -289,7 +289,7 @@ class Scheduler:
         page_hash.extend(sequence.chain, sequence.tokens, page, self.pages.page_size)
         return None if self.states.holds(sequence.chain[page]) else self.states.reserve()
 
-    def _take_checkpoint(self, entry: PlanEntry) -> None:
+    def _take_snapshot(self, entry: PlanEntry) -> None:
         """Remember what the step has saved; of a sequence that decodes, only its latest is kept."""
         if self.states is None or entry.save is None:
             return

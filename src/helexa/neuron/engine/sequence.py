@@ -19,8 +19,8 @@ class Sequence:
         drafter: guesses its next tokens; made when there is a use for it.
         fresh: tokens that the last step brought; until they are computed, too, it is decoding.
         slot: of its recurrent state while it runs, where the model has such.
-        restore: the checkpoint that its state begins from, until its first step.
-        follower: hash of the page at whose end its latest checkpoint while decoding was taken.
+        restore: the snapshot that its state begins from, until its first step.
+        follower: hash of the page at whose end its latest snapshot while decoding was taken.
     """
 
     request: Generate
