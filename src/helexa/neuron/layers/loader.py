@@ -34,41 +34,58 @@ class Loader:
     ) -> None:
         self.checkpoint = checkpoint
         self.ops = ops
+        self._names = frozenset(checkpoint.names())
         self._store = store
         self._on_read = on_read
         self._read = 0
 
     def __contains__(self, name: str) -> bool:
-        return name in self.checkpoint.names()
+        return name in self._names
 
-    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+    def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
         """A tensor as the file has it: plain, or groupwise with its codes kept exactly.
+
+        Args:
+            index: the matrix at `index` of a tensor [E, N, K].
 
         Raises:
             ModelFileError: it is missing, or of another shape.
         """
         self._check(name, shape)
-        weight = self.checkpoint.read(name)
+        weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
         self._on_read(self._read)
         return weight
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Any:
-        """The same for a matrix, prepared for the kernels."""
+    def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
+        """The same for a matrix [N, K], prepared for the kernels."""
         self._check(name, shape)
-        found = None if self._store is None else self._store.get(name, shape)
+        key = name if index is None else f"{name}#{index}"
+        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
+
+    def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> Any:
+        """The matrix that `read` returns, prepared for the kernels; not read if it was at an earlier start.
+
+        Args:
+            key: tells it from all others of the model.
+        """
+        found = None if self._store is None else self._store.get(key, shape)
         if found is not None:
             return found
-        matrix = self.ops.matrix(self.weight(name, shape))
+        matrix = self.ops.matrix(read())
         if self._store is not None:
-            self._store.add(name, matrix)
+            self._store.add(key, matrix)
         return matrix
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A small tensor in float32, on the device."""
+        weight = self.weight(name, shape)
+        plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
+        return plain.to(self.ops.device)
 
     def vector(self, name: str, width: int) -> Tensor:
         """A tensor [width] in float32, on the device."""
-        weight = self.weight(name, (width,))
-        plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
-        return plain.to(self.ops.device)
+        return self.plain(name, (width,))
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
         """The RMS norm whose weight is `name.weight`, [width], plus `offset`."""

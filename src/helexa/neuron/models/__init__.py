@@ -8,7 +8,7 @@ from helexa.core.errors import ModelFileError
 if TYPE_CHECKING:
     from helexa.neuron.models.decoder import Decoder
 
-_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
 
 
 def model_class(model_type: str) -> "type[Decoder]":

@@ -13,7 +13,7 @@ class Settings:
 
     Attributes:
         config: all of it, in the terms of Hugging Face's `config.json`.
-        hidden, layers, heads, kv_heads, head_dim, intermediate, eps: the shape that all families state.
+        hidden, layers, heads, kv_heads, head_dim, eps: the shape that all families state.
 
     Raises:
         ModelFileError: names the setting that is missing or makes no model.
@@ -26,12 +26,16 @@ class Settings:
         self.heads = self.positive("num_attention_heads")
         self.kv_heads = self.positive("num_key_value_heads", self.heads)
         self.head_dim = self.positive("head_dim", self.hidden // self.heads)
-        self.intermediate = self.positive("intermediate_size")
         self.eps = self.fraction("rms_norm_eps", 1e-6)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
                 f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model"
             )
+
+    @property
+    def intermediate(self) -> int:
+        """Width of the feed-forward layers; a model whose layers all have experts need not state it."""
+        return self.positive("intermediate_size")
 
     def positive(self, key: str, default: int | None = None) -> int:
         """A whole number above 0."""

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard
@@ -53,6 +53,10 @@ class _Entry:
     offset: int  # from the start of the file
     nbytes: int
 
+    def part(self, index: int) -> "_Entry":
+        size = self.nbytes // self.shape[0]
+        return replace(self, shape=self.shape[1:], offset=self.offset + index * size, nbytes=size)
+
 
 class SafetensorsCheckpoint:
     """The weights in a folder's safetensors files; see `Checkpoint`."""
@@ -84,9 +88,9 @@ class SafetensorsCheckpoint:
         """Shape of tensor `name`."""
         return self._find(name).shape
 
-    def read(self, name: str) -> Tensor:
-        """Tensor `name`, in the type it is stored in."""
-        entry = self._find(name)
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        """Tensor `name`, or the matrix at `index` of it, in the type it is stored in."""
+        entry = self._find(name) if index is None else self._find(name).part(index)
         if not entry.nbytes:
             return torch.empty(entry.shape, dtype=entry.dtype)
         stored = torch.from_numpy(entry.file.read(entry.offset, entry.nbytes, name))
