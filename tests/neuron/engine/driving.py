@@ -7,13 +7,16 @@ from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
 
 GREEDY = SamplingParams(temperature=0)
 
 
 def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler:
-    """A scheduler over all pages of the runner, or over the first few."""
-    return Scheduler(EngineOptions(**options), PagePool(pages or runner.facts.kv_pages, PAGE_SIZE))  # type: ignore[arg-type]
+    """A scheduler over all pages of the runner, or over the first few, and over its states if it has such."""
+    built, facts = EngineOptions(**options), runner.facts  # type: ignore[arg-type]
+    states = StatePool(built.max_sequences, facts.snapshots) if facts.state_bytes else None
+    return Scheduler(built, PagePool(pages or facts.kv_pages, PAGE_SIZE), states)
 
 
 def generate(

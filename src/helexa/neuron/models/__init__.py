@@ -8,7 +8,16 @@ from helexa.core.errors import ModelFileError
 if TYPE_CHECKING:
     from helexa.neuron.models.decoder import Decoder
 
-_CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+_CLASSES = {
+    "gpt_oss": "GptOss",
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_5": "Qwen35",
+    "qwen3_5_moe": "Qwen35Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "qwen3_next": "Qwen3Next",
+}
 
 
 def model_class(model_type: str) -> "type[Decoder]":

@@ -18,6 +18,12 @@ class Llama(Decoder):
 
     qk_norm: ClassVar[bool] = False
     """Each query and key head passes a norm before it is rotated."""
+    sinks: ClassVar[bool] = False
+    """Each head has a sink (see `Attention`)."""
+    gated: ClassVar[bool] = False
+    """What each head finds passes a gate (see `Attention`)."""
+    rotated: ClassVar[float] = 1.0
+    """Share of each head that is rotated where the configuration does not say it."""
 
     def prepare(self) -> None:
         """One rotation for all layers."""
@@ -25,7 +31,7 @@ class Llama(Decoder):
         settings.require(hidden_act=(None, "silu"))
         name, rotated = "rope_freqs.weight", settings.head_dim // 2
         self.rope = Rope(
-            rope_settings(settings.config),
+            rope_settings({"partial_rotary_factor": self.rotated, **settings.config}),
             settings.head_dim,
             loader.ops,
             trained_context=settings.positive("max_position_embeddings", 2048),
@@ -49,7 +55,9 @@ class Llama(Decoder):
             head_dim=settings.head_dim,
             rope=self.rope,
             window=self.window(index),
+            sinks=self.sinks,
             norms=(settings.eps, self.norm_offset) if self.qk_norm else None,
+            gated=self.gated,
         )
 
     def window(self, index: int) -> int | None:

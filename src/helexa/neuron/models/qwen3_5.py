@@ -1,0 +1,48 @@
+"""Qwen3.5 (dense), its text part: three of four layers are Gated DeltaNets (transformers `modeling_qwen3_5`).
+
+Text has the same position on all three axes of the rotation, which makes it the plain one.
+"""
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.layers.gated_delta import GatedDeltaNet
+from helexa.neuron.layers.mixer import Mixer
+from helexa.neuron.models.llama import Llama
+
+
+class Qwen35(Llama):
+    """Llama's blocks with another mixer, or with attention that has a gate and rotates a quarter of each head."""
+
+    recurrent = True
+    recorded = False
+    norm_offset = 1.0
+    qk_norm = True
+    gated = True
+    rotated = 0.25
+
+    def prepare(self) -> None:
+        """Which layers attend, beside what Llama prepares."""
+        super().prepare()
+        settings = self.settings
+        interval = settings.positive("full_attention_interval", 4)
+        self._types = settings.layer_types() or [
+            "linear_attention" if (index + 1) % interval else "full_attention" for index in range(settings.layers)
+        ]
+        if set(self._types) - {"linear_attention"} != {"full_attention"}:
+            raise ModelFileError(f"config: 'layer_types' are {sorted(set(self._types))}, which is no hybrid model")
+
+    def mixer(self, index: int, prefix: str) -> Mixer:
+        """See `Llama`."""
+        settings = self.settings
+        if self._types[index] == "full_attention":
+            return super().mixer(index, prefix)
+        return GatedDeltaNet(
+            self.loader,
+            f"{prefix}.linear_attn",
+            hidden=settings.hidden,
+            key_heads=settings.positive("linear_num_key_heads", 16),
+            heads=settings.positive("linear_num_value_heads", 32),
+            key_dim=settings.positive("linear_key_head_dim", 128),
+            value_dim=settings.positive("linear_value_head_dim", 128),
+            kernel=settings.positive("linear_conv_kernel_dim", 4),
+            eps=settings.eps,
+        )

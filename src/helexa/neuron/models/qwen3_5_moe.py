@@ -1,0 +1,10 @@
+"""Qwen3.5 with experts in every feed-forward layer (transformers `modeling_qwen3_5_moe`)."""
+
+from helexa.neuron.models.qwen3_5 import Qwen35
+from helexa.neuron.models.with_experts import WithExperts
+
+
+class Qwen35Moe(WithExperts, Qwen35):
+    """The weights of a row's experts add up to 1."""
+
+    normalised = True
