@@ -51,7 +51,7 @@ class Loader:
         Raises:
             ModelFileError: it is missing, or of another shape.
         """
-        self._check(name, shape)
+        _require(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
         self._on_read(self._read)
@@ -59,7 +59,7 @@ class Loader:
 
     def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
         """The same for a matrix [N, K], prepared for the kernels."""
-        self._check(name, shape)
+        _require(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
 
@@ -72,7 +72,9 @@ class Loader:
         found = None if self._store is None else self._store.get(key, shape)
         if found is not None:
             return found
-        matrix = self.ops.matrix(read())
+        weight = read()
+        _require(key, tuple(weight.shape), shape)
+        matrix = self.ops.matrix(weight)
         if self._store is not None:
             self._store.add(key, matrix)
         return matrix
@@ -112,10 +114,10 @@ class Loader:
         vocab_size = self.checkpoint.shape(name)[0]
         return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
 
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self.checkpoint.shape(name)
-        if found != shape:
-            raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
+
+def _require(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    if found != shape:
+        raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
 
 
 def _nbytes(weight: Weight) -> int:

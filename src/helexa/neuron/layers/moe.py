@@ -19,55 +19,39 @@ class Router:
     """
 
     def __init__(self, loader: Loader, name: str, *, hidden: int, experts: int, chosen: int, normalised: bool) -> None:
-        self._scores = loader.linear({name: experts}, hidden)
-        self._chosen = chosen
+        self.scores = loader.linear({name: experts}, hidden)
+        self.chosen = chosen
         self._normalised = normalised
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[T, H] -> the chosen experts, int64 [T, K], and their weights, float32 [T, K]."""
-        shares = torch.softmax(self._scores(x), dim=-1, dtype=torch.float32)
-        weights, chosen = torch.topk(shares, self._chosen, dim=-1)
+        shares = torch.softmax(self.scores(x), dim=-1, dtype=torch.float32)
+        weights, chosen = torch.topk(shares, self.chosen, dim=-1)
         return chosen, weights / weights.sum(dim=-1, keepdim=True) if self._normalised else weights
 
 
 class SparseMoe:
-    """A feed-forward layer of which each row uses a part (Shazeer et al., 2017).
+    """A feed-forward layer of which each row uses a part (Shazeer et al., 2017)."""
 
-    Args:
-        intermediate: width of each expert.
-        shared: width of an expert that all rows pass, behind a gate of its own (`shared_expert`,
-            `shared_expert_gate`); None for none.
-        normalised: see `Router`.
-    """
-
-    def __init__(
-        self,
-        loader: Loader,
-        prefix: str,
-        *,
-        hidden: int,
-        intermediate: int,
-        experts: int,
-        chosen: int,
-        normalised: bool,
-        shared: int | None = None,
-    ) -> None:
-        self._router = Router(
-            loader, f"{prefix}.gate", hidden=hidden, experts=experts, chosen=chosen, normalised=normalised
-        )
-        self._experts = Experts(
-            loader, f"{prefix}.experts", hidden=hidden, intermediate=intermediate, count=experts, chosen=chosen
-        )
-        self._shared = None
-        if shared is not None:
-            name = f"{prefix}.shared_expert"
-            gate = loader.linear({f"{name}_gate": 1}, hidden)
-            self._shared = (GatedMlp(loader, name, hidden=hidden, intermediate=shared), gate)
+    def __init__(self, router: Router, experts: Experts, shared: "SharedExpert | None" = None) -> None:
+        self._router = router
+        self._experts = experts
+        self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
         out = self._experts(x, *self._router(x))
-        if self._shared is None:
-            return out
-        expert, gate = self._shared
-        return out.addcmul_(expert(x), gate(x).double().sigmoid().to(out.dtype))
+        return out if self._shared is None else out.add_(self._shared(x))
+
+
+class SharedExpert:
+    """An expert that all rows pass (`shared_expert`), behind a gate of its own (`shared_expert_gate`)."""
+
+    def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
+        self._expert = GatedMlp(loader, f"{prefix}.shared_expert", hidden=hidden, intermediate=intermediate)
+        self._gate = loader.linear({f"{prefix}.shared_expert_gate": 1}, hidden)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        # In float32 the sigmoid of a number depends on how many others are beside it.
+        return self._expert(x) * self._gate(x).double().sigmoid().to(x.dtype)

@@ -6,7 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.moe import SparseMoe
+from helexa.neuron.layers.experts import Experts
+from helexa.neuron.layers.moe import Router, SharedExpert, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import Settings
 
@@ -23,28 +24,28 @@ class WithExperts(Llama):
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
         """Experts in every `decoder_sparse_step`-th layer but those in `mlp_only_layers`."""
-        settings, config = self.settings, self.settings.config
+        settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
         dense = config.get("mlp_only_layers") or []
         if index in dense or (index + 1) % settings.positive("decoder_sparse_step", 1):
             return super().mlp(index, prefix)
-        experts, chosen = expert_counts(settings)
-        shared = "shared_expert_intermediate_size"
-        return SparseMoe(
-            self.loader,
-            prefix,
-            hidden=settings.hidden,
-            intermediate=settings.positive("moe_intermediate_size"),
-            experts=experts,
-            chosen=chosen,
-            normalised=bool(config.get("norm_topk_prob", self.normalised)),
-            shared=settings.positive(shared) if config.get(shared) else None,
+        count, chosen = expert_counts(settings)
+        normalised = bool(config.get("norm_topk_prob", self.normalised))
+        router = Router(
+            self.loader, f"{prefix}.gate", hidden=hidden, experts=count, chosen=chosen, normalised=normalised
         )
+        width = settings.positive("moe_intermediate_size")
+        experts = Experts(
+            self.loader, f"{prefix}.experts", hidden=hidden, intermediate=width, count=count, chosen=chosen
+        )
+        if not config.get("shared_expert_intermediate_size"):
+            return SparseMoe(router, experts)
+        width = settings.positive("shared_expert_intermediate_size")
+        return SparseMoe(router, experts, SharedExpert(self.loader, prefix, hidden=hidden, intermediate=width))
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:
     """How many experts each layer has, and how many of them a row passes."""
-    config = settings.config
-    experts = settings.positive("num_experts" if "num_experts" in config else "num_local_experts")
+    experts = settings.positive("num_experts" if "num_experts" in settings.config else "num_local_experts")
     chosen = settings.positive("num_experts_per_tok")
     if chosen > experts:
         raise ModelFileError(f"config: 'num_experts_per_tok' is {chosen}, there are {experts} experts")
