@@ -1,14 +1,17 @@
 """Mixtures of experts against transformers in float32."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from tiny_models import assert_equal_to, tiny_model
+from safetensors.torch import save_file
+from torch import Tensor
 
+from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
+from tiny_models import assert_equal_to, tiny_model
 
 SHAPE = {
     "vocab_size": 320,
@@ -22,15 +25,100 @@ SHAPE = {
     "num_experts_per_tok": 3,
 }
 QWEN3_MOE = SHAPE | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 32}
+GPT_OSS = SHAPE | {
+    "model_type": "gpt_oss",
+    "num_local_experts": 8,
+    "sliding_window": 40,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_moe, normalised": QWEN3_MOE | {"norm_topk_prob": True},
-    "qwen3_moe, some layers dense": QWEN3_MOE
-    | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "qwen3_moe, some dense": QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "gpt_oss": GPT_OSS,
+    "gpt_oss, other types": GPT_OSS | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
+    "gpt_oss, limits that bite": GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
-    reference = tiny_model(tmp_path, **VARIANTS[variant])
-    assert_equal_to(reference, Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
+    assert_equal_to(tiny_model(tmp_path, **VARIANTS[variant]), in_float32(tmp_path))
+
+
+@pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+def test_of_equal_scores_the_same_experts_are_chosen(settings: dict[str, Any], tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **settings)
+    for name, parameter in reference.named_parameters():
+        if "mlp.gate." in name or "mlp.router." in name:
+            parameter.data[1::2] = parameter.data[0::2]  # with three chosen of four pairs, one pair is always torn
+    reference.save_pretrained(tmp_path)
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+def test_experts_are_read_from_one_tensor_of_gates_and_ups(tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **QWEN3_MOE)
+    store(tmp_path, reference.state_dict())  # transformers holds them so, and saves each expert's alone
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+@pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+def test_experts_are_read_from_a_tensor_for_each_projection(settings: dict[str, Any], tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **settings)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in reference.state_dict().items():
+        place, _, part = name.partition(".experts.")
+        if not part:
+            tensors[name] = tensor
+            continue
+        kind = "bias" if part.endswith("_bias") else "weight"
+        if settings is GPT_OSS and kind == "weight":
+            tensor = tensor.mT  # outputs before inputs
+        if part.startswith("gate_up_proj"):
+            gate, up = (tensor[:, 0::2], tensor[:, 1::2]) if settings is GPT_OSS else tensor.chunk(2, dim=1)
+            tensors |= {f"{place}.experts.gate_proj.{kind}": gate, f"{place}.experts.up_proj.{kind}": up}
+        else:
+            tensors[f"{place}.experts.down_proj.{kind}"] = tensor
+    store(tmp_path, tensors)
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "named"),
+    [
+        (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window"),
+        (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        (QWEN3_MOE, {"num_local_experts": 7}, "mlp.gate"),
+        (QWEN3_MOE, {"moe_intermediate_size": 48}, "experts.0.gate_proj"),
+        (QWEN3_MOE, {"hidden_act": "gelu"}, "hidden_act"),
+        (GPT_OSS, {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
+        (GPT_OSS, {"sliding_window": None}, "sliding_window"),
+        (GPT_OSS, {"num_local_experts": 7}, "mlp.router"),
+    ],
+)
+def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
+    settings: dict[str, Any], wrong: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    tiny_model(tmp_path, **settings)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+    with pytest.raises(ModelFileError, match=named):
+        in_float32(tmp_path)
+
+
+def in_float32(folder: Path) -> Runner:
+    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=8))
+
+
+def store(folder: Path, tensors: dict[str, Tensor]) -> None:
+    for path in folder.glob("model*"):
+        path.unlink()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
