@@ -1,0 +1,144 @@
+"""A model with recurrent layers: however a sequence is scheduled, its tokens and its state are the same."""
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+import torch
+from driving import GREEDY, generate
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from helexa.neuron.engine.messages import EngineOptions, Generate
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.scheduler import Plan, Scheduler
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
+
+TOKENS = 24
+PROMPTS = [
+    [(900 + 37 * n + 7 * i * i) % 311 for i in range(length)] for n, length in enumerate((1, 5, 63, 64, 65, 200))
+]
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:  # larger than trained ones, so that tokens depend on what came long before
+                parameter.normal_(0, 0.1)
+            elif "A_log" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    yield Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
+
+
+def scheduler(runner: Runner, pages: int = 0, **options: object) -> Scheduler:
+    built = EngineOptions(**{"max_sequences": 8, **options})  # type: ignore[arg-type]
+    pool = PagePool(pages or runner.facts.kv_pages, PAGE_SIZE)
+    return Scheduler(built, pool, StatePool(built.max_sequences, runner.facts.snapshots))
+
+
+@pytest.fixture(scope="module")
+def alone(runner: Runner) -> list[list[int]]:
+    off = {"prefix_reuse": "off", "speculation": False}
+    return [generate(runner, scheduler(runner, **off), [prompt], TOKENS)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"speculation": False}, {"pages": 9}])
+def test_however_it_is_scheduled(runner: Runner, alone: list[list[int]], options: dict[str, int]) -> None:
+    assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == alone
+
+
+class Foresight:
+    """Guesses two tokens right and a third one wrong, every time."""
+
+    answers: ClassVar[list[list[int]]] = []
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        (answer,) = [answer for answer in self.answers if answer[: len(self._tokens)] == self._tokens]
+        coming = answer[len(self._tokens) :]
+        return tuple([*coming[:2], (coming[2:3] or [0])[0] ^ 1][:limit])
+
+    def learn(self, drafted: int, kept: int) -> None:
+        pass
+
+
+def test_drafts_change_nothing(runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helexa.neuron.engine.scheduler.Drafter", Foresight)
+    Foresight.answers = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    guessing = scheduler(runner, speculation_max_sequences=8)
+    steps = 0
+    plan_step = guessing.plan
+
+    def spy() -> Plan:
+        nonlocal steps
+        steps += 1
+        return plan_step()
+
+    guessing.plan = spy  # type: ignore[method-assign]
+    assert generate(runner, guessing, PROMPTS, TOKENS) == alone
+    assert steps < TOKENS, "no draft was taken up"
+
+
+def prefill(
+    runner: Runner, scheduler: Scheduler, prompt: list[int], monkeypatch: pytest.MonkeyPatch, turn: int = 0
+) -> tuple[int, Tensor, list[Tensor]]:
+    """Cached tokens, logits and state of a prompt that is computed to its end, and no further."""
+    sequence = Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY, turn=turn))
+    assert scheduler.add(sequence) is None
+    seen: list[Tensor] = []
+    while True:
+        plan = scheduler.plan()
+        slot, ends = sequence.slot, plan[0].samples
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "forward", lambda plan: seen.append(Runner.forward(runner, plan).clone()) or seen[-1])
+            sampled = runner.run(plan)
+        scheduler.commit(plan, sampled)
+        if ends:
+            state = [part[slot].clone() for cache in runner._states for part in (cache.conv, cache.state)]
+            return sequence.cached, seen[-1], state
+
+
+@pytest.mark.parametrize(
+    ("case", "cached"), [("the second turn", 192), ("the same turn once more", 192), ("another last turn", 128)]
+)
+def test_a_hit_has_the_state_of_a_cold_run(
+    runner: Runner, case: str, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, turn = PROMPTS[-1], 150
+    warm = scheduler(runner, speculation=False)
+    prefill(runner, warm, prompt, monkeypatch, turn)
+    continued = {
+        "the second turn": [*prompt, *PROMPTS[2]],
+        "the same turn once more": prompt,
+        "another last turn": [*prompt[:turn], *PROMPTS[2]],
+    }[case]
+    found, logits, state = prefill(runner, warm, continued, monkeypatch)
+    cold = scheduler(runner, prefix_reuse="off")
+    none, cold_logits, cold_state = prefill(runner, cold, continued, monkeypatch)
+    assert (found, none) == (cached, 0)
+    for ours, theirs in zip([logits, *state], [cold_logits, *cold_state], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
