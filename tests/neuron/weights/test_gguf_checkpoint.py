@@ -284,8 +284,8 @@ def test_an_unsupported_type_is_refused_before_anything_is_read(write_gguf: Writ
     stored = path.read_bytes()
     name = b"blk.0.attn_q.weight"
     kind = stored.index(name) + len(name) + 4 + 16
-    path.write_bytes(stored[:kind] + bytes([11, 0, 0, 0]) + stored[kind + 4 :])
-    with pytest.raises(ModelFileError, match=r"^model\.gguf: unsupported tensor type Q3_K in blk\.0\.attn_q\.weight$"):
+    path.write_bytes(stored[:kind] + bytes([9, 0, 0, 0]) + stored[kind + 4 :])
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: unsupported tensor type Q8_1 in blk\.0\.attn_q\.weight$"):
         GgufCheckpoint(path)
 
 
