@@ -78,7 +78,9 @@ class GatedDeltaNet:
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
         """Room for the states of `slots` sequences; each is cleared when a sequence begins."""
-        return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._shapes))
+        return DeltaCache(
+            *(torch.empty(slots, *shape, dtype=torch.float32, device=self._device) for shape in self._shapes)
+        )
 
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H], or [S, H] for `rows` [S] only; the settled rows of each span change its state."""
