@@ -19,6 +19,7 @@ KERNELS = (
     "pack",
     "pack_plain",
     "quantise",
+    "quantize_weights",
     "rope_tables",
     "rotate_store",
     "silu_mul",

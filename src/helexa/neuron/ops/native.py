@@ -20,12 +20,13 @@ from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp
-from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, quantize
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.workspace import Workspace
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.quant_form import QuantForm
 
 _log = logging.getLogger("helexa.neuron.ops")
 _LANES = 16
@@ -75,9 +76,12 @@ class NativeOps(ReferenceOps):
         key = f"{fingerprint(model)} {self._library.layout}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
-    def matrix(self, weight: Weight) -> PackedMatrix:
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
         """The weight as tiles."""
-        return pack(self._library, weight, self._memory)
+        quantised = None
+        if form is not None and isinstance(weight, Tensor):
+            quantised = quantize(self._library, weight, form, self._memory)
+        return quantised or pack(self._library, weight, self._memory)
 
     def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gated: bool = False) -> LinearOp:
         """One product after another from the same rounded input."""

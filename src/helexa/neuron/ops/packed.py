@@ -1,4 +1,4 @@
-"""Weights in the layout of the native kernels (see `kernels/products.c` and `kernels/plain.c`)."""
+"""Weights in the layout of the native kernels (see `kernels/tiles.h` and `kernels/plain.c`)."""
 
 import mmap
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from torch import Tensor
 
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.quant_form import QuantForm
 
-# (bits, levels of scales, has minimum, zero, group size) in the order of FORMATS in products.c
+# (bits, levels of scales, has minimum, zero, group size) in the order of FORMATS in tiles.h
 _FORMATS = {
     (4, 1, False, 8, 32): 0,
     (4, 1, True, 0, 32): 1,
@@ -20,6 +21,7 @@ _FORMATS = {
     (5, 2, True, 0, 32): 6,
     (6, 2, False, 32, 16): 7,
 }
+_SOURCES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # in the order of those in quantize.c
 _LANES = 16
 _SPAN = 256
 
@@ -53,7 +55,7 @@ class HugeMemory:
     def take(self, size: int) -> Tensor:
         """uint8 [size], zeroed, aligned to 64 bytes."""
         if len(self._rest) < size:
-            memory = mmap.mmap(-1, max(size, self._chunk))
+            memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._rest = torch.frombuffer(memory, dtype=torch.uint8)
@@ -76,6 +78,18 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
         plain = plain.contiguous()
         library.run(library.encode([("pack_plain", True, (plain.data_ptr(), data.data_ptr(), outputs, columns))]))
     return PackedMatrix(data, outputs, columns, number)
+
+
+def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
+    """Lay out a plain weight [N, K] in `form`, which fits K; None as in `weights.quantize.quantize`."""
+    weight = (weight if weight.dtype in _SOURCES else weight.float()).contiguous()
+    outputs, columns = weight.shape
+    number = _FORMATS[form.bits, 1 if form.stretch is None else 2, form.minimum, form.zero, form.group_size]
+    data = memory.take(library.packed_bytes(number, outputs, columns))
+    faults = torch.zeros(-(-outputs // _LANES), dtype=torch.uint8)
+    addresses = (weight.data_ptr(), _SOURCES[weight.dtype], data.data_ptr(), faults.data_ptr())
+    library.run(library.encode([("quantize_weights", True, (*addresses, outputs, columns, number))]))
+    return None if faults.any() else PackedMatrix(data, outputs, columns, number)
 
 
 def _number(weight: GroupwiseTensor) -> int | None:

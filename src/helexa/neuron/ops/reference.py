@@ -15,6 +15,8 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quant_form import QuantForm
+from helexa.neuron.weights.quantize import quantize
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -62,8 +64,14 @@ class ReferenceOps:
         """Where prepared weights of the model at this path are kept from one start to the next, if anywhere."""
         return None
 
-    def matrix(self, weight: Weight) -> Any:
-        """A weight [N, K] in the form that `linear` and `embedding` of these kernels take."""
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
+        """A weight [N, K] as `linear` and `embedding` of these kernels take it.
+
+        Args:
+            form: what to quantise it to if it is plain, and if that can be (see `quantize`); it fits K.
+        """
+        if form is not None and isinstance(weight, Tensor):
+            weight = quantize(weight.to(self.device), form) or weight
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
     def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:

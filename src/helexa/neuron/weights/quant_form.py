@@ -1,0 +1,49 @@
+"""The forms in which a matrix can be quantised at load, under the names of ggml's block types."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuantForm:
+    """How codes and scales of a quantised matrix are kept (see `GroupwiseTensor`).
+
+    Attributes:
+        bits: of each code.
+        group_size: columns that share a scale.
+        minimum: each group has a minimum as well; else the middle code stands for nought.
+        stretch: columns that share a float16 unit, of which the scale of a group is a small multiple; None where each
+            scale is a float16.
+        weight_bits: what a weight takes with its part of the scales.
+    """
+
+    name: str
+    bits: int
+    group_size: int
+    minimum: bool
+    stretch: int | None
+    weight_bits: float
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for nought, before the minimum."""
+        return 0 if self.minimum else 1 << (self.bits - 1)
+
+    def fits(self, columns: int) -> bool:
+        """Whether rows of so many columns divide into whole stretches and groups."""
+        return columns % (self.stretch or self.group_size) == 0
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        QuantForm("q4_0", 4, 32, False, None, 4.5),
+        QuantForm("q4_1", 4, 32, True, None, 5.0),
+        QuantForm("q5_0", 5, 32, False, None, 5.5),
+        QuantForm("q5_1", 5, 32, True, None, 6.0),
+        QuantForm("q8_0", 8, 32, False, None, 8.5),
+        QuantForm("q4k", 4, 32, True, 256, 4.5),
+        QuantForm("q5k", 5, 32, True, 256, 5.5),
+        QuantForm("q6k", 6, 16, False, 256, 6.5625),
+    )
+}
+"""By name."""
