@@ -100,13 +100,17 @@ class Loader:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
             gate: it takes twice as many inputs, of which the first half gates the second (see `ReferenceOps.linear`).
         """
+        return self.ops.linear(*self.parts(outputs, inputs), gate)
+
+    def parts(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
+        """The matrices of `linear`, and their biases together if there are any."""
         parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
         bias = None
         if any(b is not None for b in biases):
             widths = zip(outputs.values(), biases, strict=True)
             bias = torch.cat([torch.zeros(n, device=self.ops.device) if b is None else b for n, b in widths])
-        return self.ops.linear(parts, bias, gate)
+        return parts, bias
 
     def embedding(self, name: str, width: int) -> Embedding:
         """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""

@@ -6,17 +6,15 @@ from typing import ClassVar
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.layers.experts import Experts
-from helexa.neuron.layers.moe import Router, SharedExpert, SparseMoe
+from helexa.neuron.layers.experts import ExpertReader
+from helexa.neuron.layers.moe import SharedExpert, SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.settings import Settings
+from helexa.neuron.ops.mixture import Routing
 
 
 class WithExperts(Llama):
-    """Put before a dense model among a class's bases, it gives some or all of its layers experts.
-
-    Which of them run depends on the tokens, so a step is not recorded.
-    """
+    """Put before a dense model among a class's bases, it gives some or all of its layers experts."""
 
     recorded = False
     normalised: ClassVar[bool] = False
@@ -29,18 +27,20 @@ class WithExperts(Llama):
         if index in dense or (index + 1) % settings.positive("decoder_sparse_step", 1):
             return super().mlp(index, prefix)
         count, chosen = expert_counts(settings)
-        normalised = bool(config.get("norm_topk_prob", self.normalised))
-        router = Router(
-            self.loader, f"{prefix}.gate", hidden=hidden, experts=count, chosen=chosen, normalised=normalised
+        normalised = config.get("norm_topk_prob", self.normalised)
+        shared = None
+        if config.get("shared_expert_intermediate_size"):
+            width = settings.positive("shared_expert_intermediate_size")
+            shared = SharedExpert(self.loader, prefix, hidden=hidden, intermediate=width)
+        return SparseMoe(
+            self.loader,
+            f"{prefix}.gate",
+            ExpertReader(self.loader, f"{prefix}.experts", count),
+            Routing(chosen, "normalised" if normalised else "shares"),
+            hidden=hidden,
+            intermediate=settings.positive("moe_intermediate_size"),
+            shared=shared,
         )
-        width = settings.positive("moe_intermediate_size")
-        experts = Experts(
-            self.loader, f"{prefix}.experts", hidden=hidden, intermediate=width, count=count, chosen=chosen
-        )
-        if not config.get("shared_expert_intermediate_size"):
-            return SparseMoe(router, experts)
-        width = settings.positive("shared_expert_intermediate_size")
-        return SparseMoe(router, experts, SharedExpert(self.loader, prefix, hidden=hidden, intermediate=width))
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:

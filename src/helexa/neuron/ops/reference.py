@@ -13,6 +13,7 @@ from torch import Tensor
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
+from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
@@ -145,6 +146,24 @@ class ReferenceOps:
         """`gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
         first, second = gate_up.chunk(2, dim=-1)
         return GATES[gate](first) * second
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """Prepare a mixture of experts.
+
+        Args:
+            clamp: the activation, if it is not silu.
+        """
+        before = self.step_bytes
+        gate_ups = [self.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
+        downs = [self.linear([expert.down], expert.down_bias, "silu") for expert in experts]
+        # Of what `linear` counted, a decode step reads the part of those that are chosen.
+        self.step_bytes = before + (self.step_bytes - before) * routing.chosen // len(experts)
+        return Mixture(routing, gate_ups, downs, clamp)
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """`out + x * sigmoid(gate)` for out and x of [T, H] and a gate [T, 1]; may change `out`."""
+        # In float32 the sigmoid of a number depends on how many others are beside it.
+        return out.add_(x * gate.double().sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Rows [S] of x [T, H]."""
