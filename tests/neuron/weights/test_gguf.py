@@ -3,6 +3,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -270,9 +271,9 @@ def test_a_missing_tensor_is_named(small: Path) -> None:
 
 
 def test_a_file_that_shrinks_after_opening_is_noticed(small: Path) -> None:
-    file = GgufFile.open(small)
-    small.write_bytes(small.read_bytes()[:-64])
-    with pytest.raises(ModelFileError, match="changed on disk"):
+    small_again = small.read_bytes()[:-64]
+    with closing(GgufFile.open(small)) as file, pytest.raises(ModelFileError, match="changed on disk"):
+        small.write_bytes(small_again)
         file.read("one")
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol, Self
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.gguf import gguf_models
 from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
 from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
@@ -62,7 +63,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint at `path`.
 
     Args:
-        path: a GGUF file, a folder with `config.json` and `*.safetensors`, or a folder with one `.gguf` file.
+        path: a GGUF file (of one in parts the first), a folder with `config.json` and `*.safetensors`, or a folder
+            with one GGUF model.
 
     Raises:
         ModelFileError: when there is nothing to load at `path`, or a file in it is not sound.
@@ -73,7 +75,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: no such file or folder")
     if any(path.glob("*.safetensors")):
         return SafetensorsCheckpoint(path)
-    files = sorted(path.glob("*.gguf"))
+    files = gguf_models(path)
     if len(files) == 1:
         return GgufCheckpoint(files[0])
     found = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"

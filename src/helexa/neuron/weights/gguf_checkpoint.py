@@ -1,53 +1,50 @@
-"""A GGUF file as a checkpoint: Hugging Face's names, configuration and row order."""
+"""A GGUF file as a checkpoint: Hugging Face's names, configuration and layout."""
 
-import re
+import logging
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.gguf import GgufFile, GgufTensor
-from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode
+from helexa.neuron.weights.ggml_type import GgmlType
+from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf_config import gguf_config
+from helexa.neuron.weights.gguf_header import GgufTensor
+from helexa.neuron.weights.gguf_layout import GgufLayout
+from helexa.neuron.weights.gguf_names import hugging_face_name
 
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d+)\.)?(?P<part>\w+)\.(?P<kind>weight|bias)", re.ASCII)
-
-# Converters reorder the rows of q and k of these architectures for ggml's interleaved rotary embedding.
-_INTERLEAVED = {"llama"}
-_QUERY_OR_KEY = re.compile(r"model\.layers\.\d+\.self_attn\.(?P<part>[qk])_proj\.(weight|bias)", re.ASCII)
+_log = logging.getLogger("helexa.neuron.weights")
+_MUCH_GROWTH = 1.25
 
 
 class GgufCheckpoint:
-    """The weights in one GGUF file; see `Checkpoint`."""
+    """The weights in one GGUF file; see `Checkpoint`.
+
+    Tensors have the names, shapes and numbers of a text-only model of Hugging Face, with one difference: the experts of
+    a layer are three tensors, `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H] and `down_proj.weight`
+    [E, H, I]. The gpt_oss models have biases to them, `mlp.experts.gate_proj.bias` [E, I] and so on; there gate and up
+    do not alternate, and no tensor is transposed.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file at `path`.
 
         Raises:
-            ModelFileError: when the file is not sound, is one of several parts, or holds a type that is not supported.
+            ModelFileError: when the file is not sound, or holds a type or a model that is not supported.
         """
         self._file = GgufFile.open(path)
-        self._require_supported()
         self.config: dict[str, Any] = gguf_config(self._file)
-        self._tensors = {_translate(name): tensor for name, tensor in self._file.tensors.items()}
-        self.total_bytes = sum(tensor.nbytes for tensor in self._file.tensors.values())
+        self._layout = GgufLayout(self._file.architecture, self.config)
+        self._tensors = self._translated()
+        self._require_supported()
+        self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._warn_of_growth()
 
     def __enter__(self) -> Self:
         return self
@@ -58,22 +55,19 @@ class GgufCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Tensor names, in the file's order; a tensor without a Hugging Face name keeps its own."""
+        """Tensor names, in the file's order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of tensor `name`."""
-        return self._find(name).shape
+        return self._layout.shape(name, self._find(name).shape)
 
-    def read(self, name: str) -> Weight:
-        """Tensor `name`, in Hugging Face's row order."""
+    def read(self, name: str, index: int | None = None) -> Weight:
+        """Tensor `name`, or of a tensor of several matrices the one at `index`, of which only the bytes are read."""
         tensor = self._find(name)
-        weight = decode(tensor.type, self._file.read(tensor.name), tensor.shape)
-        rotary = _QUERY_OR_KEY.fullmatch(name)
-        if rotary and self._file.architecture in _INTERLEAVED:
-            heads = "num_attention_heads" if rotary["part"] == "q" else "num_key_value_heads"
-            return self._deinterleave(name, weight, self.config[heads])
-        return weight
+        stored = self._file.read(tensor.name, index)
+        shape = self.shape(name) if index is None else tensor.shape[1:]
+        return self._layout.restore(name, self._scaled(decode(tensor.type, stored, shape), tensor, index))
 
     def close(self) -> None:
         """Close the file."""
@@ -85,11 +79,23 @@ class GgufCheckpoint:
             raise ModelFileError(f"{self._file.path.name}: no tensor {name}")
         return tensor
 
+    def _translated(self) -> dict[str, GgufTensor]:
+        architecture, layers = self._file.architecture, self.config["num_hidden_layers"]
+        tensors: dict[str, GgufTensor] = {}
+        others: list[str] = []
+        for name, tensor in self._file.tensors.items():
+            translated = hugging_face_name(architecture, name, layers)
+            if translated is not None:
+                tensors[translated] = tensor
+            elif not name.endswith((".scale", ".input_scale")):  # beside NVFP4 weights
+                others.append(name)
+        if others:
+            names = ", ".join(others[:3]) + (" .." if len(others) > 3 else "")
+            _log.info("%s: left out %d tensors without a place: %s", self._file.path.name, len(others), names)
+        return tensors
+
     def _require_supported(self) -> None:
-        parts = self._file.metadata.get("split.count", 0)
-        if isinstance(parts, int) and parts > 1:
-            raise ModelFileError(f"{self._file.path.name}: one of {parts} parts; merge them into one file first")
-        for tensor in self._file.tensors.values():
+        for tensor in self._tensors.values():
             if tensor.type not in SUPPORTED_TYPES:
                 problem = f"unsupported tensor type {tensor.type.name} in {tensor.name}"
             elif len(tensor.shape) == 1 and tensor.type not in PLAIN_TYPES:
@@ -98,25 +104,34 @@ class GgufCheckpoint:
                 continue
             raise ModelFileError(f"{self._file.path.name}: {problem}")
 
-    def _deinterleave(self, name: str, weight: Weight, heads: int) -> Weight:
-        if weight.shape[0] % (2 * heads):
-            raise ModelFileError(f"{self._file.path.name}: the rows of {name} do not divide into {heads} heads")
+    def _scaled(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
+        """The weight times the number that may stand beside it: one for the tensor, or one for each of its matrices."""
+        beside = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
+        if beside is None or beside is tensor:
+            return weight
+        count = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        if beside.type is not GgmlType.F32 or beside.shape != (count,):
+            raise ModelFileError(f"{self._file.path.name}: tensor {beside.name} is not {count} numbers of float32")
+        numbers = torch.from_numpy(self._file.read(beside.name)).view(torch.float32)
+        if index is not None:
+            numbers = numbers[index : index + 1]
+
+        def times(unit: Tensor) -> Tensor:
+            return unit.float() * numbers.view(-1, *[1] * (unit.ndim - 1))
+
         if isinstance(weight, Tensor):
-            return _pairs_to_halves(weight, heads)
-        return weight.each(lambda part: _pairs_to_halves(part, heads))
+            return times(weight)
+        minimum = None if weight.minimum is None else replace(weight.minimum, unit=times(weight.minimum.unit))
+        return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
 
-
-def _translate(name: str) -> str:
-    match = _NAME.fullmatch(name)
-    if match is None:
-        return name
-    names = _NAMES if match["layer"] is None else _LAYER_NAMES
-    if match["part"] not in names:
-        return name
-    prefix = "" if match["layer"] is None else f"model.layers.{match['layer']}."
-    return f"{prefix}{names[match['part']]}.{match['kind']}"
-
-
-def _pairs_to_halves(rows: Tensor, heads: int) -> Tensor:
-    """Rows of each head from (0, h, 1, h + 1, ...) back to (0, 1, ..., h, h + 1, ...), h half a head."""
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+    def _warn_of_growth(self) -> None:
+        """Once for each type that is kept in a larger form here."""
+        for kind in sorted({tensor.type for tensor in self._tensors.values()}):
+            factor = growth(kind)
+            if factor > _MUCH_GROWTH:
+                _log.warning(
+                    "%s: weights of type %s take %.1f times as much memory as in the file",
+                    self._file.path.name,
+                    kind.name,
+                    factor,
+                )

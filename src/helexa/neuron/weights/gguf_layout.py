@@ -1,0 +1,129 @@
+"""Where GGUF's tensors differ from Hugging Face's in more than their names, and the way back.
+
+The changes are those of llama.cpp's converters: `conversion/llama.py`, `gemma.py` and `qwen.py`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+_HEADS_IN_TURNS = {"qwen35", "qwen35moe"}
+_ONE_ADDED = {"gemma3", "qwen3next", *_HEADS_IN_TURNS}
+_LAYER = re.compile(r"model\.layers\.\d+\.", re.ASCII)
+
+
+class GgufLayout:
+    """The changes that one model's tensors need.
+
+    * llama: the rows of q and k lie in pairs, for ggml's interleaved rotary embedding.
+    * gemma3, qwen3next, qwen35, qwen35moe: norms hold `1 + w`, but for the one inside linear attention.
+    * Linear attention: `A_log` is stored as `-exp(A_log)`, the convolution without its middle dimension of 1.
+    * qwen35, qwen35moe: value heads lie in turns, one of each key head, and not key head by key head.
+    * A shared expert's gate may be a vector.
+
+    Args:
+        architecture: the file's.
+        config: as `gguf_config` gives it.
+    """
+
+    def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
+        self._one_added = architecture in _ONE_ADDED
+        self._pairs: dict[str, int] = {}
+        if architecture == "llama":
+            self._pairs = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        self._turns = _ValueHeads(config) if architecture in _HEADS_IN_TURNS else None
+
+    def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of tensor `name`, in Hugging Face's terms, that is stored as `stored`."""
+        if name.endswith(".linear_attn.conv1d.weight") and len(stored) == 2:
+            return (stored[0], 1, stored[1])
+        if name.endswith(".mlp.shared_expert_gate.weight") and len(stored) == 1:
+            return (1, *stored)
+        return stored
+
+    def restore(self, name: str, weight: Weight) -> Weight:
+        """Tensor `name`, in Hugging Face's terms and of the shape above, with Hugging Face's numbers in their places.
+
+        Raises:
+            ModelFileError: it does not have the rows or columns that the configuration makes it.
+        """
+        part = _LAYER.sub("", name)
+        if self._one_added and part.endswith("norm.weight") and part != "linear_attn.norm.weight":
+            return _plain(weight) - 1
+        module, _, rest = part.partition(".")
+        if module == "self_attn" and rest.partition(".")[0] in self._pairs:
+            return _in_halves(name, weight, self._pairs[rest.partition(".")[0]])
+        if module != "linear_attn":
+            return weight
+        if rest == "A_log":
+            weight = _plain(weight).neg().log()
+        return weight if self._turns is None else self._turns.gather(name, rest, weight)
+
+
+class _ValueHeads:
+    """Value heads of linear attention, brought from (k0 v0, k1 v0, .., k0 v1, ..) to (k0 v0, k0 v1, .., k1 v0, ..)."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        keys, self._count = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        if self._count % keys:
+            raise ModelFileError(f"{self._count} value heads of linear attention do not share {keys} key heads")
+        self._keys, self._width = keys, config["linear_value_head_dim"]
+        before = 2 * keys * config["linear_key_head_dim"]
+        self._rows = {  # of each tensor: rows before the value heads, rows of each
+            "in_proj_qkv.weight": (before, self._width),
+            "in_proj_z.weight": (0, self._width),
+            "in_proj_a.weight": (0, 1),
+            "in_proj_b.weight": (0, 1),
+            "conv1d.weight": (before, self._width),
+            "A_log": (0, 1),
+            "dt_bias": (0, 1),
+        }
+
+    def gather(self, name: str, part: str, weight: Weight) -> Weight:
+        if self._count == self._keys:
+            return weight
+        if part == "out_proj.weight":
+            return self._columns(name, weight)
+        if part not in self._rows:
+            return weight
+        before, width = self._rows[part]
+        if weight.shape[0] != before + self._count * width:
+            raise ModelFileError(f"the rows of {name} are not those of {self._count} value heads")
+        heads = torch.arange(before, weight.shape[0]).view(-1, self._keys, width).transpose(0, 1).flatten()
+        rows = torch.cat((torch.arange(before), heads))
+        return weight.rows(rows) if isinstance(weight, GroupwiseTensor) else weight[rows]
+
+    def _columns(self, name: str, weight: Weight) -> Weight:
+        if weight.shape[-1] != self._count * self._width:
+            raise ModelFileError(f"the columns of {name} are not those of {self._count} value heads")
+        if isinstance(weight, Tensor):
+            return self._moved(weight)
+        scales = [scale for scale in (weight.scale, weight.minimum) if scale is not None]
+        if any(scale.unit.shape[-1] % self._count for scale in scales):
+            return self._moved(weight.dequantize())  # a scale of 256 columns belongs to more than one head
+        return weight.each(self._moved)  # of each head its codes, and all that belongs to them
+
+    def _moved(self, columns: Tensor) -> Tensor:
+        heads = columns.unflatten(-1, (self._count // self._keys, self._keys, -1))
+        return heads.transpose(-3, -2).flatten(-3).contiguous()
+
+
+def _in_halves(name: str, weight: Weight, heads: int) -> Weight:
+    """Rows of each head from (0, h, 1, h + 1, ..) back to (0, 1, .., h, h + 1, ..), h half a head."""
+    if weight.shape[0] % (2 * heads):
+        raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
+
+    def moved(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+    return moved(weight) if isinstance(weight, Tensor) else weight.each(moved)
+
+
+def _plain(weight: Weight) -> Tensor:
+    return weight.float() if isinstance(weight, Tensor) else weight.dequantize()

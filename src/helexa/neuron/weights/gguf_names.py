@@ -1,0 +1,83 @@
+"""Tensor names of GGUF files in Hugging Face's terms, family by family, without torch."""
+
+import re
+from collections.abc import Mapping
+
+_WHOLE = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "rope_freqs.weight": "rope_freqs.weight",
+}
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_DENSE = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_LINEAR = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+_NORM = {"ffn_norm": "post_attention_layernorm"}
+_LATER_NORM = {"post_attention_norm": "post_attention_layernorm"}
+_FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
+_GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
+
+# With their kind (`.weight`, `.bias`) where the two differ in that as well.
+_LAYER: dict[str, Mapping[str, str]] = {
+    "llama": _ATTENTION | _NORM | _DENSE,
+    "qwen2": _ATTENTION | _NORM | _DENSE,
+    "qwen3": _ATTENTION | _NORM | _DENSE,
+    "qwen3moe": _ATTENTION | _NORM | _EXPERTS,
+    "qwen3next": _ATTENTION | _LATER_NORM | _EXPERTS | _LINEAR,
+    "qwen35": _ATTENTION | _LATER_NORM | _DENSE | _LINEAR,
+    "qwen35moe": _ATTENTION | _LATER_NORM | _EXPERTS | _LINEAR,
+    "gemma3": _ATTENTION | _FOUR_NORMS | _DENSE,
+    "gpt-oss": _ATTENTION | _LATER_NORM | _EXPERTS | _GPT_OSS,
+}
+_NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<part>\w+)(?P<kind>\.weight|\.bias)?", re.ASCII)
+
+
+def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
+    """The name of the same tensor in a text-only model of Hugging Face, or None where that has none.
+
+    Names are those of transformers but for experts, which are a tensor of gates, one of ups and one of downs:
+    `mlp.experts.gate_proj.weight`, [E, N, K], with `.bias` [E, N]. Rotation factors keep the name `rope_freqs.weight`.
+
+    Args:
+        architecture: one that `gguf_config` takes.
+        layers: of the model; what lies in later ones predicts further tokens, and is left out.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or int(match["layer"]) >= layers:
+        return _WHOLE.get(name)
+    names, part, kind = _LAYER[architecture], match["part"], match["kind"] or ""
+    whole = names.get(part + kind)
+    if whole is None and part in names and kind:
+        whole = names[part] + kind
+    return None if whole is None else f"model.layers.{match['layer']}.{whole}"
