@@ -88,7 +88,7 @@ def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize(
     "setting",
     [
-        {"quantization_config": {"quant_method": "fp8"}},
+        {"quantization_config": {"quant_method": "awq"}},
         {"hidden_act": "gelu"},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     ],

@@ -11,6 +11,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine import runner
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import DeviceError, Runner
+from helexa.neuron.models.llama import Llama
 
 CONFIG = {
     "model_type": "qwen3",
@@ -103,9 +104,10 @@ def test_a_device_that_does_not_work_is_named(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(config: object, loader: object) -> None:
-        raise torch.OutOfMemoryError
+    class NoRoom(Llama):
+        def prepare(self) -> None:
+            raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(runner, "model_class", lambda model_type: no_room)
+    monkeypatch.setattr(runner, "model_class", lambda model_type: NoRoom)
     with pytest.raises(torch.OutOfMemoryError):
         load(write(tmp_path))

@@ -80,22 +80,21 @@ class Runner:
     ) -> None:
         self.device = _usable_device(options.device)
         with open_checkpoint(model_path) as checkpoint:
-            config = checkpoint.config
-            model_type = str(config.get("model_type"))
+            model_type = str(checkpoint.config.get("model_type"))
+            architecture = model_class(model_type)
+            config = {**architecture.defaults, **checkpoint.config}
             try:
                 self.ops = _kernels(self.device, options, config)
                 store = self.ops.store(model_path)
                 loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)
-                self._model = model_class(model_type)(config, loader)
-                trained_context = int(config.get("max_position_embeddings") or 2048)
+                self._model = architecture(config, loader)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
             if store is not None:
                 store.save()
-            if trained_context < 1:
-                raise ModelFileError(f"config: 'max_position_embeddings' is {trained_context}")
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+        trained_context = self._model.settings.context
         context = min(options.context_length or trained_context, trained_context)
         mixers = [block.mixer for block in self._model.blocks]
         page_bytes = sum(mixer.page_bytes for mixer in mixers)

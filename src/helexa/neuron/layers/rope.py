@@ -11,23 +11,22 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.ops.reference import ReferenceOps
 
 
-def rope_settings(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """What a configuration says of the rotation, in the form of today's `rope_parameters`.
+def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says of the rotation, old or new, in the form of today's `rope_parameters`.
 
     Keys: `rope_type`, `rope_theta`, `partial_rotary_factor`, and what the type needs.
 
-    Args:
-        layer_type: for models whose `rope_parameters` differ by the type of layer.
+    Raises:
+        ModelFileError: it says it for each type of layer.
     """
-    nested = config.get("rope_parameters") or {}
-    if layer_type is not None and layer_type in nested:
-        nested = nested[layer_type]
-    scaling = nested or config.get("rope_scaling") or {}
+    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in stated.values()):
+        raise ModelFileError(f"config: 'rope_parameters' of {', '.join(stated)}, expected the same for all layers")
     return {
-        **scaling,
-        "rope_type": scaling.get("rope_type") or scaling.get("type") or "default",
-        "rope_theta": scaling.get("rope_theta") or config.get("rope_theta") or 10000.0,
-        "partial_rotary_factor": scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
+        **stated,
+        "rope_type": stated.get("rope_type") or stated.get("type") or "default",
+        "rope_theta": stated.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        "partial_rotary_factor": stated.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
     }
 
 
@@ -37,7 +36,7 @@ class Rope:
     Args:
         settings: see `rope_settings`.
         head_dim: D; the first `partial_rotary_factor` of it is rotated.
-        trained_context: the `max_position_embeddings` of the configuration, for types that need it.
+        trained_context: stands for `original_max_position_embeddings` where the settings lack it.
         factors: [R / 2] divisors of the frequencies, as some GGUF files carry them.
     """
 
@@ -60,12 +59,14 @@ class Rope:
         if kind == "linear":
             frequencies /= _positive("factor", settings["factor"])
         elif kind == "llama3":
-            frequencies = _llama3(frequencies, settings)
+            frequencies = _llama3(frequencies, settings, trained_context)
         elif kind == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
         elif kind != "default":
             raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn")
         if factors is not None:
+            if factors.shape != frequencies.shape:
+                raise ModelFileError(f"{len(factors)} rope factors for {len(frequencies)} frequencies")
             frequencies /= factors.double().cpu()
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
@@ -82,22 +83,26 @@ def _positive(key: str, value: Any) -> float:
     return number
 
 
-def _llama3(frequencies: Tensor, settings: Mapping[str, Any]) -> Tensor:
+def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
+    key = "original_max_position_embeddings"
+    return _positive(key, settings.get(key) or trained_context)
+
+
+def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
     """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
     factor = _positive("factor", settings["factor"])
-    low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])
-    trained = float(settings["original_max_position_embeddings"])
-    turns = trained * frequencies / (2 * math.pi)
+    low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
+    if not low < high:
+        raise ModelFileError(f"config: 'high_freq_factor' is {high}, not above 'low_freq_factor', {low}")
+    turns = _trained(settings, trained_context) * frequencies / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
 
 
 def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al., 2023): the same by whole dimensions, and a factor on cos and sin that sharpens attention."""
-    factor = _positive("factor", settings["factor"])
-    trained = _positive(
-        "original_max_position_embeddings", settings.get("original_max_position_embeddings") or trained_context
-    )
+    trained = _trained(settings, trained_context)
+    factor = _positive("factor", settings["factor"] or trained_context / trained)
     half = frequencies.shape[0]
 
     def dimension(turns: float) -> float:

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from helexa.neuron.models.decoder import Decoder
 
 _CLASSES = {
+    "gemma3": "Gemma3",
     "gpt_oss": "GptOss",
     "llama": "Llama",
+    "mistral": "Mistral",
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_5": "Qwen35",

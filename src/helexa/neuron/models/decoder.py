@@ -1,5 +1,6 @@
 """What all decoders have in common: an embedding, blocks, a norm and a head."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -14,6 +15,9 @@ from helexa.neuron.models.settings import Settings
 class Decoder:
     """A causal language model; subclasses say what a block is.
 
+    Args:
+        config: the checkpoint's, with the class's `defaults`.
+
     Attributes:
         settings: what it was built from.
         blocks: its layers, first to last.
@@ -26,10 +30,15 @@ class Decoder:
     """What a step computes depends on its shape alone, so that it can be recorded and run again."""
     norm_offset: ClassVar[float] = 0.0
     """What is added to the weights of norms, as they are in checkpoints."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What holds where a configuration is silent, as transformers' class for it has it."""
+    supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Values that are implemented of settings that change what is computed; None is for a setting that is not there."""
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        self.settings.require(quantization_config=(None,))  # a checkpoint that reads its blocks takes it away
+        # A checkpoint that reads blocks of its own takes `quantization_config` away.
+        self.settings.require(quantization_config=(None,), **self.supported)
         self.loader = loader
         self.prepare()
         self._embed = loader.embedding("model.embed_tokens", self.settings.hidden)

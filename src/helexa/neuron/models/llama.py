@@ -1,7 +1,7 @@
 """Llama: the plain pre-norm decoder that most others vary (reference: transformers `modeling_llama`)."""
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -14,28 +14,47 @@ from helexa.neuron.models.decoder import Decoder
 
 
 class Llama(Decoder):
-    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32."""
+    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32.
 
+    Attributes:
+        layer_types: of each layer, one of `types`.
+    """
+
+    supported: ClassVar = {"hidden_act": (None, "silu")}
+
+    types: ClassVar[tuple[str, ...]] = ("full_attention",)
+    """Types of layers that the architecture has, in the terms of `layer_types` in a configuration."""
     qk_norm: ClassVar[bool] = False
     """Each query and key head passes a norm before it is rotated."""
     sinks: ClassVar[bool] = False
     """Each head has a sink (see `Attention`)."""
     gated: ClassVar[bool] = False
     """What each head finds passes a gate (see `Attention`)."""
-    rotated: ClassVar[float] = 1.0
-    """Share of each head that is rotated where the configuration does not say it."""
+    act: ClassVar[str] = "silu"
+    """The gate of the feed-forward layers (see `GatedMlp`)."""
 
     def prepare(self) -> None:
-        """One rotation for all layers."""
+        """The type of each layer, and the rotation of each type."""
+        settings = self.settings
+        stated = settings.layer_types(self.types)
+        self.layer_types = stated or [self.layer_type(index) for index in range(settings.layers)]
+        self._ropes = self.ropes()
+
+    def layer_type(self, index: int) -> str:
+        """The type of layer `index` in a configuration without `layer_types`."""
+        return "full_attention"
+
+    def ropes(self) -> Mapping[str, Rope]:
+        """The rotation of each type of layer that attends: one for all."""
+        return dict.fromkeys(self.types, self.rope(self.settings.config))
+
+    def rope(self, config: Mapping[str, Any]) -> Rope:
+        """The rotation that `config` describes."""
         settings, loader = self.settings, self.loader
-        settings.require(hidden_act=(None, "silu"))
-        name, rotated = "rope_freqs.weight", settings.head_dim // 2
-        self.rope = Rope(
-            rope_settings({"partial_rotary_factor": self.rotated, **settings.config}),
-            settings.head_dim,
-            loader.ops,
-            trained_context=settings.positive("max_position_embeddings", 2048),
-            factors=loader.vector(name, rotated) if name in loader else None,
+        name = "rope_freqs.weight"
+        factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
+        return Rope(
+            rope_settings(config), settings.head_dim, loader.ops, trained_context=settings.context, factors=factors
         )
 
     def block(self, index: int, prefix: str) -> Block:
@@ -53,17 +72,24 @@ class Llama(Decoder):
             heads=settings.heads,
             kv_heads=settings.kv_heads,
             head_dim=settings.head_dim,
-            rope=self.rope,
+            rope=self._ropes[self.layer_types[index]],
+            scale=self.scale(),
             window=self.window(index),
             sinks=self.sinks,
             norms=(settings.eps, self.norm_offset) if self.qk_norm else None,
             gated=self.gated,
         )
 
+    def scale(self) -> float | None:
+        """Of the products of queries and keys; None for 1 / sqrt(head_dim)."""
+        return None
+
     def window(self, index: int) -> int | None:
         """Positions that a query of layer `index` sees; None for all."""
-        return None
+        sliding = self.layer_types[index] == "sliding_attention"
+        return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
         """The feed-forward layer at `index`."""
-        return GatedMlp(self.loader, prefix, hidden=self.settings.hidden, intermediate=self.settings.intermediate)
+        settings = self.settings
+        return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=settings.intermediate, act=self.act)

@@ -1,7 +1,24 @@
 """Qwen2 and Qwen2.5 (dense): Llama with biases on queries, keys and values (transformers `modeling_qwen2`)."""
 
+from typing import ClassVar
+
 from helexa.neuron.models.llama import Llama
 
 
 class Qwen2(Llama):
-    """The biases are found by their names in the checkpoint; a sliding window is refused as Llama refuses it."""
+    """The biases are found by their names in the checkpoint; the later layers may have a sliding window."""
+
+    defaults: ClassVar = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+    types = ("full_attention", "sliding_attention")
+
+    def prepare(self) -> None:
+        """See `Decoder`."""
+        super().prepare()
+        if "sliding_attention" in self.layer_types:
+            self.settings.require(use_sliding_window=(True,))
+
+    def layer_type(self, index: int) -> str:
+        """See `Llama`."""
+        config = self.settings.config
+        windowed = config.get("use_sliding_window") and config["sliding_window"] is not None
+        return "sliding_attention" if windowed and index >= config["max_window_layers"] else "full_attention"

@@ -3,6 +3,8 @@
 Text has the same position on all three axes of the rotation, which makes it the plain one.
 """
 
+from typing import ClassVar
+
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.mixer import Mixer
@@ -12,28 +14,29 @@ from helexa.neuron.models.llama import Llama
 class Qwen35(Llama):
     """Llama's blocks with another mixer, or with attention that has a gate and rotates a quarter of each head."""
 
+    defaults: ClassVar = {"partial_rotary_factor": 0.25}
+    types = ("full_attention", "linear_attention")
     recurrent = True
     recorded = False
     norm_offset = 1.0
     qk_norm = True
     gated = True
-    rotated = 0.25
 
     def prepare(self) -> None:
-        """Which layers attend, beside what Llama prepares."""
+        """See `Decoder`."""
         super().prepare()
-        settings = self.settings
-        interval = settings.positive("full_attention_interval", 4)
-        self._types = settings.layer_types() or [
-            "linear_attention" if (index + 1) % interval else "full_attention" for index in range(settings.layers)
-        ]
-        if set(self._types) - {"linear_attention"} != {"full_attention"}:
-            raise ModelFileError(f"config: 'layer_types' are {sorted(set(self._types))}, which is no hybrid model")
+        if set(self.layer_types) != set(self.types):
+            raise ModelFileError(f"config: 'layer_types' are all {self.layer_types[0]!r}, which is no hybrid model")
+
+    def layer_type(self, index: int) -> str:
+        """See `Llama`."""
+        interval = self.settings.positive("full_attention_interval", 4)
+        return "linear_attention" if (index + 1) % interval else "full_attention"
 
     def mixer(self, index: int, prefix: str) -> Mixer:
         """See `Llama`."""
         settings = self.settings
-        if self._types[index] == "full_attention":
+        if self.layer_types[index] == "full_attention":
             return super().mixer(index, prefix)
         return GatedDeltaNet(
             self.loader,

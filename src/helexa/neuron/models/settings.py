@@ -1,6 +1,6 @@
 """A model's configuration, read with care: it came with the weights, from outside."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from helexa.core.errors import ModelFileError
@@ -14,6 +14,7 @@ class Settings:
     Attributes:
         config: all of it, in the terms of Hugging Face's `config.json`.
         hidden, layers, heads, kv_heads, head_dim, eps: the shape that all families state.
+        context: positions that the model was trained for.
 
     Raises:
         ModelFileError: names the setting that is missing or makes no model.
@@ -27,6 +28,7 @@ class Settings:
         self.kv_heads = self.positive("num_key_value_heads", self.heads)
         self.head_dim = self.positive("head_dim", self.hidden // self.heads)
         self.eps = self.fraction("rms_norm_eps", 1e-6)
+        self.context = self.positive("max_position_embeddings", 2048)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
                 f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model"
@@ -52,17 +54,23 @@ class Settings:
             raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
         return value
 
-    def layer_types(self) -> list[str] | None:
-        """The type of each layer, where the configuration states them."""
+    def layer_types(self, known: Collection[str]) -> list[str] | None:
+        """The type of each layer, one of those in `known`, where the configuration states them."""
         types = self.config.get("layer_types")
         if types is None:
             return None
-        if not isinstance(types, list) or len(types) != self.layers or not all(isinstance(kind, str) for kind in types):
+        if not isinstance(types, list) or len(types) != self.layers:
             raise ModelFileError(f"config: 'layer_types' does not name the type of each of {self.layers} layers")
+        for kind in types:
+            if kind not in known:
+                raise ModelFileError(f"config: 'layer_types' has {kind!r}, which this architecture does not")
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
-        """Refuse by name what would load but compute something else: each setting must be one of those given."""
+        """Refuse by name what would load but compute something else: each setting must be one of those given.
+
+        A setting that is not there is None.
+        """
         for key, values in supported.items():
             value = self.config.get(key)
             if value not in values:

@@ -1,0 +1,78 @@
+"""Gemma 3, its text part (transformers `modeling_gemma3`)."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.layers.block import Block
+from helexa.neuron.layers.rope import Rope
+from helexa.neuron.models.llama import Llama
+
+_GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
+
+
+class Gemma3(Llama):
+    """Norms before and behind every layer, most layers with a sliding window and a rotation of their own."""
+
+    defaults: ClassVar = {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+    }
+    supported: ClassVar = {
+        "hidden_activation": (None, "gelu_pytorch_tanh"),
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "use_bidirectional_attention": (None, False),
+    }
+    types = ("full_attention", "sliding_attention")
+    norm_offset = 1.0
+    qk_norm = True
+    act = "gelu_tanh"
+
+    def layer_type(self, index: int) -> str:
+        """See `Llama`."""
+        local = (index + 1) % self.settings.positive("sliding_window_pattern")
+        return "sliding_attention" if local else "full_attention"
+
+    def ropes(self) -> Mapping[str, Rope]:
+        """See `Llama`; older configurations scale the global rotation only, and have another key for the local one."""
+        config = self.settings.config
+        stated = config.get("rope_parameters") or {}
+        wide = {"rope_theta": config.get("rope_theta") or _GLOBAL_THETA, **(stated.get("full_attention") or {})}
+        local = {
+            "rope_theta": config.get("rope_local_base_freq") or _LOCAL_THETA,
+            **(stated.get("sliding_attention") or {}),
+        }
+        return {
+            "full_attention": self.rope({"rope_parameters": {**wide, **(config.get("rope_scaling") or {})}}),
+            "sliding_attention": self.rope({"rope_parameters": local}),
+        }
+
+    def scale(self) -> float:
+        """See `Llama`."""
+        return self.settings.positive("query_pre_attn_scalar") ** -0.5
+
+    def block(self, index: int, prefix: str) -> Block:
+        """See `Decoder`."""
+        norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
+        post_norms = (
+            self.norm(f"{prefix}.post_attention_layernorm"),
+            self.norm(f"{prefix}.post_feedforward_layernorm"),
+        )
+        return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See `Decoder`; times the square root of H, rounded to the activations' dtype as it was in training."""
+        factor = torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype)
+        return super().embed(tokens).mul_(float(factor))
