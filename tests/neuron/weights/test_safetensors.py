@@ -289,6 +289,5 @@ def test_a_file_that_shrinks_between_reads_is_noticed(folder: Path) -> None:
             checkpoint.read(name)
         with path.open("r+b") as file:
             file.truncate(len(path.read_bytes()) - 1)
-        with pytest.raises(ModelFileError, match="truncated in tensor"):
-            for name in checkpoint.names():
-                checkpoint.read(name)
+        with pytest.raises(ModelFileError, match="changed on disk"):
+            checkpoint.read("a.weight")

@@ -13,6 +13,7 @@ from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import MatrixStore, ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quant_policy import QuantPolicy
 
 
 class Loader:
@@ -23,6 +24,7 @@ class Loader:
     Args:
         on_read: called with the bytes of weights read so far.
         store: matrices that were prepared at an earlier start.
+        policy: what to quantise, and how.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Loader:
         ops: ReferenceOps,
         on_read: Callable[[int], None],
         store: MatrixStore | None = None,
+        policy: QuantPolicy | None = None,
     ) -> None:
         self.checkpoint = checkpoint
         self.ops = ops
         self._names = frozenset(checkpoint.names())
         self._store = store
+        self._policy = policy
         self._on_read = on_read
         self._read = 0
 
@@ -43,7 +47,7 @@ class Loader:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
-        """A tensor as the file has it: plain, or groupwise with its codes kept exactly.
+        """A tensor as the file has it: plain, or groupwise with its codes kept exactly; not for keeping (`Checkpoint`).
 
         Args:
             index: the matrix at `index` of a tensor [E, N, K].
@@ -54,7 +58,7 @@ class Loader:
         _require(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
-        self._on_read(self._read)
+        self._on_read(min(self._read, self.checkpoint.total_bytes))  # what was in fp8 is more by now
         return weight
 
     def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
@@ -64,7 +68,9 @@ class Loader:
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> Any:
-        """The matrix that `read` returns, prepared for the kernels; not read if it was at an earlier start.
+        """The matrix that `read` returns, quantised by the policy and prepared for the kernels.
+
+        It is not read if it was prepared at an earlier start.
 
         Args:
             key: tells it from all others of the model.
@@ -74,7 +80,9 @@ class Loader:
             return found
         weight = read()
         _require(key, tuple(weight.shape), shape)
-        matrix = self.ops.matrix(weight)
+        matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
+        if isinstance(weight, Tensor) and matrix is weight:
+            matrix = weight.clone()
         if self._store is not None:
             self._store.add(key, matrix)
         return matrix
@@ -82,8 +90,9 @@ class Loader:
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A small tensor in float32, on the device."""
         weight = self.weight(name, shape)
-        plain = weight.dequantize(torch.float32) if isinstance(weight, GroupwiseTensor) else weight.float()
-        return plain.to(self.ops.device)
+        if isinstance(weight, GroupwiseTensor):
+            return weight.dequantize(torch.float32).to(self.ops.device)
+        return weight.to(self.ops.device, torch.float32, copy=True)
 
     def vector(self, name: str, width: int) -> Tensor:
         """A tensor [width] in float32, on the device."""

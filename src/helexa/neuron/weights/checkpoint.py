@@ -47,7 +47,10 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Tensor `name`, or of a tensor of several matrices the one at `index`, in memory of its own.
+        """Tensor `name`, or of a tensor of several matrices the one at `index`.
+
+        A plain tensor may be changed, but is not for keeping: its memory may be a view of the file, which somebody may
+        cut short.
 
         Raises:
             ModelFileError: when there is no such tensor or its file cannot be read.

@@ -1,6 +1,8 @@
-"""The forms in which a matrix can be quantised at load, under the names of ggml's block types."""
+"""The forms in which a matrix can be quantised at load, and the names that they go by."""
 
 from dataclasses import dataclass
+
+from helexa.core.errors import HelexaError
 
 
 @dataclass(frozen=True)
@@ -8,6 +10,7 @@ class QuantForm:
     """How codes and scales of a quantised matrix are kept (see `GroupwiseTensor`).
 
     Attributes:
+        name: that of ggml's type of the same form.
         bits: of each code.
         group_size: columns that share a scale.
         minimum: each group has a minimum as well; else the middle code stands for nought.
@@ -47,3 +50,37 @@ FORMS = {
     )
 }
 """By name."""
+
+AUTO = "auto"
+PLAIN = ("bf16", "f16", "f32")
+NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
+"""What `quant_named` returns: as memory allows, a form, or nothing quantised."""
+
+# Other names of the same; what has no form of its own here gets the next that is no worse.
+_ALIASES = {
+    "q4": "q4k",
+    "q4km": "q4k",
+    "q4ks": "q4k",
+    "q5": "q5k",
+    "q5km": "q5k",
+    "q5ks": "q5k",
+    "q6": "q6k",
+    "q8": "q8_0",
+    "q81": "q8_0",
+    "q8k": "q8_0",
+    "q2k": "q4k",
+    "q3k": "q4k",
+}
+_MEANT = {name.replace("_", ""): name for name in NAMES} | _ALIASES
+
+
+def quant_named(text: str) -> str:
+    """The one of `NAMES` that `text` means; case and underscores do not matter.
+
+    Raises:
+        HelexaError: it is none.
+    """
+    meant = _MEANT.get(text.lower().replace("_", ""))
+    if meant is None:
+        raise HelexaError(f"unknown quantisation '{text[:40]}'; known: {', '.join(NAMES)}")
+    return meant

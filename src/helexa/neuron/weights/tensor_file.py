@@ -1,5 +1,6 @@
-"""A model file's tensor bytes, read piece by piece so that nothing of the file stays resident."""
+"""A model file's tensor bytes, mapped piece by piece so that nothing of the file stays resident."""
 
+import mmap
 import os
 from io import FileIO
 from pathlib import Path
@@ -10,7 +11,11 @@ from helexa.core.errors import ModelFileError
 
 
 class TensorFile:
-    """Bytes of a file whose header was checked against `size`; opened at the first read."""
+    """Bytes of a file whose header was checked against `size`; opened at the first read.
+
+    A mapping spares a copy, but what is mapped may not outlive the load: should the file shrink under it, the system
+    ends the process that looks.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -18,25 +23,29 @@ class TensorFile:
         self._file: FileIO | None = None
 
     def read(self, offset: int, nbytes: int, tensor: str) -> np.ndarray:
-        """`nbytes` bytes from `offset` as a fresh, writable uint8 array; `tensor` is named if that fails.
+        """`nbytes` bytes from `offset` as a uint8 array, writable without a trace in the file.
+
+        Pages come from the file as they are touched, and go when the array goes.
+
+        Args:
+            tensor: named if that fails.
 
         Raises:
-            ModelFileError: when the file cannot be read or has changed since its header was read.
+            ModelFileError: the file cannot be read or has changed since its header was read.
         """
+        if nbytes == 0:
+            return np.empty(0, np.uint8)
+        start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         try:
-            file = self._opened()
-            buffer = np.empty(nbytes, np.uint8)
-            view = buffer.data
-            file.seek(offset)
-            done = 0
-            while done < nbytes:
-                count = file.readinto(view[done:])
-                if not count:
-                    raise ModelFileError(f"{self.path.name}: truncated in tensor {tensor}")
-                done += count
+            number = self._opened().fileno()
+            if os.fstat(number).st_size != self.size:
+                raise ModelFileError(f"{self.path.name}: changed on disk since its header was read")
+            mapping = mmap.mmap(number, offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise ModelFileError(f"{self.path.name}: cannot read tensor {tensor}: {error.strerror or error}") from error
-        return buffer
+        if hasattr(mmap, "MADV_WILLNEED"):
+            mapping.madvise(mmap.MADV_WILLNEED)
+        return np.frombuffer(mapping, np.uint8, nbytes, offset - start)
 
     def close(self) -> None:
         """Close the file; a later read opens it again."""
@@ -46,9 +55,5 @@ class TensorFile:
 
     def _opened(self) -> FileIO:
         if self._file is None:
-            file = FileIO(self.path)
-            if os.fstat(file.fileno()).st_size != self.size:
-                file.close()
-                raise ModelFileError(f"{self.path.name}: changed on disk since its header was read")
-            self._file = file
+            self._file = FileIO(self.path)
         return self._file

@@ -1,0 +1,185 @@
+"""Tensors that a checkpoint holds in blocks with scales beside them: fp8 and MXFP4.
+
+fp8 becomes plain float32, since four significant bits times a float32 scale are rounded once there; MXFP4 keeps its
+codes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.safetensors_file import FileTensor
+
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_SCALES = ("_scale_inv", "_scale")
+_BLOCK = [128, 128]
+_LARGEST_BLOCK = 1 << 20
+_GROUP = 32
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # halves
+
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint, in whatever form it is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of what is read."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in its file."""
+        ...
+
+    def read(self, index: int | None = None) -> Weight:
+        """The tensor, or the matrix at `index` of several.
+
+        Raises:
+            ModelFileError: there is no such part, or the file cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Fp8Tensor:
+    """A tensor in fp8, and a scale for all of it, for each row, or for each block of rows and columns.
+
+    Reference: transformers `integrations/finegrained_fp8.py`, where scales are named `inv` for what they undo.
+    """
+
+    weight: FileTensor
+    scale: FileTensor
+    block: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        rows, columns = self.weight.shape[-2:]
+        blocks = (-(-rows // self.block[0]), -(-columns // self.block[1]))
+        several = self.weight.shape[:-2]
+        if self.scale.shape not in ((), (1,), (rows,), *((*several, *grid) for grid in ((1, 1), (rows, 1), blocks))):
+            raise ModelFileError(
+                f"tensor {self.scale.name} has the shape {list(self.scale.shape)}, which does not fit "
+                f"{list(self.weight.shape)} in blocks of {list(self.block)}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `StoredTensor`."""
+        return self.weight.shape
+
+    @property
+    def nbytes(self) -> int:
+        """See `StoredTensor`."""
+        return self.weight.nbytes + self.scale.nbytes
+
+    def read(self, index: int | None = None) -> Tensor:
+        """Plain, in float32."""
+        weight = self.weight.read(index).float()
+        scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
+        scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
+        if scale.dim() == 1:
+            scale = scale[:, None]
+        if scale.numel() == 1 or scale.shape[-2:] == (weight.shape[-2], 1):
+            return weight.mul_(scale)
+        height, width = self.block
+        by_rows = scale.repeat_interleave(height, dim=-2)[..., : weight.shape[-2], :]
+        for number, part in enumerate(weight.split(width, dim=-1)):
+            part.mul_(by_rows[..., number : number + 1])
+        return weight
+
+
+@dataclass(frozen=True)
+class Mxfp4Tensor:
+    """Matrices in MXFP4: two e2m1 codes to a byte, the first in its low bits, and an exponent for every 32 columns.
+
+    Reference: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
+    """
+
+    blocks: FileTensor
+    scales: FileTensor
+
+    def __post_init__(self) -> None:
+        fits = self.blocks.shape == (*self.scales.shape, _GROUP // 2) and len(self.scales.shape) in (2, 3)
+        if not fits or self.blocks.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
+            raise ModelFileError(
+                f"tensors {self.blocks.name} and {self.scales.name} of {list(self.blocks.shape)} and "
+                f"{list(self.scales.shape)} are no blocks of MXFP4 with their scales"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `StoredTensor`."""
+        return (*self.scales.shape[:-1], self.scales.shape[-1] * _GROUP)
+
+    @property
+    def nbytes(self) -> int:
+        """See `StoredTensor`."""
+        return self.blocks.nbytes + self.scales.nbytes
+
+    def read(self, index: int | None = None) -> GroupwiseTensor:
+        """One matrix, exactly."""
+        if (index is None) != (len(self.shape) == 2):
+            raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
+        packed, exponents = self.blocks.read(index), self.scales.read(index)
+        codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
+        unit = torch.ldexp(torch.ones(()), exponents.int() - 128)  # of halves
+        table = torch.tensor(_E2M1, dtype=torch.int8)
+        return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
+
+
+def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name, each with its scales if it has such.
+
+    Args:
+        config: the model's configuration; what `quantization_config` says is settled here, and it is taken away.
+
+    Raises:
+        ModelFileError: the checkpoint is quantised in a way that is not read here, or a tensor lacks its scales.
+    """
+    quantisation = config.pop("quantization_config", None)
+    if quantisation is None:
+        return dict(tensors)
+    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    if method == "fp8":
+        return _with_fp8(tensors, _block(quantisation.get("weight_block_size")))
+    if method == "mxfp4":
+        return _with_mxfp4(tensors)
+    raise ModelFileError(
+        f"config: 'quantization_config' is of {str(method)[:40]!r}, which is not read here (fp8 and mxfp4 are): "
+        "load the model that it was made from, with a quant such as q4k, or a GGUF file of it"
+    )
+
+
+def _block(stated: Any) -> tuple[int, int]:
+    sizes = _BLOCK if stated is None else stated
+    sound = isinstance(sizes, list) and all(type(size) is int and 0 < size <= _LARGEST_BLOCK for size in sizes)
+    if not sound or len(sizes) != 2:
+        raise ModelFileError("config: 'weight_block_size' is not a pair of sizes")
+    return sizes[0], sizes[1]
+
+
+def _with_fp8(tensors: Mapping[str, FileTensor], block: tuple[int, int]) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FP8 or len(tensor.shape) not in (2, 3):
+            continue
+        scale = next((found.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in found), None)
+        if not isinstance(scale, FileTensor):
+            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is not there")
+        found[name] = Fp8Tensor(tensor, scale, block)
+    return found
+
+
+def _with_mxfp4(tensors: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = dict(tensors)
+    for blocks in [name for name in tensors if name.endswith("_blocks")]:
+        name = blocks.removesuffix("_blocks")
+        if f"{name}_scales" not in tensors or name in tensors:
+            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is not there")
+        del found[blocks], found[f"{name}_scales"]
+        found[name] = Mxfp4Tensor(tensors[blocks], tensors[f"{name}_scales"])
+    return found

@@ -1,0 +1,61 @@
+"""The text model inside a multimodal checkpoint: its configuration, and its tensors under their plain names."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from helexa.core.errors import ModelFileError
+
+_TEXT = re.compile(
+    r"(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
+)
+_HEAD = "lm_head."
+_DRAFTING = "mtp."  # layers that guess further tokens, beside text models as well
+_OTHERS = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio))\.")
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The text model's configuration, flat; what it does not say itself is taken from around it.
+
+    Its `model_type` is without the `_text` that tells it from the whole: `qwen3_5_text` is `qwen3_5`.
+
+    Raises:
+        ModelFileError: `text_config` is no object.
+    """
+    inner = config.get("text_config", {})
+    if not isinstance(inner, dict):
+        raise ModelFileError("config: 'text_config' is not an object")
+    outer = {key: value for key, value in config.items() if key == "quantization_config" or not key.endswith("_config")}
+    flat = {**outer, **inner}
+    if isinstance(flat.get("model_type"), str):
+        flat["model_type"] = flat["model_type"].removesuffix("_text")
+    return flat
+
+
+def text_names(names: Iterable[str]) -> dict[str, str]:
+    """The text model's tensors: the names that they have in a model of text alone -> their names here.
+
+    Raises:
+        ModelFileError: two of them are the same.
+    """
+    found: dict[str, str] = {}
+    for name, plain in _plain_names(list(names)):
+        if plain in found:
+            raise ModelFileError(f"tensors {found[plain]} and {name} are the same in the text model")
+        found[plain] = name
+    return found
+
+
+def left_out(names: Iterable[str]) -> str:
+    """What these tensors are, in a few words for the log."""
+    parts = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{part} ({count})" for part, count in parts.most_common(5))
+
+
+def _plain_names(names: list[str]) -> list[tuple[str, str]]:
+    matches = {name: match for name in names if (match := _TEXT.fullmatch(name))}
+    if matches:
+        inside = [(name, match["head"] or f"model.{match['rest']}") for name, match in matches.items()]
+        return inside + [(name, name) for name in names if name.startswith(_HEAD)]
+    return [(name, name) for name in names if not name.startswith(_DRAFTING) and not _OTHERS.match(name)]
