@@ -17,14 +17,14 @@ LENGTHS = (1, 2, 17, 63, 64, 65, 150, 300)
 STEPS = 32
 
 
-def tiny_model(folder: Path, seed: int = 0, **settings: Any) -> PreTrainedModel:
-    """A model of random weights in float32, saved to `folder` in several files.
+def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
+    """A model of random weights in float32, of the class that `auto` chooses, saved to `folder` in several files.
 
     Norms, biases and sinks, which start as constants that would hide faults, are random, too.
     """
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or "bias" in name:
             torch.nn.init.normal_(parameter, mean=float("norm" in name and bool((parameter == 1).all())), std=0.3)
@@ -35,16 +35,19 @@ def tiny_model(folder: Path, seed: int = 0, **settings: Any) -> PreTrainedModel:
 
 
 def assert_equal_to(reference: PreTrainedModel, runner: Runner, tolerance: float = 1e-4) -> None:
-    """Prompts prefilled whole and in chunks, then decoded side by side, give the reference's logits and tokens."""
+    """Prompts prefilled whole or in chunks, decoded side by side or alone, give the reference's logits and tokens."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, runner.facts.vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
-    for chunk in (512, 48):
-        outputs = decode(runner, prompts, max_step_tokens=chunk)
-        for prompt, (tokens, logits) in zip(prompts, outputs, strict=True):
-            with torch.inference_mode():
-                expected = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-            assert tokens == expected.argmax(-1).tolist()  # each is right after those before it, so all are
-            torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
+    expected: dict[int, Tensor] = {}
+    for chunk, lengths in ((1024, LENGTHS), (48, LENGTHS), (128, (300,))):
+        chosen = [prompt for prompt in prompts if len(prompt) in lengths]
+        for prompt, (tokens, logits) in zip(chosen, decode(runner, chosen, max_step_tokens=chunk), strict=True):
+            length = len(prompt)
+            if length not in expected:  # the tokens below are right after those before them, so all are
+                with torch.inference_mode():
+                    expected[length] = reference(torch.tensor([prompt + tokens])).logits[0, length - 1 : -1]
+            assert tokens == expected[length].argmax(-1).tolist()
+            torch.testing.assert_close(logits, expected[length], rtol=0, atol=tolerance)
 
 
 def decode(
