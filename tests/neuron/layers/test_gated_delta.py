@@ -37,6 +37,7 @@ class Tensors:
     """A checkpoint in memory."""
 
     tensors: dict[str, Weight]
+    total_bytes: int = 0
 
     def names(self) -> list[str]:
         return list(self.tensors)
