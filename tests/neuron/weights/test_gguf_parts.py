@@ -1,0 +1,133 @@
+"""Models in several files, as llama.cpp and its converter split them."""
+
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.checkpoint import open_checkpoint
+from helexa.neuron.weights.gguf import GgufFile, gguf_models
+
+TENSORS = {
+    "token_embd.weight": np.arange(320, dtype=np.float32).reshape(10, 32),
+    "output_norm.weight": np.arange(32, dtype=np.float32),
+    "blk.0.attn_norm.weight": -np.arange(32, dtype=np.float32),
+    "blk.0.ffn_norm.weight": np.ones(32, np.float32),
+    "blk.0.ffn_up.weight": np.arange(2048, dtype=np.float32).reshape(64, 32),
+}
+NAMES = [f"tiny-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    writer = gguf.GGUFWriter(tmp_path / "tiny.gguf", "llama", split_max_tensors=2)
+    writer.add_block_count(1)
+    writer.add_context_length(256)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    for name, values in TENSORS.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == NAMES
+    return tmp_path
+
+
+def change(path: Path, key: str, old: int, new: int, layout: str) -> None:
+    """Write another number behind a key of the metadata."""
+    stored = path.read_bytes()
+    place = re.escape(key.encode()) + b".{4}" + re.escape(struct.pack(layout, old))
+    (found,) = re.finditer(place, stored, re.DOTALL)
+    size = struct.calcsize(layout)
+    path.write_bytes(stored[: found.end() - size] + struct.pack(layout, new) + stored[found.end() :])
+
+
+def test_the_first_part_and_the_folder_are_the_whole_model(folder: Path) -> None:
+    for path in (folder / NAMES[0], folder):
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint.config["hidden_size"] == 32
+            assert checkpoint.total_bytes == sum(values.nbytes for values in TENSORS.values())
+            assert torch.equal(
+                checkpoint.read("model.layers.0.mlp.up_proj.weight"), torch.from_numpy(TENSORS["blk.0.ffn_up.weight"])
+            )
+            assert len(checkpoint.names()) == len(TENSORS)
+
+
+def test_every_tensor_comes_from_its_part_and_closing_lets_go_of_all(folder: Path) -> None:
+    file = GgufFile.open(folder / NAMES[0])
+    assert list(file.tensors) == list(TENSORS)
+    for name, values in TENSORS.items():
+        assert file.read(name).tobytes() == values.tobytes()
+    file.close()
+    assert not [held.path for held in psutil.Process().open_files() if Path(held.path).parent == folder]
+
+
+def test_a_later_part_points_to_the_first(folder: Path) -> None:
+    problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3; open the first, tiny-00001-of-00003\.gguf$"
+    with pytest.raises(ModelFileError, match=problem):
+        GgufFile.open(folder / NAMES[1])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_missing_part_is_named(folder: Path, number: int) -> None:
+    (folder / NAMES[number]).unlink()
+    with pytest.raises(ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model$"):
+        open_checkpoint(folder)
+
+
+def test_a_first_part_without_its_name_is_refused(folder: Path) -> None:
+    shutil.copy(folder / NAMES[0], folder / "model.gguf")
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: one of 3 parts, so its name must end in -of-00003\.gguf$"):
+        GgufFile.open(folder / "model.gguf")
+
+
+def test_a_damaged_part_is_named(folder: Path) -> None:
+    (folder / NAMES[2]).write_bytes((folder / NAMES[2]).read_bytes()[:-96])
+    with pytest.raises(ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.ffn_up.weight: truncated"):
+        open_checkpoint(folder)
+
+
+def test_a_part_of_another_model_is_refused(folder: Path) -> None:
+    change(folder / NAMES[1], "split.no", 1, 2, "<H")
+    with pytest.raises(ModelFileError, match=f"^{NAMES[1]}: its header does not say that it is part 2 of 3$"):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_in_two_parts_is_refused(folder: Path) -> None:
+    shutil.copy(folder / NAMES[1], folder / NAMES[2])
+    change(folder / NAMES[2], "split.no", 1, 2, "<H")
+    with pytest.raises(
+        ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.attn_norm.weight is in an earlier part as well"
+    ):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_that_is_in_no_part_is_noticed(folder: Path) -> None:
+    change(folder / NAMES[0], "split.tensors.count", 5, 6, "<i")
+    with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6$"):
+        open_checkpoint(folder)
+
+
+def test_a_count_that_is_no_number_is_refused(write_gguf: Callable[..., Path]) -> None:
+    path = write_gguf("llama", {}, lambda writer: writer.add_string("split.count", "3"))
+    with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number$"):
+        GgufFile.open(path)
+
+
+def test_models_in_a_folder(folder: Path) -> None:
+    for name in ("other.gguf", "mmproj-tiny.gguf", "notes.txt", "half-00002-of-00002.gguf"):
+        (folder / name).write_bytes(b"")
+    found = [path.name for path in gguf_models(folder)]
+    assert found == ["half-00002-of-00002.gguf", "other.gguf", NAMES[0]]
