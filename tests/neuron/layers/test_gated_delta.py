@@ -55,9 +55,12 @@ def tensors() -> dict[str, Weight]:
     return {f"delta.{name}": 0.3 * torch.randn(shape) for name, shape in SHAPES.items()}
 
 
-@pytest.fixture
-def layer(tensors: dict[str, Weight]) -> GatedDeltaNet:
-    return built(tensors)
+@pytest.fixture(params=[False, True], ids=["one by one", "together"])
+def layer(tensors: dict[str, Weight], request: pytest.FixtureRequest) -> GatedDeltaNet:
+    """On a CPU, and as on devices where sequences that advance by one token do so together."""
+    layer = built(tensors)
+    layer._together = request.param
+    return layer
 
 
 def built(tensors: dict[str, Weight], heads: int = HEADS, key_dim: int = KEY) -> GatedDeltaNet:

@@ -57,6 +57,8 @@ class GatedDeltaNet:
         if self.state_bytes > _LARGEST_STATE:
             raise ModelFileError(f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes")
         self._device = loader.ops.device
+        # On a CPU each state stays in cache while it is read several times; elsewhere few kernels are what counts.
+        self._together = self._device.type != "cpu"
         if f"{prefix}.in_proj_qkvz.weight" in loader:
             widths = (key_dim, key_dim, served * value_dim, served * value_dim)
             parts = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths)]
@@ -91,12 +93,11 @@ class GatedDeltaNet:
         for span in spans:
             if span.prefix == 0:
                 cache.clear(span.slot)
-        slots = step.single_slots
-        if len(slots) > 1:
-            together = cache.gather(slots)
-            out[: len(slots)] = self._advance([part[: len(slots), None] for part in inputs], together)[:, 0]
-            cache.scatter(slots, together)
-            spans = spans[len(slots) :]
+        if self._together and len(slots := step.single_slots):
+            states, count = cache.gather(slots), len(slots)
+            out[:count] = self._advance([part[:count, None] for part in inputs], states)[:, 0]
+            cache.scatter(slots, states)
+            spans = spans[count:]
         for span in spans:
             for piece, state in _pieces(span, cache):
                 out[piece] = self._advance([part[None, piece] for part in inputs], state)[0]
