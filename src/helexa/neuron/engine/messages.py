@@ -22,6 +22,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
+        quant: what plain weights become while they load, one of the names in `weights.quant_form`; empty leaves them.
         threads: CPU threads, 0 for one per physical core.
         max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.
         max_prefill_beside_decode: most prompt tokens in a step in which others decode and wait for its end; fewer when
@@ -42,6 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"
     dtype: str = "auto"
+    quant: str = ""
     threads: int = 0
     max_step_tokens: int = 512
     max_prefill_beside_decode: int = 128
@@ -119,7 +121,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Engine -> server: the model is loaded and serves."""
+    """Engine -> server: the model is loaded and serves.
+
+    Attributes:
+        quant: what plain weights became while they loaded, empty if they stayed as they were.
+    """
 
     model_type: str
     device: str
@@ -132,6 +138,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     weight_bytes: int
     kv_bytes: int
     state_bytes: int = 0
+    quant: str = ""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):

@@ -31,7 +31,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner
+from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner, load
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
@@ -141,7 +141,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
 
     torch.set_num_threads(options.threads or _physical_cores())
     try:
-        runner = Runner(model, options, on_progress)
+        runner = load(model, options, on_progress)
     except Exception as error:
         _send(connection, _load_failure(model, error))
         return None
@@ -160,6 +160,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             weight_bytes=facts.weight_bytes,
             kv_bytes=facts.kv_bytes,
             state_bytes=facts.state_bytes,
+            quant=facts.quant,
         ),
     )
     return runner

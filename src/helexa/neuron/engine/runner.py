@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ from torch import Tensor
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.sampler import rows_of, sample
-from helexa.neuron.engine.scheduler import Plan
+from helexa.neuron.engine.scheduler import Plan, PlanEntry
+from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.reference import ReferenceOps
-from helexa.neuron.weights.checkpoint import open_checkpoint
+from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
+from helexa.neuron.weights.quant_form import AUTO, quant_named
+from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
 
-__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "Runner"]
+__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Runner", "load"]
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DRAFT_ROWS = 16  # rows that speculation may add to each sequence
@@ -32,6 +36,10 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 class DeviceError(HelexaError):
     """This machine, or its torch, has no such device that works."""
+
+
+class NotFiniteError(ModelFileError):
+    """A loaded model computes logits that are not finite numbers."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ class ModelFacts:
         token_bytes: of K and V of one token in all layers.
         kv_bytes, kv_pages: of the whole cache.
         state_bytes: of what recurrent layers keep of one sequence; 0 for a model without such.
+        quant: what plain weights became while they loaded, empty if they stayed as they were.
         snapshots: of that state that there is room for.
     """
 
@@ -58,6 +67,7 @@ class ModelFacts:
     kv_pages: int
     state_bytes: int
     snapshots: int
+    quant: str
 
 
 class Runner:
@@ -69,6 +79,7 @@ class Runner:
 
     Raises:
         ModelFileError: the model cannot be loaded, and why.
+        NotFiniteError: it can, but what it computes in this dtype are no numbers.
         DeviceError: the device cannot be used.
     """
 
@@ -84,9 +95,14 @@ class Runner:
             architecture = model_class(model_type)
             config = {**architecture.defaults, **checkpoint.config}
             try:
-                self.ops = _kernels(self.device, options, config)
-                store = self.ops.store(model_path)
-                loader = Loader(checkpoint, self.ops, lambda done: on_progress(done, checkpoint.total_bytes), store)
+                self.ops = _kernels(self.device, options, config, architecture.half)
+                policy = _policy(options.quant, checkpoint, int(config.get("num_hidden_layers") or 0), self.ops)
+                store = self.ops.store(model_path, policy.quant)
+
+                def on_read(done: int) -> None:
+                    on_progress(done, checkpoint.total_bytes)
+
+                loader = Loader(checkpoint, self.ops, on_read, store, policy)
                 self._model = architecture(config, loader)
             except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
                 raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
@@ -119,9 +135,11 @@ class Runner:
             kv_pages=pages,
             state_bytes=state_bytes,
             snapshots=snapshots,
+            quant=policy.quant,
         )
         if self._model.recurrent:
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state_bytes / 2**20, snapshots)
+        self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[int]:
@@ -140,6 +158,15 @@ class Runner:
         group = settings.heads // settings.kv_heads
         return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
 
+    def _check(self, token: Any, name: str) -> None:
+        """Compute one token, which must come out as numbers."""
+        known = type(token) is int and 0 <= token < self._model.vocab_size
+        request = Generate(id=0, prompt=[token if known else 0], max_tokens=1, sampling=SamplingParams())
+        logits = self.forward([PlanEntry(Sequence(request, pages=[0], slot=0), 1)])
+        if not bool(logits.isfinite().all()):
+            dtype = str(self.ops.dtype).removeprefix("torch.")
+            raise NotFiniteError(f"{name}: its logits are not finite numbers in {dtype}")
+
     def _copy_states(self, pairs: Iterable[tuple[int | None, int | None]]) -> None:
         for source, target in pairs:
             if source is not None and target is not None:
@@ -151,10 +178,9 @@ class Runner:
         if options.kv_cache_mb:
             return max(options.kv_cache_mb * 2**20 // page_bytes, 1)
         if self.device.type == "cuda":
-            free = torch.cuda.mem_get_info(self.device)[0]
-            return max(int(free * 0.8) // page_bytes, 1)
+            return max(int(_free_memory(self.device) * 0.8) // page_bytes, 1)
         wanted = 4 * -(-context // PAGE_SIZE)
-        return max(min(wanted, psutil.virtual_memory().available // 4 // page_bytes), 1)
+        return max(min(wanted, _free_memory(self.device) // 4 // page_bytes), 1)
 
 
 def _snapshot_budget(options: EngineOptions, state_bytes: int) -> int:
@@ -165,9 +191,39 @@ def _snapshot_budget(options: EngineOptions, state_bytes: int) -> int:
     return min(allowed // state_bytes, _MOST_SNAPSHOTS)
 
 
-def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any]) -> ReferenceOps:
+def load(
+    model_path: Path, options: EngineOptions, on_progress: Callable[[int, int], None] = lambda done, total: None
+) -> Runner:
+    """A runner that computes finite numbers: in float32 if nothing else does. See `Runner`."""
+    try:
+        return Runner(model_path, options, on_progress)
+    except NotFiniteError as error:
+        if options.dtype == "float32":
+            raise
+        _log.warning("%s; it is loaded again in float32", error)
+    return Runner(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress)
+
+
+def _policy(asked: str, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
+    quant = quant_named(asked) if asked else ""
+    if quant == AUTO:
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+        free = _free_memory(ops.device)
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
+        _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
+    policy = QuantPolicy(quant, layers)
+    if policy.quant and not ops.quantised:
+        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
+    return policy
+
+
+def _free_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+
+
+def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:
     kv_bits = 8 if options.kv_dtype == "int8" else 16
-    choice = ops.choose(device, _DTYPES.get(options.dtype), config, kv_bits)
+    choice = ops.choose(device, _DTYPES.get(options.dtype), config, kv_bits, half)
     _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
     if kv_bits == 8 and choice.ops.kv_bits != 8:
         _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", choice.ops.dtype)

@@ -28,6 +28,8 @@ class Decoder:
     """Some layers keep a state beside the pages, which follows every token and cannot go back."""
     recorded: ClassVar[bool] = True
     """What a step computes depends on its shape alone, so that it can be recorded and run again."""
+    half: ClassVar[bool] = True
+    """Activations stay within float16."""
     norm_offset: ClassVar[float] = 0.0
     """What is added to the weights of norms, as they are in checkpoints."""
     defaults: ClassVar[Mapping[str, Any]] = {}

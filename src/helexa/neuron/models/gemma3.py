@@ -36,6 +36,7 @@ class Gemma3(Llama):
         "use_bidirectional_attention": (None, False),
     }
     types = ("full_attention", "sliding_attention")
+    half = False
     norm_offset = 1.0
     qk_norm = True
     act = "gelu_tanh"

@@ -16,16 +16,19 @@ class Choice:
     reason: str
 
 
-def choose(device: torch.device, dtype: torch.dtype | None, config: dict[str, Any], kv_bits: int = 16) -> Choice:
+def choose(
+    device: torch.device, dtype: torch.dtype | None, config: dict[str, Any], kv_bits: int = 16, half: bool = True
+) -> Choice:
     """The fastest kernels that work for this device, activation dtype and model.
 
     Args:
         dtype: of the activations; None for what suits the device.
         config: the model's, in Hugging Face's terms.
         kv_bits: of K and V in the cache, 16 or 8; only the native kernels know 8.
+        half: the model's activations stay within float16.
     """
     if device.type != "cpu":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device)), f"plain torch on {device.type}")
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
         return Choice(ReferenceOps(device, dtype), f"{dtype} was asked for".replace("torch.", ""))
     from helexa.neuron.ops.compiler import Unavailable, native_kernels
@@ -43,7 +46,7 @@ def choose(device: torch.device, dtype: torch.dtype | None, config: dict[str, An
     return Choice(ReferenceOps(device, dtype or torch.float32), reason)
 
 
-def _gpu_dtype(device: torch.device) -> torch.dtype:
+def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         return torch.bfloat16
-    return torch.float16
+    return torch.float16 if half else torch.float32

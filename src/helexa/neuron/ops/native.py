@@ -46,6 +46,7 @@ class NativeOps(ReferenceOps):
     """
 
     name = "native"
+    quantised = True
 
     def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16) -> None:
         super().__init__(torch.device("cpu"), torch.bfloat16)
@@ -71,9 +72,9 @@ class NativeOps(ReferenceOps):
             return f"heads of {dim} in groups of {group} are too large"
         return None
 
-    def store(self, model: Path) -> PackedStore:
+    def store(self, model: Path, quant: str = "") -> PackedStore:
         """Where packed weights of the model at this path are kept from one start to the next."""
-        key = f"{fingerprint(model)} {self._library.layout}"
+        key = f"{fingerprint(model)} {self._library.layout} {quant}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:

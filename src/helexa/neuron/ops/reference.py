@@ -4,7 +4,7 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,6 +50,8 @@ class ReferenceOps:
     """
 
     name = "torch"
+    quantised: ClassVar[bool] = False
+    """Products leave quantised weights as they are; else these are rounded, but no smaller."""
     step_bytes: int
     """Bytes of all weights that products were prepared for: what one decode step reads."""
     kv_bits: int
@@ -61,8 +63,12 @@ class ReferenceOps:
         self.step_bytes = 0
         self.kv_bits = dtype.itemsize * 8
 
-    def store(self, model: Path) -> MatrixStore | None:
-        """Where prepared weights of the model at this path are kept from one start to the next, if anywhere."""
+    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+        """Where prepared weights of the model at this path are kept from one start to the next, if anywhere.
+
+        Args:
+            quant: what plain weights become; another is another place.
+        """
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:

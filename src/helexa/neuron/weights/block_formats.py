@@ -126,7 +126,7 @@ class Mxfp4Tensor:
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
         packed, exponents = self.blocks.read(index), self.scales.read(index)
         codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-        unit = torch.ldexp(torch.ones(()), exponents.int() - 128)  # of halves
+        unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # of halves
         table = torch.tensor(_E2M1, dtype=torch.int8)
         return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
 

@@ -39,11 +39,15 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
     Raises:
         ModelFileError: two of them are the same.
     """
+    names = list(names)
+    inside = any(_TEXT.fullmatch(name) for name in names)
     found: dict[str, str] = {}
-    for name, plain in _plain_names(list(names)):
+    for name in names:
+        plain = _plain_name(name, inside)
         if plain in found:
             raise ModelFileError(f"tensors {found[plain]} and {name} are the same in the text model")
-        found[plain] = name
+        if plain is not None:
+            found[plain] = name
     return found
 
 
@@ -53,9 +57,11 @@ def left_out(names: Iterable[str]) -> str:
     return ", ".join(f"{part} ({count})" for part, count in parts.most_common(5))
 
 
-def _plain_names(names: list[str]) -> list[tuple[str, str]]:
-    matches = {name: match for name in names if (match := _TEXT.fullmatch(name))}
-    if matches:
-        inside = [(name, match["head"] or f"model.{match['rest']}") for name, match in matches.items()]
-        return inside + [(name, name) for name in names if name.startswith(_HEAD)]
-    return [(name, name) for name in names if not name.startswith(_DRAFTING) and not _OTHERS.match(name)]
+def _plain_name(name: str, inside: bool) -> str | None:
+    """The name in a model of text alone, or None; `inside`: names of the text model are told by their prefix."""
+    match = _TEXT.fullmatch(name)
+    if match:
+        return match["head"] or f"model.{match['rest']}"
+    if inside:
+        return name if name.startswith(_HEAD) else None
+    return None if name.startswith(_DRAFTING) or _OTHERS.match(name) else name

@@ -1,0 +1,99 @@
+"""The text model in multimodal checkpoints, as transformers writes them."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.checkpoint import open_checkpoint
+
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+TEXT |= {"num_key_value_heads": 1, "head_dim": 16}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "depth": 1, "num_hidden_layers": 1}
+
+
+def multimodal(folder: Path, model_type: str) -> set[str]:
+    """A checkpoint of that type; returns the names of its text model's tensors in a model of text alone."""
+    vision = VISION | (
+        {"out_hidden_size": 32} if model_type.startswith("qwen") else {"image_size": 28, "patch_size": 14}
+    )
+    config = AutoConfig.for_model(model_type, text_config=TEXT, vision_config=vision, mm_tokens_per_image=4)
+    model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(folder)
+    return {f"model.{name}" for name in model.model.language_model.state_dict()}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "gemma3"])
+def test_only_the_text_part_is_there_under_plain_names(
+    model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = multimodal(tmp_path, model_type)
+    with caplog.at_level(logging.INFO), open_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint.names()) - {"lm_head.weight"} == expected
+        assert checkpoint.config["model_type"] == model_type
+        assert {key: checkpoint.config[key] for key in TEXT} == TEXT
+        assert checkpoint.shape("model.embed_tokens.weight") == (64, 32)
+        stored = sum(checkpoint.read(name).nbytes for name in checkpoint.names())
+        assert checkpoint.total_bytes == stored
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "left out" in line
+    assert "vis" in line
+
+
+def write(folder: Path, names: list[str], config: object) -> Path:
+    save_file({name: torch.full((2, 2), float(n)) for n, name in enumerate(names)}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+NESTED = {"model_type": "some", "text_config": {"model_type": "gemma3_text", "hidden_size": 8}}
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_head_may_be_inside_or_beside(prefix: str, tmp_path: Path) -> None:
+    head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
+    names = ["model.visual.patch.weight", f"{prefix}norm.weight", head, "mtp.fc.weight", "audio_tower.x"]
+    with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
+        assert set(checkpoint.names()) == {"model.norm.weight", "lm_head.weight"}
+        assert checkpoint.read("lm_head.weight")[0, 0] == 2
+
+
+def test_a_model_of_text_alone_loses_only_its_drafting_layers(tmp_path: Path) -> None:
+    names = ["model.norm.weight", "mtp.layers.0.norm.weight", "rope_freqs.weight"]
+    with open_checkpoint(write(tmp_path, names, {"model_type": "qwen3_next"})) as checkpoint:
+        assert set(checkpoint.names()) == {"model.norm.weight", "rope_freqs.weight"}
+
+
+def test_plain_names_beside_a_nested_configuration(tmp_path: Path) -> None:
+    names = ["model.norm.weight", "model.visual.norm.weight", "visual.x", "model.vision_tower.x"]
+    with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
+        assert checkpoint.names() == ["model.norm.weight"]
+
+
+def test_what_the_text_does_not_say_is_said_around_it(tmp_path: Path) -> None:
+    outer = {"tie_word_embeddings": True, "hidden_size": 3, "vision_config": {"depth": 2}, "eos_token_id": [1, 2]}
+    with open_checkpoint(write(tmp_path, ["model.norm.weight"], outer | NESTED)) as checkpoint:
+        found = checkpoint.config
+    assert found == {"model_type": "gemma3", "hidden_size": 8, "tie_word_embeddings": True, "eos_token_id": [1, 2]}
+
+
+def test_a_flat_text_model_has_the_name_of_its_family(tmp_path: Path) -> None:
+    with open_checkpoint(write(tmp_path, ["model.norm.weight"], {"model_type": "gemma3_text"})) as checkpoint:
+        assert checkpoint.config == {"model_type": "gemma3"}
+
+
+@pytest.mark.parametrize("inner", ["text", [1], 3])
+def test_a_text_configuration_that_is_none_is_refused(inner: object, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="'text_config' is not an object"):
+        open_checkpoint(write(tmp_path, ["a"], {"text_config": inner}))
+
+
+def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+    names = ["language_model.lm_head.weight", "lm_head.weight"]
+    with pytest.raises(ModelFileError, match=r"lm_head\.weight and .*lm_head\.weight are the same"):
+        open_checkpoint(write(tmp_path, names, NESTED))
