@@ -13,6 +13,7 @@ is answered like `[1, n]`, after twelve cached tokens.
 """
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -127,6 +128,7 @@ def main() -> None:
             page_size=16,
             weight_bytes=1,
             kv_bytes=1,
+            quant=json.loads(arguments.options)["quant"],
         )
     )
     engine.serve()

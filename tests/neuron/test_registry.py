@@ -112,6 +112,20 @@ async def test_many_loads_of_one_model_start_one_engine(registry: Registry, tmp_
     assert starts(path) == 1
 
 
+@pytest.mark.parametrize(("asked", "done"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
+async def test_a_checkpoint_is_quantised_as_asked(
+    registry: Registry, tmp_path: Path, asked: str | None, done: str | None
+):
+    model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": asked}))
+    assert model.info().quant == done
+    assert ("quant" in model.info().json_dict()) == (done is not None)
+
+
+async def test_an_unknown_quantisation_is_refused_with_those_there_are(registry: Registry, tmp_path: Path):
+    with pytest.raises(HelexaError, match="unknown quantisation 'q9'; known: auto, q4k, q5k, q6k, q8_0"):
+        await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": "q9"}))
+
+
 async def test_a_slow_load_does_not_hold_up_another_model(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(registry.load(spec_of(slow, "org/slow")))

@@ -232,6 +232,34 @@ def test_a_mixed_repository_gives_its_checkpoint_unless_a_quant_is_named():
     assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
 
 
+DENSE = ["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"]
+
+
+@pytest.mark.parametrize("quant", ["q4k", "Q4_K_M", "q8_0", "auto", "Auto", "f16"])
+def test_a_checkpoint_without_such_a_file_is_quantised_while_it_loads(quant: str):
+    assert chosen_files("x", DENSE, quant) == DENSE
+    assert chosen_files("x", [*DENSE, "model-q3_k_s.gguf"], quant) == DENSE
+
+
+def test_a_name_that_is_neither_a_file_nor_a_quantisation_is_refused_with_both():
+    with pytest.raises(
+        SourceError, match=r"it has Q2_K; its checkpoint can be quantised to auto, q4k.*mean q4_1\?"
+    ) as error:
+        chosen_files("x", [*DENSE, "model-Q2_K.gguf"], "q4_11")
+    assert error.value.kind == "quant_not_found"
+    assert {"Q2_K", "q4k"} < set(error.value.details["available"])
+    assert error.value.details["nearest"] == "q4_1"
+
+
+def test_auto_takes_the_first_file_where_there_is_no_checkpoint():
+    assert chosen_files("x", ["autocoder-q8_0.gguf", "a-q4_0.gguf"], "auto") == ["a-q4_0.gguf"]
+
+
+def test_weights_that_are_there_twice_are_fetched_once():
+    assert chosen_files("x", [*DENSE, "consolidated.safetensors"], None) == DENSE
+    assert "consolidated.safetensors" in chosen_files("x", ["config.json", "consolidated.safetensors"], None)
+
+
 # --- pypi:
 
 

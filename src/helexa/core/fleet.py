@@ -139,13 +139,18 @@ class ModelSpec(Record):
 
 
 class ModelInfo(Record):
-    """One entry of `GET /models`."""
+    """One entry of `GET /models`.
+
+    Attributes:
+        quant: what its weights were quantised to while they loaded.
+    """
 
     id: str
     harness: str = "torch"
     status: ModelStatus = "loaded"
     devices: list[WireInt] = Field(default_factory=list[WireInt])
     vram_used_mb: WireInt | None = None
+    quant: str | None = None
     capabilities: list[str] = Field(default_factory=list[str])
     limit: Limit | None = None
     tool_call: bool = False

@@ -39,6 +39,7 @@ class ServedModel:
             status=status,
             devices=_device_indices(self.engine.ready.device),
             vram_used_mb=self._vram_mb(),
+            quant=self.engine.ready.quant or None,
             capabilities=["text"],
             limit=Limit(context=self.context_length),
             tool_call=self.text.capabilities.tool_call,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus
 from helexa.core.source import ModelSource
@@ -19,6 +21,7 @@ from helexa.neuron.engine.messages import EngineOptions, Progress
 from helexa.neuron.model import ServedModel
 from helexa.neuron.sources import ProgressReport, Sources
 from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.weights.quant_form import quant_named
 
 log = logging.getLogger(__name__)
 
@@ -176,6 +179,7 @@ class Registry:
         begun = self._clock()
         log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
         path = await self._sources.resolve(source, quant=spec.quant, progress=report)
+        options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
         text = await asyncio.to_thread(ModelText.open, path)
         resident = _Resident(spec, path, options)
@@ -271,6 +275,17 @@ class Registry:
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+
+
+def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
+    """What weights in the files at `path` become while they load; of GGUF files, `quant` has chosen one."""
+    if not quant:
+        return ""
+    if path.suffix.lower() != ".gguf":
+        return quant_named(quant)
+    if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
+        log.warning("model=%s: %s is used as it is; quant '%s' quantises safetensors only", model_id, path.name, quant)
+    return ""
 
 
 def bare_id(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.cache import expanded
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,8 @@ class Hub:
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
     """Of a repository's files those that make up the model: one GGUF file, or the checkpoint and what describes it.
 
-    Without `quant` a checkpoint is preferred; with one, the first GGUF file whose name has it (underscores aside).
+    Without `quant` a checkpoint is preferred; with one, the first GGUF file whose name has it (underscores aside), or
+    a checkpoint that can be quantised so while it loads.
 
     Raises:
         SourceError: `empty_repo`, or `quant_not_found` with the nearest name.
@@ -158,13 +160,19 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     ggufs = sorted(
         name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")
     )
-    checkpoint = sorted(name for name in names if "/" not in name and name.endswith(_BESIDE_SAFETENSORS))
-    if quant:
+    # Where there is an index, a file that it cannot name holds the same weights once more.
+    twice = "consolidated" if _SHARD_INDEX in names else "/"
+    checkpoint = sorted(
+        name for name in names if "/" not in name and name.endswith(_BESIDE_SAFETENSORS) and not name.startswith(twice)
+    )
+    dense = "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint)
+    if quant and quant.lower() != AUTO:
         matching = [name for name in ggufs if _plain(quant) in _plain(_file_name(name))]
-        if not matching:
-            raise _quant_not_found(source, quant, ggufs)
-        return matching[:1]
-    if "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint):
+        if matching:
+            return matching[:1]
+        if not dense or not is_quant(quant):
+            raise _quant_not_found(source, quant, ggufs, dense)
+    if dense:
         return checkpoint
     if ggufs:
         return ggufs[:1]
@@ -172,13 +180,17 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     raise SourceError(f"{source} holds {kind}", kind="empty_repo", model_id=source)
 
 
-def _quant_not_found(source: str, quant: str, ggufs: Sequence[str]) -> SourceError:
+def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
     available = [_file_name(name).removesuffix(".gguf").rpartition("-")[2] for name in ggufs]
+    has = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
+    if dense:
+        available += NAMES
+        has += f"; its checkpoint can be quantised to {', '.join(NAMES)}"
     near = difflib.get_close_matches(quant.upper(), [tag.upper() for tag in available], n=1, cutoff=0.0)
     nearest = next((tag for tag in available if near and tag.upper() == near[0]), None)
-    has = f"it has {', '.join(available)}; did you mean {nearest}?" if nearest else "it has no .gguf files at all"
+    hint = f"; did you mean {nearest}?" if nearest else ""
     return SourceError(
-        f"{source} has no file of quantisation '{quant}': {has}",
+        f"{source} has no file of quantisation '{quant}': {has}{hint}",
         kind="quant_not_found",
         model_id=source,
         requested=quant,

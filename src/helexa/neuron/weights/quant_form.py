@@ -80,7 +80,16 @@ def quant_named(text: str) -> str:
     Raises:
         HelexaError: it is none.
     """
-    meant = _MEANT.get(text.lower().replace("_", ""))
+    meant = _meant(text)
     if meant is None:
         raise HelexaError(f"unknown quantisation '{text[:40]}'; known: {', '.join(NAMES)}")
     return meant
+
+
+def is_quant(text: str) -> bool:
+    """Whether `quant_named` knows it."""
+    return _meant(text) is not None
+
+
+def _meant(text: str) -> str | None:
+    return _MEANT.get(text.lower().replace("_", ""))
