@@ -18,7 +18,6 @@ class GptOss(Llama):
     """The biases of attention are found by their names in the checkpoint."""
 
     types = ("full_attention", "sliding_attention")
-    recorded = False
     sinks = True
 
     def layer_type(self, index: int) -> str:

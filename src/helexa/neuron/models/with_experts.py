@@ -16,7 +16,6 @@ from helexa.neuron.ops.mixture import Routing
 class WithExperts(Llama):
     """Put before a dense model among a class's bases, it gives some or all of its layers experts."""
 
-    recorded = False
     normalised: ClassVar[bool] = False
     """Whether the weights of a row's experts add up to 1 where the configuration does not say it."""
 

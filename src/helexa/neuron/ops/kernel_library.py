@@ -6,23 +6,29 @@ from collections.abc import Sequence
 import numpy as np
 
 KERNELS = (
+    "add_gated",
     "add_rms_norm",
     "argmax",
     "attend",
     "choose_rows",
+    "clamp_gate_up",
     "combine",
     "embed",
     "embed_plain",
     "multiply",
+    "multiply_experts",
     "multiply_plain",
     "narrow",
     "pack",
     "pack_plain",
     "quantise",
+    "quantise_experts",
     "quantize_weights",
     "rope_tables",
     "rotate_store",
+    "route",
     "silu_mul",
+    "sum_pairs",
 )
 _MAX_ARGUMENTS = 14
 _LANES = 16

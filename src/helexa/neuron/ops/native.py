@@ -19,6 +19,8 @@ from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, quantize
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
@@ -88,6 +90,24 @@ class NativeOps(ReferenceOps):
         """One product after another from the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
         return _Linear(self, parts, bias, gated)
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """All experts in a few kernels, which also choose them."""
+        if not NativeMixture.fits(experts):
+            return super().mixture(experts, routing, clamp)
+        held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
+        self.step_bytes += held * routing.chosen // len(experts)
+        return NativeMixture(self, experts, routing, clamp)
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """See `ReferenceOps`."""
+        self.launch("add_gated", out, x, gate, *out.shape)
+        return out
+
+    def clamp_gate_up(self, gate_up: Tensor, clamp: Clamp) -> None:
+        """What `clamp` does to [T, 2 * I]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        self.launch("clamp_gate_up", gate_up, rows, width, _bits(clamp.alpha), _bits(clamp.limit))
 
     def embedding(self, matrix: PackedMatrix, tokens: Tensor) -> Tensor:
         """Rows of the matrix, from its tiles."""

@@ -1,0 +1,91 @@
+"""Mixtures of experts in a few native kernels, against expert after expert by the kernels' own products."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native_mixture import NativeMixture
+from helexa.neuron.ops.reference import ReferenceOps
+from neuron.ops import random_weights
+
+HIDDEN, WIDE, COUNT = 256, 512, 20
+ROWS = 40
+ALIKE = ("Q4_0", "Q4_0", "Q4_0")
+MIXED = [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
+ROUTINGS = [Routing(4, "shares"), Routing(4, "normalised"), Routing(1, "scores"), Routing(COUNT, "shares")]
+
+
+def experts(native: NativeOps, formats: tuple[str, str, str], *, biased: bool = False) -> list[Expert]:
+    """Gate, up and down of each in one of `formats`."""
+    shapes = ((WIDE, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE))
+    made: list[Expert] = []
+    for _ in range(COUNT):
+        gate, up, down = (
+            native.matrix(random_weights.make(name, *shape)) for name, shape in zip(formats, shapes, strict=True)
+        )
+        biases = (torch.randn(2 * WIDE), torch.randn(HIDDEN)) if biased else (None, None)
+        made.append(Expert((gate, up), down, *biases))
+    return made
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    """Rows, and scores that lie well apart, of which that of expert 3 is always the lowest."""
+    scores = torch.stack([torch.randperm(COUNT).float() for _ in range(ROWS)])
+    scores[:, 3] = -1
+    return torch.randn(ROWS, HIDDEN) / 8, scores
+
+
+def near(actual: Tensor, expected: Tensor) -> None:
+    """Assert that they differ by the rounding of weights and sums."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize(
+    "formats", [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
+)
+def test_a_mixture_is_that_of_its_experts(native: NativeOps, routing: Routing, formats: tuple[str, str, str]) -> None:
+    own = experts(native, formats)
+    assert NativeMixture.fits(own)
+    x, scores = inputs()
+    expected = ReferenceOps.mixture(native, own, routing)(x, scores)
+    near(native.mixture(own, routing)(x, scores), expected)
+
+
+@pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
+def test_biases_and_another_activation(native: NativeOps, clamp: Clamp | None) -> None:
+    own, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
+    x, scores = inputs()
+    expected = ReferenceOps.mixture(native, own, routing, clamp)(x, scores)
+    near(native.mixture(own, routing, clamp)(x, scores), expected)
+
+
+def test_experts_that_are_packed_in_several_ways_still_serve(native: NativeOps) -> None:
+    own = [
+        *experts(native, ALIKE)[:-1],
+        experts(native, ("Q8_0", "Q8_0", "Q8_0"))[-1],
+    ]
+    assert not NativeMixture.fits(own)
+    x, scores = inputs()
+    expected = ReferenceOps.mixture(native, own, ROUTINGS[0])(x, scores)
+    assert torch.equal(native.mixture(own, ROUTINGS[0])(x, scores), expected)
+
+
+@pytest.mark.parametrize("formats", MIXED, ids="-".join)
+def test_a_row_comes_out_the_same_however_many_are_beside_it(native: NativeOps, formats: tuple[str, str, str]) -> None:
+    mixture = native.mixture(experts(native, formats), Routing(4, "normalised"), Clamp(1.702, 7.0))
+    x, scores = inputs()
+    together = mixture(x, scores).clone()
+    for first, end in ((0, 1), (0, 2), (7, 8), (3, 20), (13, ROWS)):
+        assert torch.equal(mixture(x[first:end].contiguous(), scores[first:end].contiguous()), together[first:end])
+
+
+def test_of_equal_scores_the_first_experts_are_chosen(native: NativeOps) -> None:
+    own, x = experts(native, ALIKE), inputs()[0]
+    alike, apart = torch.zeros(ROWS, COUNT), torch.zeros(ROWS, COUNT)
+    apart[:, 3:] = -0.001
+    alike[:, 5] = apart[:, 5] = 1.0
+    chosen = native.mixture(own, Routing(4, "scores"))
+    assert torch.equal(chosen(x, alike), chosen(x, apart))
