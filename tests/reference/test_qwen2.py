@@ -1,4 +1,4 @@
-"""Our qwen2 against transformers on a GGUF file of the types that Q4_K_M mixes, and what of qwen2 is refused.
+"""Our qwen2 against transformers on a GGUF file of the types that Q4_K_M mixes.
 
 Random weights; `test_logits.py` compares the same architecture from safetensors.
 """
@@ -8,13 +8,11 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import pytest
 import torch
 from driving import GREEDY, scheduler_of
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions, Generate
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
@@ -106,10 +104,3 @@ def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
     scheduler = scheduler_of(runner)
     assert scheduler.add(Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY))) is None
     return runner.forward(scheduler.plan())[0]
-
-
-def test_a_sliding_window_is_refused_by_name(tmp_path: Path) -> None:
-    config = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=64, max_window_layers=1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelFileError, match="use_sliding_window"):
-        Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8))
