@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions
@@ -91,6 +93,23 @@ def test_experts_are_read_from_a_tensor_for_each_projection(settings: dict[str, 
     assert_equal_to(reference, in_float32(tmp_path))
 
 
+def test_experts_are_read_from_blocks_of_mxfp4(tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **GPT_OSS)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in reference.state_dict().items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            tensors[name] = tensor
+            continue
+        count, inputs, outputs = tensor.shape
+        blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 123, blocks.shape[:-1], dtype=torch.uint8)  # exponents, from 127
+        tensor.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    store(tmp_path, tensors)
+    state_in_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("settings", "wrong", "named"),
     [
@@ -108,8 +127,7 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
     settings: dict[str, Any], wrong: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **settings)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+    state_in_config(tmp_path, **wrong)
     with pytest.raises(ModelFileError, match=named):
         in_float32(tmp_path)
 
@@ -122,3 +140,8 @@ def store(folder: Path, tensors: dict[str, Tensor]) -> None:
     for path in folder.glob("model*"):
         path.unlink()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def state_in_config(folder: Path, **settings: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
