@@ -1,20 +1,18 @@
 """A model with recurrent layers: however a sequence is scheduled, its tokens and its state are the same."""
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from driving import GREEDY, generate
+from driving import GREEDY, generate, scheduler_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helexa.neuron.engine.messages import EngineOptions, Generate
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Plan, Scheduler
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
 
 TOKENS = 24
 PROMPTS = [
@@ -52,10 +50,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     yield Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
 
 
-def scheduler(runner: Runner, pages: int = 0, **options: object) -> Scheduler:
-    built = EngineOptions(**{"max_sequences": 8, **options})  # type: ignore[arg-type]
-    pool = PagePool(pages or runner.facts.kv_pages, PAGE_SIZE)
-    return Scheduler(built, pool, StatePool(built.max_sequences, runner.facts.snapshots))
+def scheduler(runner: Runner, **options: Any) -> Scheduler:
+    return scheduler_of(runner, **{"max_sequences": 8, **options})
 
 
 @pytest.fixture(scope="module")
