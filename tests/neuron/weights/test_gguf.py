@@ -198,8 +198,31 @@ BAD_HEADERS = {
     "array type": (header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 99, 1))), "unknown value type 99"),
     "array depth": (header(keys=1, body=entry(b"k", 9, NESTED)), "key k: arrays are nested too deep"),
     "arrays together": (
-        header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 9, 2**22) + struct.pack("<IQ", 0, 1) + b"\0")),
-        "an array of 1 elements is too long",
+        header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 9, 1) + struct.pack("<IQ", 0, 2**22))),
+        "an array of 4194304 elements is too long",
+    ),
+    "array of arrays": (
+        header(keys=1, body=entry(b"k", 9, struct.pack("<IQ", 9, 2**20) + struct.pack("<IQ", 0, 0) * 9)),
+        "an array of 1048576 arrays is too long",
+    ),
+    "arrays of arrays": (
+        header(
+            keys=1,
+            body=entry(
+                b"k",
+                9,
+                struct.pack("<IQ", 9, 2**8) + (struct.pack("<IQ", 9, 2**8) + struct.pack("<IQ", 0, 0) * 2**8) * 2**8,
+            ),
+        ),
+        "an array of 256 arrays is too long",
+    ),
+    "shared bytes": (
+        header(tensors=2, body=row(b"one", (16,)) + row(b"two", (8,), offset=32) + bytes(512)),
+        "tensor two: shares bytes with tensor one",
+    ),
+    "the same bytes": (
+        header(tensors=2, body=row(b"one", (8,)) + row(b"two", (8,)) + bytes(512)),
+        "tensor two: shares bytes with tensor one",
     ),
     "alignment zero": (header(keys=1, body=entry(b"general.alignment", 4, bytes(4))), "power of two"),
     "alignment 48": (header(keys=1, body=entry(b"general.alignment", 4, struct.pack("<I", 48))), "power of two"),

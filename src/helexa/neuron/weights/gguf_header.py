@@ -23,7 +23,9 @@ _DEFAULT_ALIGNMENT = 32
 # Far above any real file, and low enough that a hostile one cannot exhaust memory.
 _MAX_HEADER_BYTES = 128 << 20
 _MAX_ARRAY_ELEMENTS = 4 << 20
-_MAX_ENTRIES = 1 << 17
+_MAX_ARRAYS = 1 << 15
+_MAX_TENSORS = 1 << 16
+_MAX_KEYS = 1 << 14
 _MAX_NAME_BYTES = 1024
 _MAX_ARRAY_DEPTH = 4
 _MAX_DIMENSIONS = 4
@@ -109,6 +111,7 @@ class _HeaderReader:
         self._size = size
         self._position = 0
         self._elements_left = _MAX_ARRAY_ELEMENTS
+        self._arrays_left = _MAX_ARRAYS
         self._where = "header"
 
     def parse(self) -> GgufHeader:
@@ -119,8 +122,8 @@ class _HeaderReader:
             self._fail(f"GGUF version {version} (or byte order) is not supported")
         tensor_count = self._integer("<Q")
         key_count = self._integer("<Q")
-        for kind, count in (("tensors", tensor_count), ("keys", key_count)):
-            if count > _MAX_ENTRIES:
+        for kind, count, most in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
+            if count > most:
                 self._fail(f"the header claims {count} {kind}")
         metadata = self._metadata(key_count)
         tensors = self._table(tensor_count, self._alignment(metadata))
@@ -204,6 +207,10 @@ class _HeaderReader:
         if count > self._elements_left:
             self._fail(f"an array of {count} elements is too long")
         self._elements_left -= count
+        if kind == _ARRAY:
+            self._arrays_left -= count
+            if self._arrays_left < 0:
+                self._fail(f"an array of {count} arrays is too long")
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:
