@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from neuron.ops import random_weights
 
@@ -69,13 +70,16 @@ def rounded_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     return (peak / 127).double(), (groups * inverse[..., None]).round().double()
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax attention of one position's query [heads, D] over keys and values [L, kv_heads, D].
+def attention(query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind | None = None) -> tuple[Tensor, Tensor]:
+    """Softmax attention of one position's query [heads, D] over keys and values [L, kv_heads, D], the last its own.
 
     Returns:
         The result [heads, D], and the same with all values taken positive, which is the size of what was summed.
     """
+    kind = kind or AttentionKind(query.shape[-1] ** -0.5)
     group = query.shape[0] // keys.shape[1]
-    keys, values = (part.double().repeat_interleave(group, 1) for part in (keys, values))
-    weights = (torch.einsum("hd,lhd->hl", query.double(), keys) * query.shape[-1] ** -0.5).softmax(-1)
+    keys, values = (part[-(kind.window or 0) :].double().repeat_interleave(group, 1) for part in (keys, values))
+    scores = torch.einsum("hd,lhd->hl", query.double(), keys) * kind.scale
+    beside = torch.empty(len(query), 0) if kind.sinks is None else kind.sinks[:, None]
+    weights = torch.cat((scores, beside.double()), 1).softmax(-1)[:, : len(keys)]
     return torch.einsum("hl,lhd->hd", weights, values), torch.einsum("hl,lhd->hd", weights, values.abs())

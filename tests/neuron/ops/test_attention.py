@@ -8,6 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
 from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import oracle, paged
@@ -36,8 +37,11 @@ class Filled:
         keys, values = paged.unlaid(self.cache, self.dim, self.bits)
         return keys[slots].bfloat16(), values[slots].bfloat16()
 
-    def attend(self, rows: list[tuple[int, int, int]], queries: list[Tensor]) -> list[Tensor]:
+    def attend(
+        self, rows: list[tuple[int, int, int]], queries: list[Tensor], kind: AttentionKind | None = None
+    ) -> list[Tensor]:
         """Results of queries for rows (sequence, prefix, count), each in the order given, all in one batch."""
+        kind = kind or AttentionKind(self.dim**-0.5)
         plan: list[PlanEntry] = []
         for number, (sequence, prefix, count) in enumerate(rows):
             pages = self.pages[sequence][: -(-(prefix + count) // PAGE_SIZE)]
@@ -48,14 +52,16 @@ class Filled:
             together[batch.tokens == number] = own.bfloat16()
         ops = NativeOps(self.library, 2, self.bits)
         group = together.shape[1] // self.cache.shape[1]
-        out = ops.run(lambda batch: ops.attend(together, self.cache, batch), batch, group)
+        out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch, group)
         return [out[batch.tokens == number] for number in range(len(rows))]
 
-    def near_the_definition(self, sequence: int, prefix: int, queries: Tensor, out: Tensor) -> None:
+    def near_the_definition(
+        self, sequence: int, prefix: int, queries: Tensor, out: Tensor, kind: AttentionKind | None = None
+    ) -> None:
         """Weights and values are rounded to bfloat16, sums are of float32."""
         for row in range(len(queries)):
             keys, values = self.keys_and_values(sequence, prefix + row + 1)
-            expected, size = oracle.attention(queries[row].bfloat16(), keys, values)
+            expected, size = oracle.attention(queries[row].bfloat16(), keys, values, kind)
             assert ((out[row] - expected).abs() <= 2.0**-8 * size + 1e-6).all()
 
 
@@ -156,3 +162,73 @@ def test_a_page_that_was_used_before_does_not_shine_through(library: KernelLibra
     paged.store(NativeOps(library, 2, bits), filled.cache, huge, huge, paged.slots_of(filled.pages[0], 70)[67:])
     (after,) = filled.attend([(0, 66, 1)], [query])
     assert torch.equal(before, after)
+
+
+def kind_of(heads: int, scale: float, window: int | None, sunk: bool) -> AttentionKind:
+    return AttentionKind(scale, window, torch.linspace(-4, 6, heads) if sunk else None)
+
+
+KINDS = [
+    (0.125, 1, False),
+    (0.125, 64, False),
+    (0.3, 100, True),
+    (0.1, 513, False),
+    (0.05, 5000, False),
+    (0.2, None, True),
+]
+
+
+@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 256), (8, 64)])
+def test_a_window_ends_where_it_ends_and_a_sink_takes_its_share(
+    library: KernelLibrary, asked: tuple[float, int | None, bool], group: int, dim: int, bits: int
+) -> None:
+    lengths = [1300, 1, 64, 101, 700, 3]
+    filled, kind = Filled(library, lengths, dim, bits), kind_of(2 * group, *asked)
+    rows = [(1, 0, 1), (2, 63, 1), (3, 100, 1), (0, 1299, 1), (4, 500, 200), (5, 0, 3)]
+    queries = [torch.randn(count, 2 * group, dim) for _, _, count in rows]
+    for (sequence, prefix, count), own, out in zip(rows, queries, filled.attend(rows, queries, kind), strict=True):
+        for row in sorted({0, count // 3, count - 1}):
+            filled.near_the_definition(sequence, prefix + row, own[row : row + 1], out[row : row + 1], kind)
+
+
+@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize("group", [1, 3, 7])
+def test_a_row_of_any_kind_comes_out_the_same_in_any_company(
+    library: KernelLibrary, asked: tuple[float, int | None, bool], group: int, bits: int
+) -> None:
+    filled, kind = Filled(library, [1200, 70], 64, bits), kind_of(2 * group, *asked)
+    queries = torch.randn(400, 2 * group, 64)
+    (whole,) = filled.attend([(0, 800, 400)], [queries], kind)
+    for start, end in [(0, 1), (1, 17), (17, 64), (64, 290), (290, 291), (291, 400)]:
+        (part,) = filled.attend([(0, 800 + start, end - start)], [queries[start:end]], kind)
+        assert torch.equal(part, whole[start:end])
+    rows = [(0, 1199, 1)] + [(1, 60 + n, 1) for n in range(9)]  # so many that no row's spans are shared out
+    company = filled.attend(rows, [queries[-1:], *(torch.randn(1, 2 * group, 64) for _ in range(9))], kind)
+    assert torch.equal(company[0], whole[-1:])
+
+
+@pytest.mark.parametrize("count", [1, 30])
+def test_pages_before_the_window_are_not_touched(library: KernelLibrary, count: int, bits: int) -> None:
+    filled, kind = Filled(library, [1300], 64, bits), AttentionKind(0.125, window=200)
+    queries = torch.randn(count, 6, 64)
+    (before,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
+    first = (1300 - count + 1 - 200) // PAGE_SIZE
+    filled.cache[filled.pages[0][:first]] = 255  # no number
+    (after,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
+    assert torch.equal(before, after)
+    filled.cache[filled.pages[0][first]] = 255
+    (within,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
+    assert not torch.equal(before, within)
+
+
+def test_a_sink_may_be_anything(library: KernelLibrary) -> None:
+    """Beyond all scores it takes everything, below them nothing; no sum overflows on the way."""
+    filled = Filled(library, [600], 64, 16)
+    query = torch.randn(1, 6, 64)
+    sinks = torch.tensor([-torch.inf, -1e30, -1e4, 1e4, 1e30, 50.0])
+    (alone,) = filled.attend([(0, 599, 1)], [query])
+    (beside,) = filled.attend([(0, 599, 1)], [query], AttentionKind(0.125, sinks=sinks))
+    torch.testing.assert_close(beside[0, :3], alone[0, :3], rtol=1e-6, atol=1e-30)
+    assert (beside[0, 3:].abs() < 1e-12).all()
+    assert beside.isfinite().all()

@@ -4,11 +4,14 @@ import pytest
 import torch
 
 from helexa.neuron.engine.batch import Capacity
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.reference import GATES
 from neuron.ops import oracle, paged, random_weights
 
 PAGES = 20
+KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=150, sinks=torch.linspace(-3, 3, 6))]
 
 
 def products_hold(library: KernelLibrary, name: str) -> None:
@@ -24,8 +27,8 @@ def products_hold(library: KernelLibrary, name: str) -> None:
         assert torch.equal(linear(x[:rows]), together[:rows])
 
 
-def attention_holds(library: KernelLibrary, bits: int) -> None:
-    """A row of 700 positions, alone, after others in a chunk, and beside a chunk."""
+def attention_holds(library: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+    """A row of 700 positions, alone and after others in a chunk."""
     ops, length, pages = NativeOps(library, 2, bits), 700, torch.randperm(PAGES).tolist()
     keys, values, queries = torch.randn(length, 2, 64), torch.randn(length, 2, 64), torch.randn(30, 6, 64).bfloat16()
     cache = ops.new_cache(2, PAGES, 64)
@@ -35,9 +38,9 @@ def attention_holds(library: KernelLibrary, bits: int) -> None:
         batch = paged.batch_of([paged.entry(0, length - count, count, pages[:11])], Capacity(64, 4, PAGES))
         rows = queries[-count:].contiguous()
         fresh = NativeOps(library, 2, bits)
-        outs.append(fresh.run(lambda batch: fresh.attend(rows, cache, batch), batch, 3).clone())  # noqa: B023
+        outs.append(fresh.run(lambda batch: fresh.attend(rows, cache, batch, kind), batch, 3).clone())  # noqa: B023
     stored = (part[paged.slots_of(pages, length)].bfloat16() for part in paged.unlaid(cache, 64, bits))
-    expected, size = oracle.attention(queries[-1], *stored)
+    expected, size = oracle.attention(queries[-1], *stored, kind)
     assert ((outs[0][0] - expected).abs() <= 2.0**-8 * size + 1e-6).all()
     assert all(torch.equal(out[-1], outs[0][0]) for out in outs[1:])
 
@@ -48,7 +51,9 @@ def small_ones_hold(library: KernelLibrary) -> None:
     expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
     torch.testing.assert_close(ops.rms_norm(weight, 1e-5)(x.clone()), expected)
     gate, up = (x * 10).chunk(2, 1)
-    torch.testing.assert_close(ops.silu_mul(x * 10), torch.nn.functional.silu(gate) * up, rtol=1e-5, atol=1e-30)
+    for name, activation in GATES.items():
+        expected = activation(gate.double()).float() * up
+        torch.testing.assert_close(ops.gate_mul(x * 10, name), expected, rtol=2e-5, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", random_weights.ALL)
@@ -57,8 +62,9 @@ def test_products_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_attention_with_avx2(with_avx2: KernelLibrary, bits: int) -> None:
-    attention_holds(with_avx2, bits)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_with_avx2(with_avx2: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+    attention_holds(with_avx2, bits, kind)
 
 
 def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
@@ -71,8 +77,9 @@ def test_products_without_special_instructions(portable: KernelLibrary, name: st
 
 
 @pytest.mark.parametrize("bits", [16, 8])
-def test_attention_without_special_instructions(portable: KernelLibrary, bits: int) -> None:
-    attention_holds(portable, bits)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_without_special_instructions(portable: KernelLibrary, bits: int, kind: AttentionKind) -> None:
+    attention_holds(portable, bits, kind)
 
 
 def test_norm_and_activation_without_special_instructions(portable: KernelLibrary) -> None:

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.compiler import native_kernels
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import paged, random_weights
 
 VOCABULARY, HIDDEN, HEADS, KV_HEADS, DIM = 100, 256, 8, 2, 32
+KIND = AttentionKind(DIM**-0.5)
 PAGES = 32
 CAPACITY = Capacity(rows=128, sequences=16, pages_per_sequence=PAGES)
 
@@ -45,8 +47,8 @@ class Model:
         qkv = self.qkv(self.norm(hidden)).view(len(batch.tokens), -1, DIM)
         rope = ops.rope_tables(batch.positions, self.frequencies)
         queries = ops.rotate_store(qkv, HEADS, rope, self.cache, batch.slots)
-        delta = ops.attend(queries, self.cache, batch).view(len(batch.tokens), -1)
-        delta = self.down(ops.silu_mul(self.gate_up(self.norm(hidden, delta))))
+        delta = ops.attend(queries, self.cache, batch, KIND).view(len(batch.tokens), -1)
+        delta = self.down(ops.gate_mul(self.gate_up(self.norm(hidden, delta)), "silu"))
         return self.head(self.norm(*(ops.choose_rows(part, batch.sample_rows) for part in (hidden, delta))))
 
 

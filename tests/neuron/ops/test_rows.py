@@ -7,7 +7,7 @@ from torch import Tensor
 from helexa.neuron.engine.batch import PAGE_SIZE
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.ops.norm import HeadNorms
-from neuron.ops import paged
+from neuron.ops import paged, random_weights
 
 EPS = 1e-5
 ULPS = 2.0**-22
@@ -50,31 +50,51 @@ def test_a_norm_holds_for_tiny_and_huge_rows(native: NativeOps, scale: float) ->
 
 
 @pytest.mark.parametrize("rows", [1, 40])
-def test_silu_mul_holds_at_both_ends(native: NativeOps, rows: int) -> None:
+def test_silu_holds_at_both_ends(native: NativeOps, rows: int) -> None:
     gate, up = torch.randn(rows, 96) * 20, torch.randn(rows, 96)
     gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -88.0, -1e-3, 3e38, -1e6, 1e-40, -1e-40])
     expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
-    off = (native.silu_mul(torch.cat((gate, up), 1)) - expected).abs()
+    off = (native.gate_mul(torch.cat((gate, up), 1), "silu") - expected).abs()
     # e^x is off by what float32 is off in x.
     assert (off <= 1e-30 + ULPS * (1 + gate.double().abs().clamp(max=200)) * expected.abs()).all()
 
 
-def test_rope_tables_hold_far_out(native: NativeOps) -> None:
+def test_gelu_holds_at_both_ends(native: NativeOps) -> None:
+    gate, up = torch.randn(40, 96) * 4, torch.randn(40, 96)
+    gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -10.0, -1e-3, 3e38, -3e38, 1e-40, -1e-40])
+    out = native.gate_mul(torch.cat((gate, up), 1), "gelu_tanh")
+    twice = 2 * (2 / torch.pi) ** 0.5 * (gate.double() + 0.044715 * gate.double() ** 3)
+    expected = gate.double() * torch.sigmoid(twice) * up.double()  # (1 + tanh(x)) / 2 is the sigmoid of 2 x
+    assert ((out - expected).abs() <= 1e-30 + ULPS * (1 + twice.abs().clamp(max=100)) * expected.abs()).all()
+    as_torch_has_it = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(out, as_torch_has_it, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["Q4_0", "bfloat16"])
+def test_a_product_multiplies_what_its_gate_lets_through(native: NativeOps, name: str, gate: str) -> None:
+    matrix, x = native.matrix(random_weights.make(name, 40, 96)), torch.randn(9, 192)
+    expected = native.linear([matrix], None)(native.gate_mul(x, gate))
+    assert torch.equal(native.linear([matrix], None, gate)(x), expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_rope_tables_hold_far_out(native: NativeOps, factor: float) -> None:
     positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072])
     frequencies = (10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
     angles = (positions[:, None].float() * frequencies).double()
-    cos, sin = native.rope_tables(positions, frequencies)
-    torch.testing.assert_close(cos.double(), angles.cos(), rtol=0, atol=2**-23)
-    torch.testing.assert_close(sin.double(), angles.sin(), rtol=0, atol=2**-23)
+    cos, sin = native.rope_tables(positions, frequencies, factor)
+    torch.testing.assert_close(cos.double(), angles.cos() * factor, rtol=0, atol=2**-22)
+    torch.testing.assert_close(sin.double(), angles.sin() * factor, rtol=0, atol=2**-22)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("normed", "turning"), [(False, 1.0), (True, 1.0), (True, 0.25), (False, 0.65)])
 def test_queries_and_keys_turn_and_go_to_their_slots(
-    native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool
+    native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool, turning: float
 ) -> None:
     rows, pages = 17, 4
-    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim) * 3, torch.randn(rows, dim // 2)
+    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim) * 3, torch.randn(rows, int(dim * turning / 2))
     norms = HeadNorms(torch.randn(dim), torch.randn(dim), EPS) if normed else None
     slots = torch.randperm(pages * PAGE_SIZE)[:rows]
     cache = native.new_cache(kv_heads, pages, dim)
@@ -114,6 +134,20 @@ def test_an_8_bit_cache_keeps_each_head_to_half_a_step(
         assert ((kept[slots] - whole).abs() <= half_a_step * (1 + 2.0**-12)).all()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"moe_intermediate_size": 40},
+        {"shared_expert_intermediate_size": 24},
+        {"linear_num_value_heads": 3, "linear_value_head_dim": 24},
+    ],
+)
+def test_widths_of_experts_and_of_recurrent_layers_count(change: dict[str, int]) -> None:
+    config = {"hidden_size": 128, "num_attention_heads": 4}
+    assert NativeOps.refusal(config) is None
+    assert NativeOps.refusal(config | change) is not None
+
+
 @pytest.mark.parametrize("dim", [16, 48, 80, 112, 240])
 def test_heads_whose_halves_fill_no_lanes_are_refused(dim: int) -> None:
     config = {"hidden_size": 4 * dim, "intermediate_size": 64, "num_attention_heads": 4}
@@ -138,10 +172,11 @@ def normalised(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:
-    """Halves paired, as the models have it, with the float32 cos and sin that the kernel is given."""
+    """Halves paired, as the models have it, with the float32 cos and sin that the kernel is given; the rest stays."""
     cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
-    first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    half = angles.shape[1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

@@ -5,12 +5,19 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.cpu import CpuOps, Int4Linear
 from helexa.neuron.ops.norm import FewPassRmsNorm, RmsNorm
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import GroupwiseTensor
 from neuron.ops import oracle, paged, random_weights
 
+KINDS = [
+    AttentionKind(32**-0.5),
+    AttentionKind(0.1, window=64),
+    AttentionKind(0.2, sinks=torch.tensor([0.0, 5.0, -5.0, 1.0, -1.0, 50.0])),
+    AttentionKind(0.3, window=10, sinks=torch.linspace(-2, 2, 6)),
+]
 needs_bfloat16 = pytest.mark.skipif(not CpuOps.available(), reason="this CPU does not multiply bfloat16")
 
 
@@ -24,26 +31,28 @@ def test_the_norm_in_few_passes_is_the_same_even_for_tiny_inputs() -> None:
 
 @pytest.mark.parametrize("prefix", [0, 1, 63, 64, 100])
 @pytest.mark.parametrize("pages", [[4, 5, 6, 7], [5, 6, 9, 7]])
-def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(prefix: int, pages: list[int]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(prefix: int, pages: list[int], kind: AttentionKind) -> None:
     count = 70
     ops, cache = filled()
     plan = [paged.entry(0, prefix, count, pages[: -(-(prefix + count) // PAGE_SIZE)])]
     queries = torch.randn(count, 6, 32)
-    out = ops.attend(queries, cache, lay_out(plan))
+    out = ops.attend(queries, cache, lay_out(plan), kind)
     for row in (0, 1, count // 2, count - 1):
-        near_the_definition(out[row], queries[row], cache, pages, prefix + row + 1)
+        near_the_definition(out[row], queries[row], cache, pages, prefix + row + 1, kind)
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [65], [700], [3, 64, 100, 511, 512, 513]])
-def test_one_query_of_each_sequence(lengths: list[int]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_query_of_each_sequence(lengths: list[int], kind: AttentionKind) -> None:
     ops, cache = filled()
     numbers = iter(torch.randperm(64).tolist())
     pages = [[next(numbers) for _ in range(-(-length // PAGE_SIZE))] for length in lengths]
     plan = [paged.entry(n, length - 1, 1, pages[n]) for n, length in enumerate(lengths)]
     queries = torch.randn(len(lengths), 6, 32)
-    out = ops.attend(queries, cache, lay_out(plan))  # shortest first, which they are
+    out = ops.attend(queries, cache, lay_out(plan), kind)  # shortest first, which they are
     for n, length in enumerate(lengths):
-        near_the_definition(out[n], queries[n], cache, pages[n], length)
+        near_the_definition(out[n], queries[n], cache, pages[n], length, kind)
 
 
 @needs_bfloat16
@@ -82,7 +91,9 @@ def lay_out(plan: list[paged.PlanEntry]) -> Batch:
     return Layout(Capacity(rows=128, sequences=16, pages_per_sequence=64), paged.CPU).lay_out(plan)
 
 
-def near_the_definition(out: Tensor, query: Tensor, cache: Tensor, pages: list[int], length: int) -> None:
+def near_the_definition(
+    out: Tensor, query: Tensor, cache: Tensor, pages: list[int], length: int, kind: AttentionKind
+) -> None:
     keys, values = cache[:, :, paged.slots_of(pages, length)].transpose(1, 2)
-    expected, _ = oracle.attention(query, keys, values)
+    expected, _ = oracle.attention(query, keys, values, kind)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ KERNELS = (
     "combine",
     "embed",
     "embed_plain",
+    "gate_mul",
     "multiply",
     "multiply_experts",
     "multiply_plain",
@@ -27,10 +28,9 @@ KERNELS = (
     "rope_tables",
     "rotate_store",
     "route",
-    "silu_mul",
     "sum_pairs",
 )
-_MAX_ARGUMENTS = 14
+_MAX_ARGUMENTS = 16
 _LANES = 16
 
 Instruction = tuple[str, bool, Sequence[int]]

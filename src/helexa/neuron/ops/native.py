@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
@@ -36,6 +37,9 @@ _MAX_DIM = 256
 _MAX_GROUP = 32
 _BLOCK_BYTES, _GROUP = 48, 32
 _SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
+_GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in lanes.h
+_NO_WINDOW = 1 << 40
+_WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 class NativeOps(ReferenceOps):
@@ -65,9 +69,10 @@ class NativeOps(ReferenceOps):
         """Why the kernels do not take a model of this shape, or None."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
-        widths = (hidden, config.get("intermediate_size") or 0, dim)
+        recurrent = (config.get("linear_num_value_heads") or 0) * (config.get("linear_value_head_dim") or 0)
+        widths = (*(config.get(name) or 0 for name in _WIDTHS), recurrent, dim)
         if any(width % _LANES for width in widths):
-            return f"widths {widths} are not all multiples of {_LANES}"
+            return f"widths {tuple(width for width in widths if width)} are not all multiples of {_LANES}"
         if dim % (2 * _LANES):
             return f"heads of {dim} are no multiple of {2 * _LANES}"
         if dim > _MAX_DIM or group > _MAX_GROUP:
@@ -86,10 +91,10 @@ class NativeOps(ReferenceOps):
             quantised = quantize(self._library, weight, form, self._memory)
         return quantised or pack(self._library, weight, self._memory)
 
-    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gated: bool = False) -> LinearOp:
+    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """One product after another from the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
-        return _Linear(self, parts, bias, gated)
+        return _Linear(self, parts, bias, gate)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """All experts in a few kernels, which also choose them."""
@@ -123,11 +128,11 @@ class NativeOps(ReferenceOps):
         """One pass to add and measure, one to scale."""
         return _RmsNorm(self, weight, eps)
 
-    def rope_tables(self, positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """See `ReferenceOps`."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self.take(rows, half), self.take(rows, half)
-        self.launch("rope_tables", positions, frequencies, cos, sin, rows, half)
+        self.launch("rope_tables", positions, frequencies, cos, sin, rows, half, _bits(factor))
         return cos, sin
 
     def rotate_store(
@@ -144,15 +149,15 @@ class NativeOps(ReferenceOps):
         queries = self.take(rows, heads, dim, dtype=torch.bfloat16)
         weights = (0, 0) if norms is None else (norms.query, norms.key)
         eps = _bits(0.0 if norms is None else norms.eps)
-        shape = (rows, heads, kv_heads, dim, eps, self.kv_bits == 8)
-        self.launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape)
+        shape = (rows, heads, kv_heads, dim, rope[0].shape[1])
+        self.launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape, self.kv_bits == 8, eps)
         return queries
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """`silu(gate) * up` for [T, 2 * I], gate first."""
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """See `ReferenceOps`."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
-        self.launch("silu_mul", gate_up, out, rows, width)
+        self.launch("gate_mul", gate_up, out, rows, width, _GATES[gate])
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -179,23 +184,26 @@ class NativeOps(ReferenceOps):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
-    def attend(self, queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """See `ReferenceOps`; the plan of the batch must be laid already (see `run`)."""
         plan = self._plan
         assert plan is not None, "attention outside `run`"
         rows, heads, dim = queries.shape
         out = self.take(rows, heads, dim)
         partials = plan.partials(heads, dim)
-        kv_heads, narrow = cache.shape[1], self.kv_bits == 8
-        self.launch("attend", queries, cache, *plan.addresses, partials, out, heads, kv_heads, dim, narrow)
-        self.launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim)
+        sinks = 0 if kind.sinks is None else kind.sinks
+        how = (self.kv_bits == 8, kind.window or _NO_WINDOW, _bits(kind.scale), sinks)
+        self.launch("attend", queries, cache, *plan.addresses, partials, out, heads, cache.shape[1], dim, *how)
+        self.launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim, sinks)
         return out
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int) -> Tensor:
-        """Record a forward pass and run it, or run what was recorded for its shape."""
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+        """Record a forward pass and run it, or run what was recorded for its shape; or just run it."""
         if self._plan is None:
             self._plan = AttentionPlan(batch.capacity)
         self._plan.lay(batch, group)
+        if not recorded:
+            return forward(batch)
         known = self._graphs.sound
         inputs = (batch.tokens, batch.positions, batch.slots)
         logits = self._graphs.run(inputs, batch.sample_rows.shape[0], lambda: forward(batch))
@@ -215,9 +223,9 @@ class NativeOps(ReferenceOps):
 class _Linear:
     """`x @ weight.T + bias` with the parts' outputs side by side."""
 
-    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None, gated: bool) -> None:
+    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None) -> None:
         self._ops = ops
-        self._gated = gated
+        self._gate = gate
         self._parts = parts
         self._bias = None if bias is None else bias.float().contiguous()
         self._columns = parts[0].columns
@@ -233,12 +241,12 @@ class _Linear:
         inputs: dict[bool, Tensor] = {}
         for plain in sorted({part.number is None for part in self._parts}):  # `quantise` reads x before it is gated
             if plain:
-                x = ops.silu_mul(x) if self._gated else x
+                x = ops.gate_mul(x, self._gate) if self._gate else x
                 inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
                 ops.launch("narrow", x, inputs[plain], rows, columns)
             else:
                 inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise", x, inputs[plain], rows, columns, self._gated)
+                ops.launch("quantise", x, inputs[plain], rows, columns, _GATES[self._gate])
         first = 0
         for part in self._parts:
             rounded = inputs[part.number is None]

@@ -10,20 +10,30 @@ from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
 
-# (bits, levels of scales, has minimum, zero, group size) in the order of FORMATS in tiles.h
+# (bits, levels of scales, has minimum, zero, group size, has table, unit of scales) in the order of FORMATS in tiles.h
 _FORMATS = {
-    (4, 1, False, 8, 32): 0,
-    (4, 1, True, 0, 32): 1,
-    (5, 1, False, 16, 32): 2,
-    (5, 1, True, 0, 32): 3,
-    (8, 1, False, 128, 32): 4,
-    (4, 2, True, 0, 32): 5,
-    (5, 2, True, 0, 32): 6,
-    (6, 2, False, 32, 16): 7,
+    (4, 1, False, 8, 32, False, torch.float16): 0,
+    (4, 1, True, 0, 32, False, torch.float16): 1,
+    (5, 1, False, 16, 32, False, torch.float16): 2,
+    (5, 1, True, 0, 32, False, torch.float16): 3,
+    (8, 1, False, 128, 32, False, torch.float16): 4,
+    (4, 2, True, 0, 32, False, torch.float16): 5,
+    (5, 2, True, 0, 32, False, torch.float16): 6,
+    (6, 2, False, 32, 16, False, torch.float16): 7,
+    (4, 1, False, 0, 32, True, torch.float16): 8,
+    (4, 1, False, 0, 32, True, torch.bfloat16): 9,
+    (4, 2, False, 0, 32, True, torch.float32): 10,
+    (4, 2, False, 0, 16, True, torch.float32): 11,
+    (4, 2, True, 0, 16, False, torch.float16): 12,
 }
-_SOURCES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}  # in the order of those in quantize.c
-_LANES = 16
-_SPAN = 256
+_TYPES = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+)  # of units and of plain weights, in the order of those in tiles.h
+_LANES, _GROUP, _SPAN = 16, 32, 256
+
+_Form = tuple[int, int, bool, int, int, bool, torch.dtype]
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class PackedMatrix:
 
     Attributes:
         data: uint8, the tiles.
-        number: of the format in products.c, or None for bfloat16.
+        number: of the format in tiles.h, or None for bfloat16.
     """
 
     data: Tensor
@@ -66,10 +76,12 @@ class HugeMemory:
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
     """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
     outputs, columns = weight.shape
-    number = _number(weight) if isinstance(weight, GroupwiseTensor) else None
+    form = _form(weight) if isinstance(weight, GroupwiseTensor) else None
+    number = None if form is None else _FORMATS[form]
     data = memory.take(library.packed_bytes(number, outputs, columns))
-    if isinstance(weight, GroupwiseTensor) and number is not None:
-        parts = (weight.codes, *_parts(weight.scale), *_parts(weight.minimum))
+    if isinstance(weight, GroupwiseTensor) and form is not None and number is not None:
+        table = None if weight.table is None else (weight.table.int() + 128).byte()
+        parts = (weight.codes, *_parts(weight.scale, form[-1]), *_parts(weight.minimum, form[-1]), table)
         parts = [None if part is None else part.contiguous() for part in parts]
         addresses = [0 if part is None else part.data_ptr() for part in parts]
         library.run(library.encode([("pack", True, (*addresses, data.data_ptr(), outputs, columns, number))]))
@@ -82,24 +94,49 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
     """Lay out a plain weight [N, K] in `form`, which fits K; None as in `weights.quantize.quantize`."""
-    weight = (weight if weight.dtype in _SOURCES else weight.float()).contiguous()
+    weight = (weight if weight.dtype in _TYPES else weight.float()).contiguous()
     outputs, columns = weight.shape
-    number = _FORMATS[form.bits, 1 if form.stretch is None else 2, form.minimum, form.zero, form.group_size]
+    levels = 1 if form.stretch is None else 2
+    number = _FORMATS[form.bits, levels, form.minimum, form.zero, form.group_size, False, torch.float16]
     data = memory.take(library.packed_bytes(number, outputs, columns))
     faults = torch.zeros(-(-outputs // _LANES), dtype=torch.uint8)
-    addresses = (weight.data_ptr(), _SOURCES[weight.dtype], data.data_ptr(), faults.data_ptr())
+    addresses = (weight.data_ptr(), _TYPES.index(weight.dtype), data.data_ptr(), faults.data_ptr())
     library.run(library.encode([("quantize_weights", True, (*addresses, outputs, columns, number))]))
     return None if faults.any() else PackedMatrix(data, outputs, columns, number)
 
 
-def _number(weight: GroupwiseTensor) -> int | None:
-    levels = 1 if weight.scale.codes is None else 2
-    if levels == 2 and weight.shape[1] % _SPAN:
+def _form(weight: GroupwiseTensor) -> _Form | None:
+    """What the kernels have to know of a matrix; None if they do not know it."""
+    scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
+    levels = 1 if scale.codes is None else 2
+    if minimum is not None and (minimum.codes is None) != (scale.codes is None):
         return None
-    if levels == 2 and weight.minimum is not None and weight.minimum.codes is None:
-        return None
-    return _FORMATS.get((weight.bits, levels, weight.minimum is not None, weight.zero, weight.group_size))
+    if levels == 2:
+        signed = table or weight.group_size < _GROUP
+        if scale.unit.shape[-1] * _SPAN != weight.shape[1] or not _is_read_as(scale, signed):
+            return None
+        if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
+            return None
+    for unit in _TYPES:
+        form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, unit)
+        if form in _FORMATS and all(part is None or _holds(unit, part.unit) for part in (scale, minimum)):
+            return form
+    return None
 
 
-def _parts(scale: GroupScale | None) -> tuple[Tensor | None, Tensor | None]:
-    return (None, None) if scale is None else (scale.unit, scale.codes)
+def _is_read_as(scale: GroupScale, signed: bool) -> bool:
+    """Whether 8-bit codes mean the same to a kernel that takes them as signed or as unsigned."""
+    assert scale.codes is not None
+    right = torch.int8 if signed else torch.uint8
+    return scale.codes.dtype == right or bool((scale.codes.view(torch.int8) >= 0).all())
+
+
+def _holds(dtype: torch.dtype, unit: Tensor) -> bool:
+    """Whether a type is as near to each unit as its precision allows, none being too large or too small for it."""
+    if unit.dtype == dtype:
+        return True
+    return torch.allclose(unit.to(dtype).float(), unit.float(), rtol=torch.finfo(dtype).eps / 2, atol=0)
+
+
+def _parts(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if scale is None else (scale.unit.to(unit), scale.codes)

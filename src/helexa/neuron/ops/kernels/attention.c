@@ -1,7 +1,7 @@
 /* Causal attention over the paged cache. A tile of queries goes through its sequence's pages, 64 positions at a time,
- * with a softmax that is rescaled as it goes; every SPAN positions the result so far is closed and merged into what came
- * before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a row's
- * result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
+ * with a softmax that is rescaled as it goes; every SPAN positions the result so far is closed and merged into what
+ * came before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a
+ * row's result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
  */
 #include "lanes.h"
 #include "tape.h"
@@ -11,6 +11,7 @@
 #define MAX_DIM 256
 #define TOGETHER 6     /* queries whose sums stay in registers */
 #define MAX_QUERIES 32 /* rows of a tile times query heads of one KV head */
+#define LOG2_E 1.44269504f
 
 static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -22,7 +23,7 @@ typedef struct {
     int64_t partial;             /* where to leave each span's result, or -1: merge and finish */
 } tile;
 
-/* A softmax that has seen some positions: sums of e^(score - peak), unless peak is -inf: then it has seen none. */
+/* A softmax that has seen some positions: sums of 2^(score - peak), unless peak is -inf: then it has seen none. */
 typedef struct {
     float peak, total;
 } state;
@@ -32,6 +33,8 @@ typedef struct {
     const uint8_t *cache;
     const int64_t *page_numbers;
     int64_t heads, kv_heads, dim, narrow;
+    int64_t window; /* positions that a query sees, its own included */
+    float scale;    /* of scores as powers of two */
 } layer;
 
 /* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2], the first `parts` * LANES columns of them */
@@ -68,8 +71,8 @@ INLINE void weigh_pair(lanes (*acc)[4], uint16_t (*weights)[PAGE], const uint16_
     }
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them. Behind
- * the last visible position may be what is no number. */
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them.
+ * Behind the last visible position may be what is no number. */
 INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
                        int64_t visible, const int rows, const int width) {
     lanes acc[TOGETHER][4];
@@ -81,8 +84,8 @@ INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_
         for (int i = 0; i < width / LANES; i++) store(sums + r * dim + LANES * i, acc[r][i]);
 }
 
-INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows,
-                        const int parts) {
+INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
+                        int rows, const int parts) {
     for (; rows >= 6; rows -= 6, queries += 6, scores += 6) score_rows(queries, keys, dim, scores, 6, parts);
     if (rows >= 4) score_rows(queries, keys, dim, scores, 4, parts), rows -= 4, queries += 4, scores += 4;
     if (rows == 3) score_rows(queries, keys, dim, scores, 3, parts);
@@ -136,52 +139,70 @@ static void widen(const uint8_t *block, int64_t dim, uint16_t *to) {
     }
 }
 
+/* The first position of the first page of which a tile sees something. */
+static int64_t first_seen(const layer *l, const tile *t) {
+    int64_t first = t->position - l->window + 1;
+    return first < 0 ? 0 : first / PAGE * PAGE;
+}
+
+/* The next weights of one query, of which positions [unseen, seen) of a page count, and what its softmax becomes.
+ * Returns what is left of that which was before, as a power of two. */
+INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_t seen, state *s, float *added_up,
+                        uint16_t *weights) {
+    const int masked = seen < PAGE || unseen > 0;
+    lanes part[4], peak = all(s->peak), added = {0};
+    words counts[4];
+    for (int i = 0; i < 4; i++) {
+        part[i] = load(scores + LANES * i) * scale;
+        counts[i] = (INDICES < seen - LANES * i) & (INDICES >= unseen - LANES * i);
+        if (masked) part[i] = where(counts[i], part[i], all(-INFINITY));
+        peak = larger(peak, part[i]);
+    }
+    float before = s->peak, most = s->peak = largest(peak);
+    for (int i = 0; i < 4; i++) {
+        lanes weight = power_of_two(part[i] - most);
+        if (masked) weight = where(counts[i], weight, (lanes){0});
+        added += weight;
+        store_rounded(weights + LANES * i, weight);
+    }
+    *added_up = sum(added);
+    return before - most;
+}
+
 /* Positions [from, to) of one tile's queries for one KV head; `states` and `sums` begin anew. */
 static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t from, int64_t to, state *states,
                         float *sums) {
     static __thread float scores[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
     static __thread uint16_t weights[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
     static __thread uint16_t wide[2 * PAGE * MAX_DIM] __attribute__((aligned(64)));
-    int64_t group = l->heads / l->kv_heads, dim = l->dim;
-    int count = (int)(t->rows * group);
+    int64_t group = l->heads / l->kv_heads, dim = l->dim, first = first_seen(l, t);
     const uint16_t *queries[MAX_QUERIES];
-    float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES], scale = 1.44269504f / sqrtf((float)dim);
-    for (int q = 0; q < count; q++) {
+    float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES];
+    for (int q = 0; q < t->rows * group; q++) {
         queries[q] = l->queries + ((t->row + q / group) * l->heads + kv_head * group + q % group) * dim;
         states[q] = (state){-INFINITY, 0};
     }
-    memset(sums, 0, count * dim * sizeof *sums);
+    memset(sums, 0, t->rows * group * dim * sizeof *sums);
     int64_t bytes = l->narrow ? 2 * PAGE * dim + 2 * PAGE * 4 : 4 * PAGE * dim;
-    for (int64_t start = from; start < to; start += PAGE) {
+    for (int64_t start = from > first ? from : first; start < to; start += PAGE) {
         const uint8_t *block = l->cache + (l->page_numbers[t->pages + start / PAGE] * l->kv_heads + kv_head) * bytes;
         const uint16_t *keys = (const uint16_t *)block;
         if (l->narrow) widen(block, dim, wide), keys = wide;
-        int skip = (int)((start - t->position) * group); /* queries before this page see nothing of it */
-        skip = skip < 0 ? 0 : skip;
-        int64_t visible = t->position + t->rows - start < PAGE ? t->position + t->rows - start : PAGE;
-        score(queries + skip, keys, dim, scores + skip, count - skip, visible);
-        for (int q = skip; q < count; q++) {
-            int64_t seen = t->position + q / group + 1 - start;
-            lanes part[4], peak = all(states[q].peak), added = {0};
-            for (int i = 0; i < 4; i++) {
-                part[i] = load(scores[q] + LANES * i) * scale;
-                if (seen < PAGE) part[i] = where(INDICES < (int32_t)seen - LANES * i, part[i], all(-INFINITY));
-                peak = larger(peak, part[i]);
-            }
-            float most = largest(peak);
-            for (int i = 0; i < 4; i++) {
-                lanes weight = power_of_two(part[i] - most);
-                if (seen < PAGE) weight = where(INDICES < (int32_t)seen - LANES * i, weight, (lanes){0});
-                added += weight;
-                store_rounded(weights[q] + LANES * i, weight);
-            }
-            keep[q] = states[q].peak - most; /* of what was seen before; as a power of two below */
-            states[q].peak = most;
-            added_up[q] = sum(added);
+        /* Rows before this page see nothing of it, nor do those whose window begins behind it. */
+        int64_t skip = start - t->position, rows = start + PAGE + l->window - 1 - t->position;
+        if (skip < 0) skip = 0;
+        if (rows > t->rows) rows = t->rows;
+        int64_t visible = t->position + rows - start < PAGE ? t->position + rows - start : PAGE;
+        int begin = (int)(skip * group), end = (int)(rows * group), count = end - begin;
+        score(queries + begin, keys, dim, scores + begin, count, visible);
+        for (int q = begin; q < end; q++) {
+            int64_t seen = t->position + q / group + 1 - start, unseen = seen - l->window;
+            keep[q] = weights_of(scores[q], l->scale, unseen < 0 ? 0 : (int32_t)unseen,
+                                 seen > PAGE ? PAGE : (int32_t)seen, states + q, added_up + q, weights[q]);
         }
-        for (int q = skip / LANES * LANES; q < count; q += LANES) store(keep + q, power_of_two(load(keep + q)));
-        for (int q = skip; q < count; q++) states[q].total = states[q].total * keep[q] + added_up[q];
-        weigh(weights + skip, keys + PAGE * dim, dim, sums + skip * dim, keep + skip, count - skip, visible);
+        for (int q = begin / LANES * LANES; q < end; q += LANES) store(keep + q, power_of_two(load(keep + q)));
+        for (int q = begin; q < end; q++) states[q].total = states[q].total * keep[q] + added_up[q];
+        weigh(weights + begin, keys + PAGE * dim, dim, sums + begin * dim, keep + begin, count, visible);
     }
 }
 
@@ -200,50 +221,62 @@ static void merge(state *into, float *sums, const state *from, const float *more
         store(sums + i, fused(load(more + i), all(share), load(sums + i) * keep));
 }
 
-static void finish(float *out, const state *s, const float *sums, int64_t dim) {
-    lanes inverse = all(1.0f / s->total);
+/* A sink is a score that takes its share and has no value. */
+static void finish(float *out, const state *s, const float *sums, int64_t dim, const float *sink) {
+    float keep = 1.0f, total = s->total;
+    if (sink) {
+        float score = *sink * LOG2_E, most = score > s->peak ? score : s->peak;
+        keep = power_of_two(all(s->peak - most))[0];
+        total = total * keep + power_of_two(all(score - most))[0];
+    }
+    lanes inverse = all(keep / total);
     for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(sums + i) * inverse);
 }
 
 /* queries bfloat16 [rows, heads, dim]; cache as `rotate_store` lays it out; plan: [0] tiles, [1] split rows; tiles;
- * page numbers; partials float32 [.., heads, 2 + dim]; out float32 [rows, heads, dim]. Items are tiles by KV heads. */
+ * page numbers; partials float32 [.., heads, 2 + dim]; out float32 [rows, heads, dim]; heads; kv_heads; dim; whether
+ * the cache has 8 bits; window; scale; sinks float32 [heads] or null. Items are tiles by KV heads. */
 int64_t attend(const int64_t *a, int64_t item) {
     const int64_t *plan = (const int64_t *)a[2];
-    layer l = {(const uint16_t *)a[0], (const uint8_t *)a[1], (const int64_t *)a[4], a[7], a[8], a[9], a[10]};
+    layer l = {(const uint16_t *)a[0], (const uint8_t *)a[1], (const int64_t *)a[4], a[7], a[8], a[9], a[10], a[11]};
     if (item < 0) return plan[0] * l.kv_heads;
+    memcpy(&l.scale, a + 12, sizeof l.scale);
+    l.scale *= LOG2_E;
     const tile *t = (const tile *)a[3] + item / l.kv_heads;
-    int64_t kv_head = item % l.kv_heads, group = l.heads / l.kv_heads;
+    int64_t kv_head = item % l.kv_heads, group = l.heads / l.kv_heads, dim = l.dim;
     float *partials = (float *)a[5], *out = (float *)a[6];
+    const float *sinks = (const float *)a[13];
     static __thread float sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
-    int64_t end = t->position + t->rows;
+    int64_t end = t->position + t->rows, first = first_seen(&l, t) / SPAN;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
     for (int64_t span = t->first_span; span < t->first_span + t->spans; span++) {
-        int64_t from = span * SPAN, to = from + SPAN < end ? from + SPAN : end;
-        attend_span(&l, t, kv_head, from, to, states, sums);
+        if (t->partial < 0 && span < first) continue;
+        attend_span(&l, t, kv_head, span * SPAN, (span + 1) * SPAN < end ? (span + 1) * SPAN : end, states, sums);
         for (int q = 0; q < count; q++) {
             if (t->partial < 0) {
-                merge(all_states + q, all_sums + q * l.dim, states + q, sums + q * l.dim, l.dim);
+                merge(all_states + q, all_sums + q * dim, states + q, sums + q * dim, dim);
                 continue;
             }
-            float *to_partial = partials + ((t->partial + span - t->first_span) * l.heads + kv_head * group + q) * (2 + l.dim);
-            memcpy(to_partial, states + q, sizeof *states);
-            memcpy(to_partial + 2, sums + q * l.dim, l.dim * sizeof(float));
+            int64_t row = (t->partial + span - t->first_span) * l.heads + kv_head * group + q;
+            memcpy(partials + row * (2 + dim), states + q, sizeof *states);
+            memcpy(partials + row * (2 + dim) + 2, sums + q * dim, dim * sizeof(float));
         }
     }
-    if (t->partial < 0)
-        for (int q = 0; q < count; q++)
-            finish(out + ((t->row + q / group) * l.heads + kv_head * group + q % group) * l.dim, all_states + q,
-                   all_sums + q * l.dim, l.dim);
+    for (int q = 0; t->partial < 0 && q < count; q++) {
+        int64_t head = kv_head * group + q % group;
+        finish(out + ((t->row + q / group) * l.heads + head) * dim, all_states + q, all_sums + q * dim, dim,
+               sinks ? sinks + head : NULL);
+    }
     return 0;
 }
 
 /* Rows whose spans were left as partials; splits: (row, first partial, spans) for each. */
 int64_t combine(const int64_t *a, int64_t item) {
     const int64_t *plan = (const int64_t *)a[0], *split = (const int64_t *)a[1] + 3 * item;
-    const float *partials = (const float *)a[2];
+    const float *partials = (const float *)a[2], *sinks = (const float *)a[6];
     float *out = (float *)a[3];
     int64_t heads = a[4], dim = a[5];
     if (item < 0) return plan[1];
@@ -255,7 +288,7 @@ int64_t combine(const int64_t *a, int64_t item) {
             memcpy(&more, from, sizeof more);
             merge(&s, sums, &more, from + 2, dim);
         }
-        finish(out + (split[0] * heads + head) * dim, &s, sums, dim);
+        finish(out + (split[0] * heads + head) * dim, &s, sums, dim, sinks ? sinks + head : NULL);
     }
     return 0;
 }

@@ -80,6 +80,32 @@ INLINE words dot4(words acc, bits codes, int32_t quad, const int wide) {
 #endif
 }
 
+/* 16 bytes, as `look_up` wants them. */
+INLINE bits load_table(const void *from) {
+    bits table;
+    for (int i = 0; i < 4; i++) memcpy((uint8_t *)&table + 16 * i, from, 16);
+    return table;
+}
+
+/* For each byte, which is below 16, that of the table at its place. */
+INLINE bits look_up(bits table, bits places) {
+#if defined(__AVX512BW__)
+    return (bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
+#elif defined(__AVX2__)
+    __m256i known, x[2];
+    memcpy(&known, &table, 32), memcpy(x, &places, 64);
+    for (int i = 0; i < 2; i++) x[i] = _mm256_shuffle_epi8(known, x[i]);
+    memcpy(&places, x, 64);
+    return places;
+#else
+    uint8_t known[16], each[64];
+    memcpy(known, &table, 16), memcpy(each, &places, 64);
+    for (int i = 0; i < 64; i++) each[i] = known[each[i]];
+    memcpy(&places, each, 64);
+    return places;
+#endif
+}
+
 /* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
 INLINE lanes dot2(lanes acc, bits pairs, uint32_t pair) {
 #if defined(__AVX512BF16__)
@@ -102,6 +128,13 @@ INLINE lanes load_half(const void *from) {
     lanes size = (lanes)((wide & 0x7fff) << 13) * 0x1p112f;
     return (lanes)((bits)size | (wide & 0x8000) << 16);
 #endif
+}
+
+/* 16 bfloat16 numbers, exactly. */
+INLINE lanes load_bfloat(const void *from) {
+    halves stored;
+    memcpy(&stored, from, sizeof stored);
+    return (lanes)(__builtin_convertvector(stored, bits) << 16);
 }
 
 /* 16 small whole numbers, as numbers. */
@@ -184,11 +217,22 @@ INLINE lanes power_of_two(lanes x) {
     return e * (lanes)(((bits)shifted + (127 - 0x4b400000)) << 23);
 }
 
-/* x / (1 + e^-x), from e^-|x|, which never overflows. */
-INLINE lanes silu(lanes x) {
-    x = larger(all(-100.0f), x); /* where it is nought already */
-    lanes small = power_of_two((lanes)((bits)x | 0x80000000u) * 1.44269504f);
+/* x / (1 + e^-z) for z of the same sign as x, from e^-|z|, which never overflows. */
+INLINE lanes times_sigmoid(lanes x, lanes z) {
+    lanes small = power_of_two((lanes)((bits)z | 0x80000000u) * 1.44269504f);
     return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
+}
+
+enum { SILU = 1, GELU_TANH }; /* as in native.py */
+
+/* What a gate lets through. Far below nought that is nought already. */
+INLINE lanes gated(lanes x, const int gate) {
+    if (gate == SILU) {
+        x = larger(all(-100.0f), x);
+        return times_sigmoid(x, x);
+    }
+    x = larger(all(-10.0f), x); /* (1 + tanh(z / 2)) / 2 is the sigmoid of z */
+    return times_sigmoid(x, x * fused(x * x, all(0.0713548163f), all(1.59576912f)));
 }
 
 #endif

@@ -13,8 +13,6 @@
 #define LARGEST 32768.0f /* weights beyond would not fit float16 scales */
 #define MAGIC 12582912.0f /* 1.5 * 2^23: added, it rounds to a whole number, which the low bits then hold */
 
-enum { BFLOAT16, FLOAT16, FLOAT32 };
-
 /* First guesses: codes spread over so many levels more than there are. */
 static const float STEPS[ROUNDS] = {-1.0f, -0.6f, -0.2f, 0.2f, 0.6f, 1.0f};
 

@@ -23,13 +23,14 @@ int64_t add_rms_norm(const int64_t *a, int64_t row) {
     return 0;
 }
 
-/* out [rows, width] = silu(gate) * up, for gate_up [rows, 2 * width]. */
-int64_t silu_mul(const int64_t *a, int64_t item) {
-    const float *gate = (const float *)a[0] + item * 2 * a[3];
+/* out [rows, width] = gate(first half) * second half of x [rows, 2 * width]. */
+int64_t gate_mul(const int64_t *a, int64_t item) {
+    const float *x = (const float *)a[0] + item * 2 * a[3];
     float *out = (float *)a[1] + item * a[3];
     int64_t rows = a[2], width = a[3];
+    int gate = (int)a[4];
     if (item < 0) return rows;
-    for (int64_t i = 0; i < width; i += LANES) store(out + i, silu(load(gate + i)) * load(gate + width + i));
+    for (int64_t i = 0; i < width; i += LANES) store(out + i, gated(load(x + i), gate) * load(x + width + i));
     return 0;
 }
 
@@ -43,7 +44,8 @@ int64_t choose_rows(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* out [rows] = where the largest of x [rows, width] is, the first of equals; the last `width % 16` are compared singly. */
+/* out [rows] = where the largest of x [rows, width] is, the first of equals; the last `width % 16` are compared one by
+ * one. */
 int64_t argmax(const int64_t *a, int64_t item) {
     const float *x = (const float *)a[0] + item * a[3];
     int64_t *out = (int64_t *)a[1];
@@ -67,35 +69,39 @@ int64_t argmax(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* cos and sin [rows, half] of positions times frequencies. */
+/* cos and sin [rows, half] of positions times frequencies, both times a factor. */
 int64_t rope_tables(const int64_t *a, int64_t item) {
     const int64_t *positions = (const int64_t *)a[0];
     const float *frequencies = (const float *)a[1];
-    float *cosines = (float *)a[2], *sines = (float *)a[3];
+    float *cosines = (float *)a[2], *sines = (float *)a[3], factor;
     int64_t rows = a[4], half = a[5];
+    memcpy(&factor, a + 6, sizeof factor);
     if (item < 0) return rows;
     for (int64_t i = 0; i < half; i++) {
         float angle = (float)positions[item] * frequencies[i];
-        cosines[item * half + i] = cosf(angle), sines[item * half + i] = sinf(angle);
+        cosines[item * half + i] = cosf(angle) * factor, sines[item * half + i] = sinf(angle) * factor;
     }
     return 0;
 }
 
-/* One head of `dim` numbers: normalised if there is a weight, then rotated; in `to`, float32. */
+/* One head of `dim` numbers: normalised if there is a weight, then its first 2 * half rotated; in `to`, float32. */
 static void prepare_head(const float *from, const float *weight, float eps, const float *cosines, const float *sines,
-                         int64_t dim, float *to) {
-    int64_t half = dim / 2;
-    lanes scale = all(1.0f);
-    if (weight) {
-        lanes squares = {0};
+                         int64_t dim, int64_t half, float *to) {
+    lanes squares = {0};
+    if (weight)
         for (int64_t i = 0; i < dim; i += LANES) squares = fused(load(from + i), load(from + i), squares);
-        scale = all(1.0f / sqrtf(sum(squares) / (float)dim + eps));
-    }
-    for (int64_t i = 0; i < half; i += LANES) {
-        lanes x = load(from + i), y = load(from + half + i), c = load(cosines + i), s = load(sines + i);
-        if (weight) x = x * scale * load(weight + i), y = y * scale * load(weight + half + i);
+    lanes scale = all(1.0f / sqrtf(sum(squares) / (float)dim + eps));
+    for (int64_t i = 0; i < dim; i += LANES)
+        store(to + i, weight ? load(from + i) * scale * load(weight + i) : load(from + i));
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        lanes x = load(to + i), y = load(to + half + i), c = load(cosines + i), s = load(sines + i);
         store(to + i, fused(x, c, -(y * s)));
         store(to + half + i, fused(y, c, x * s));
+    }
+    for (; i < half; i++) {
+        float x = to[i], y = to[half + i];
+        to[i] = x * cosines[i] - y * sines[i], to[half + i] = y * cosines[i] + x * sines[i];
     }
 }
 
@@ -106,24 +112,25 @@ static float scale_of(const float *from, int64_t count) {
     return largest(size) / 127.0f;
 }
 
-/* Heads of qkv [rows, heads + 2 * kv_heads, dim]: queries normalised, rotated and rounded to `queries` bfloat16
- * [rows, heads, dim]; keys the same into the cache; values into the cache as they are. The cache is [pages, kv_heads] of
+/* Heads of qkv [rows, heads + 2 * kv_heads, dim]: queries normalised, rotated by cos and sin [rows, half], rounded to
+ * `queries` bfloat16 [rows, heads, dim]; keys the same into the cache; values into the cache as they are. The cache is
+ * [pages, kv_heads] of
  *   bfloat16: keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2]
  *   8 bits:   keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2], key scales float32 [PAGE], value scales [PAGE] */
 int64_t rotate_store(const int64_t *a, int64_t item) {
     const float *qkv = (const float *)a[0], *cosines = (const float *)a[1], *sines = (const float *)a[2];
     const int64_t *slots = (const int64_t *)a[5];
     const float *query_norm = (const float *)a[6], *key_norm = (const float *)a[7];
-    int64_t rows = a[8], heads = a[9], kv_heads = a[10], dim = a[11], narrow = a[13] & 1;
+    int64_t rows = a[8], heads = a[9], kv_heads = a[10], dim = a[11], half = a[12], narrow = a[13];
     float eps;
-    memcpy(&eps, a + 12, sizeof eps);
+    memcpy(&eps, a + 14, sizeof eps);
     if (item < 0) return rows;
     const float *from = qkv + item * (heads + 2 * kv_heads) * dim;
-    const float *c = cosines + item * dim / 2, *s = sines + item * dim / 2;
+    const float *c = cosines + item * half, *s = sines + item * half;
     uint16_t *queries = (uint16_t *)a[3] + item * heads * dim;
     float head[dim];
     for (int64_t h = 0; h < heads; h++) {
-        prepare_head(from + h * dim, query_norm, eps, c, s, dim, head);
+        prepare_head(from + h * dim, query_norm, eps, c, s, dim, half, head);
         for (int64_t i = 0; i < dim; i += LANES) store_rounded(queries + h * dim + i, load(head + i));
     }
     int64_t page = slots[item] / PAGE, at = slots[item] % PAGE;
@@ -131,12 +138,13 @@ int64_t rotate_store(const int64_t *a, int64_t item) {
     for (int64_t h = 0; h < kv_heads; h++) {
         uint8_t *block = (uint8_t *)a[4] + (page * kv_heads + h) * bytes;
         const float *value = from + (heads + kv_heads + h) * dim;
-        prepare_head(from + (heads + h) * dim, key_norm, eps, c, s, dim, head);
+        prepare_head(from + (heads + h) * dim, key_norm, eps, c, s, dim, half, head);
         if (narrow) {
             int8_t *keys = (int8_t *)block, *values = keys + PAGE * dim;
             float *scales = (float *)(block + 2 * PAGE * dim);
             float key_scale = scale_of(head, dim), value_scale = scale_of(value, dim);
-            float key_inverse = key_scale > 0 ? 1.0f / key_scale : 0, value_inverse = value_scale > 0 ? 1.0f / value_scale : 0;
+            float key_inverse = key_scale > 0 ? 1.0f / key_scale : 0;
+            float value_inverse = value_scale > 0 ? 1.0f / value_scale : 0;
             scales[at] = key_scale, scales[PAGE + at] = value_scale;
             for (int64_t d = 0; d < dim; d++) {
                 keys[(d / 2 * PAGE + at) * 2 + d % 2] = (int8_t)lrintf(head[d] * key_inverse);
@@ -146,7 +154,10 @@ int64_t rotate_store(const int64_t *a, int64_t item) {
         }
         uint16_t *keys = (uint16_t *)block, *values = keys + PAGE * dim;
         uint16_t key_bits[dim], value_bits[dim];
-        for (int64_t i = 0; i < dim; i += LANES) store_rounded(key_bits + i, load(head + i)), store_rounded(value_bits + i, load(value + i));
+        for (int64_t i = 0; i < dim; i += LANES) {
+            store_rounded(key_bits + i, load(head + i));
+            store_rounded(value_bits + i, load(value + i));
+        }
         for (int64_t d = 0; d < dim; d += 2) memcpy(keys + (d / 2 * PAGE + at) * 2, key_bits + d, 4);
         for (int64_t d = 0; d < dim; d++) values[at / 2 * 2 * dim + d * 2 + at % 2] = value_bits[d];
     }

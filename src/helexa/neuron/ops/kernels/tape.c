@@ -1,8 +1,8 @@
 /* The threads, and how they go through a tape. One pool of our own: whatever runtime torch brought along stays asleep.
  * Each thread has a run of items of its own, which it reads from memory in one stream, and then helps the others with
  * theirs, item by item: a core which is taken away for a while holds up one item, not half of them.
- * A thread that has looked for a while in vain sleeps: a core that falls idle is what makes the system move a thread which
- * waits behind another process.
+ * A thread that has looked for a while in vain sleeps: a core that falls idle is what makes the system move a thread
+ * which waits behind another process.
  */
 #include "tape.h"
 
@@ -75,7 +75,8 @@ static void play(int64_t self) {
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
         for (int64_t other = 0; other < crew; other++) {
-            int64_t owner = (self + other) % crew, first = items * owner / crew, last = items * (owner + 1) / crew, taken;
+            int64_t owner = (self + other) % crew, taken;
+            int64_t first = items * owner / crew, last = items * (owner + 1) / crew;
             while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first)
                 now->run(now->arguments, first + taken);
         }

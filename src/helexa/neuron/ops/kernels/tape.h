@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define MAX_ARGUMENTS 14
+#define MAX_ARGUMENTS 16
 #define MAX_THREADS 256
 
 /* Runs item number `item`; for item -1, returns how many items these arguments make. */

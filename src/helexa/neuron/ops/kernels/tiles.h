@@ -1,11 +1,14 @@
-/* How quantised weights lie: in tiles of 16 rows, one per lane.
+/* How quantised matrices lie. Codes stay exactly as they are in files, in tiles of 16 rows, one per lane; each lane
+ * takes four columns at once. A matrix is its tiles, one after another, behind its table in 64 bytes if it has one.
  *
  * A tile is a list of groups of 32 columns, or, for formats with scales in two levels, of spans of 8 such groups:
- *   group: codes; scale float16[16]; minimum float16[16] if there is one
- *   span: unit float16[16], minimum's unit float16[16]; scale codes [8 * (16 or 2 * 16)]; minimum codes [8 * 16] if
- *         there are any; codes of 8 groups
- * Codes of a group: columns 4 j to 4 j + 3 of all rows are the quad j, 64 bytes. Up to 6 bits, the four low bits of the
- * quads j and j + 4 share 64 bytes, and the bits above follow in planes.
+ *   group: codes; scale, 16 bits [16]; minimum float16 [16] if there is one
+ *   span: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16]; minimum
+ *         codes, as many, if there are any; codes of 8 groups
+ * where a group has as many halves as scales. Codes of a group: columns 4 j to 4 j + 3 of all rows are the quad j, 64
+ * bytes. Up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and the bits above follow in planes.
+ *
+ * weight = scale * (code - zero) + minimum. A table says what a code of 4 bits stands for, from 0 to 255 with zero 128.
  */
 #ifndef TILES_H
 #define TILES_H
@@ -16,27 +19,38 @@
 #define QUADS 8
 #define SPAN 8 /* groups */
 
+enum { FLOAT16, BFLOAT16, FLOAT32 }; /* in the order of `_TYPES` in packed.py */
+
 typedef struct {
-    int bits, levels, minimum, zero, group;
+    int bits, levels, minimum, zero, group, table, unit;
 } format;
 
 /* In the order of `_FORMATS` in packed.py. */
 static const format FORMATS[] = {
-    {4, 1, 0, 8, 32},   /* Q4_0 */
-    {4, 1, 1, 0, 32},   /* Q4_1 */
-    {5, 1, 0, 16, 32},  /* Q5_0 */
-    {5, 1, 1, 0, 32},   /* Q5_1 */
-    {8, 1, 0, 128, 32}, /* Q8_0 */
-    {4, 2, 1, 0, 32},   /* Q4_K */
-    {5, 2, 1, 0, 32},   /* Q5_K */
-    {6, 2, 0, 32, 16},  /* Q6_K */
+    {4, 1, 0, 8, 32},                /* Q4_0 */
+    {4, 1, 1, 0, 32},                /* Q4_1 */
+    {5, 1, 0, 16, 32},               /* Q5_0 */
+    {5, 1, 1, 0, 32},                /* Q5_1 */
+    {8, 1, 0, 128, 32},              /* Q8_0 */
+    {4, 2, 1, 0, 32},                /* Q4_K */
+    {5, 2, 1, 0, 32},                /* Q5_K */
+    {6, 2, 0, 32, 16},               /* Q6_K */
+    {4, 1, 0, 128, 32, 1},           /* IQ4_NL */
+    {4, 1, 0, 128, 32, 1, BFLOAT16}, /* MXFP4 */
+    {4, 2, 0, 128, 32, 1, FLOAT32},  /* IQ4_XS */
+    {4, 2, 0, 128, 16, 1, FLOAT32},  /* Q3_K */
+    {4, 2, 1, 0, 16},                /* Q2_K */
 };
-#define EACH_FORMAT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7)
+#define EACH_FORMAT(DO) DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11) DO(12)
+
+INLINE int64_t halves_of(const format f) { return GROUP / f.group; }
+
+INLINE int64_t head_bytes(const format f) { return f.table ? 64 : 0; }
 
 INLINE int64_t code_bytes(const format f) { return f.bits == 8 ? 512 : 256 + (f.bits - 4) * 64; }
 
 INLINE int64_t scale_bytes(const format f) {
-    return f.levels == 1 ? 32 + 32 * f.minimum : GROUP / f.group * 16 + 16 * f.minimum;
+    return f.levels == 1 ? 32 + 32 * f.minimum : halves_of(f) * 16 * (1 + f.minimum);
 }
 
 INLINE int64_t span_bytes(const format f) { return 64 + SPAN * (code_bytes(f) + scale_bytes(f)); }
@@ -51,6 +65,44 @@ INLINE int64_t tile_bytes(const format f, int64_t columns) {
 INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     if (f.levels == 1) return tile + g * (code_bytes(f) + scale_bytes(f));
     return tile + g / SPAN * span_bytes(f) + 64 + SPAN * scale_bytes(f) + g % SPAN * code_bytes(f);
+}
+
+/* Quad `j` of a group. */
+INLINE bits quad_codes(const format f, const uint8_t *from, const int j) {
+    if (f.bits == 8) return load_bits(from + 64 * j);
+    bits both = load_bits(from + 64 * (j % 4));
+    bits codes = (j < 4 ? both : both >> 4) & 0x0f0f0f0fu;
+    if (f.bits == 5) {
+        bits plane = load_bits(from + 256);
+        codes |= (j <= 4 ? plane << (4 - j) : plane >> (j - 4)) & 0x10101010u;
+    }
+    if (f.bits == 6) {
+        bits plane = load_bits(from + 256 + 64 * (j / 4));
+        codes |= (j % 4 <= 2 ? plane << (4 - 2 * (j % 4)) : plane >> 2) & 0x30303030u;
+    }
+    return codes;
+}
+
+INLINE lanes load_unit(const format f, const uint8_t *from) {
+    if (f.unit == BFLOAT16) return load_bfloat(from);
+    return f.unit == FLOAT32 ? load((const float *)from) : load_half(from);
+}
+
+/* The scale of each half of a group, and its minimum: without one, what an unsigned code is off by, times the scale, or
+ * nothing where products of codes are corrected as whole numbers. */
+INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, lanes *scale, lanes *minimum) {
+    if (f.levels == 1) {
+        const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);
+        scale[0] = load_unit(f, at);
+        if (!f.table) minimum[0] = f.minimum ? load_half(at + 32) : scale[0] * (float)-f.zero;
+        return;
+    }
+    const uint8_t *span = tile + g / SPAN * span_bytes(f), *at = span + 64;
+    lanes unit = load_unit(f, span);
+    for (int64_t half = 0, i = g % SPAN * halves_of(f); half < halves_of(f); half++, i++) {
+        scale[half] = (f.group == GROUP && !f.table ? load_unsigned(at + i * 16) : load_signed(at + i * 16)) * unit;
+        if (f.minimum) minimum[half] = load_unsigned(at + (SPAN * halves_of(f) + i) * 16) * load_half(span + 32);
+    }
 }
 
 #endif
