@@ -115,12 +115,11 @@ def _q1_0(blocks: Tensor) -> GroupwiseTensor:
 
 
 def _mxfp4(blocks: Tensor) -> GroupwiseTensor:
-    """The scales become float16 if that keeps each that matters."""
-    codes = nibbles(blocks[:, 1:], 16)
-    unit = _POWERS_OF_TWO[blocks[:, :1].int()]
+    codes, unit = nibbles(blocks[:, 1:], 16), _POWERS_OF_TWO[blocks[:, :1].int()]
     narrow = unit.half()
-    exact = (narrow.float() == unit).squeeze(-1) | ((codes & 7) == 0).all(-1)
-    return _weights(codes, GroupScale(narrow if exact.all() else unit), 32, _FP4)
+    lost = (narrow.float() != unit).squeeze(-1)
+    kept = not (codes[lost] & 7).any()  # the scale of a group of zeros does not matter
+    return _weights(codes, GroupScale(narrow if kept else unit), 32, _FP4)
 
 
 def _nvfp4(blocks: Tensor) -> GroupwiseTensor:
