@@ -1,0 +1,52 @@
+"""Hybrids and mixtures of experts out of GGUF files against transformers in float32, which holds the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import Runner
+from neuron.weights.hf_to_gguf import write_model
+from tiny_models import assert_equal_to, tiny_model
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": EXPERTS | {"norm_topk_prob": True},
+    "qwen3_next": EXPERTS | LINEAR | {"shared_expert_intermediate_size": 32},
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": EXPERTS | LINEAR | {"shared_expert_intermediate_size": 32},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40, "rope_parameters": YARN},
+}
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_logits_and_greedy_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
+    path = write_model(tmp_path / "model.gguf", reference.config, reference.state_dict())
+    assert_equal_to(reference, Runner(path, EngineOptions(dtype="float32", kv_cache_mb=16)))
