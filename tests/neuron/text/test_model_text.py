@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import gguf
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -55,11 +56,36 @@ def test_no_model(tmp_path):
         ModelText.open(tmp_path / "absent.gguf")
 
 
-def test_vocabularies_of_other_kinds_are_named(llama_cpp_models):
-    with pytest.raises(ModelFileError, match=r"ggml-vocab-llama-spm\.gguf: tokenizer model 'llama' is not supported"):
-        ModelText.open(llama_cpp_models / "ggml-vocab-llama-spm.gguf")
-    with pytest.raises(ModelFileError, match="'falcon' is not supported"):
-        ModelText.open(llama_cpp_models / "ggml-vocab-falcon.gguf")
+def write_gguf(path: Path, metadata: dict, templates: object = None) -> Path:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        kind = gguf.GGUFValueType.get_type(value)
+        writer.add_key_value(key, value, gguf.GGUFValueType.UINT32 if key.endswith("_id") else kind)
+    if templates is not None:
+        writer.add_chat_template(templates)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_vocabularies_of_other_kinds_are_named(tmp_path, byte_metadata):
+    path = write_gguf(tmp_path / "other.gguf", byte_metadata | {"tokenizer.ggml.model": "rwkv"})
+    with pytest.raises(ModelFileError, match=r"other\.gguf: .*'rwkv' is not supported.*architecture 'llama'"):
+        ModelText.open(path)
+
+
+def test_templates_and_defaults_of_a_gguf_file(tmp_path, byte_metadata):
+    named = [
+        {"name": "default", "template": "{{ eos_token }}{{ unk_token is defined }}"},
+        {"name": "tool_use", "template": "{{ bos_token }}{{ tools | length }}"},
+    ]
+    metadata = byte_metadata | {"general.sampling.temp": 0.5, "general.sampling.top_k": 7}
+    text = ModelText.open(write_gguf(tmp_path / "model.gguf", metadata, named))
+    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False) == "<|control|>False"
+    assert text.tokenizer.decode(text.prompt_ids(QUESTION, [{}, {}]), skip_special=False) == "<|control|>2"
+    assert text.sampling_defaults == {"temperature": 0.5, "top_k": 7}
+    assert text.capabilities.tool_call
 
 
 def test_a_directory(tmp_path, templates):
@@ -76,6 +102,13 @@ def test_a_directory(tmp_path, templates):
     assert text.tokenizer.decode(ids).endswith("<think>\n\n</think>\n\n")
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
     assert "look_up" in text.tokenizer.decode(text.prompt_ids(QUESTION, tools))
+    templates_by_name = [{"name": "default", "template": "{{ pad_token }}"}, {"name": "tool_use", "template": "calls"}]
+    config = {"chat_template": templates_by_name, "pad_token": {"content": "<|im_end|>"}}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    (path / "chat_template.jinja").unlink()
+    text = ModelText.open(path)
+    assert text.prompt_ids(QUESTION) == [text.tokenizer.token_id("<|im_end|>")]
+    assert text.tokenizer.decode(text.prompt_ids(QUESTION, tools)) == "calls"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +137,10 @@ def test_a_model_without_a_template(tmp_path):
         "<s><|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n"
     )
     assert ids[0] == text.tokenizer.bos_id
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": False, "add_eos_token": True}
+    text = ModelText.open(write_directory(tmp_path, [], tokenizer_config=config))
+    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False).startswith("<|im_start|>user")
+    assert text.prompt_ids(QUESTION)[-1] != text.tokenizer.eos_id
 
 
 def test_a_template_writes_the_first_token_itself(tmp_path):
@@ -112,8 +149,13 @@ def test_a_template_writes_the_first_token_itself(tmp_path):
     assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False) == "<s>hi"
 
 
-def test_a_broken_template_does_not_stop_a_model_from_loading(tmp_path):
-    text = ModelText.open(write_directory(tmp_path, [], tokenizer_config={"chat_template": "{% if"}))
-    with pytest.raises(TemplateError, match="broken in line 1"):
+@pytest.mark.parametrize(
+    "template", ["{% if", "{{ x.y.z }}", "{{" + "(" * 9999, "x" * (2 << 20), "{{ 'x' * 9999999999 }}"]
+)
+def test_a_broken_template_does_not_stop_a_model_from_loading(tmp_path, template):
+    text = ModelText.open(write_directory(tmp_path, [], tokenizer_config={"chat_template": template}))
+    with pytest.raises(TemplateError, match="the chat template"):
         text.prompt_ids(QUESTION)
+    with pytest.raises(TemplateError, match="the chat template"):
+        text.turn_start(QUESTION)
     assert text.tokenizer.encode("x")

@@ -1,14 +1,18 @@
 """The text side of one model: what the server needs to turn conversations into tokens and tokens into text."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.chat_template import CHATML, ChatTemplate, Message, template_source
-from helexa.neuron.text.json_file import read_object
+from helexa.neuron.text.chat_template import CHATML, ChatTemplate
+from helexa.neuron.text.message_shaper import Message
+from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
+from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
+from helexa.neuron.text.template_renderer import TemplateError
+from helexa.neuron.text.template_sources import TemplateSources
 from helexa.neuron.text.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf import GgufFile
 
@@ -19,15 +23,6 @@ _REASONING_MARKS = (
     ("<reasoning>", "</reasoning>"),
 )
 _TOOL_MARKS = (("<tool_call>", "</tool_call>"),)
-
-# Our name, and the name in a GGUF file's metadata; generation_config.json uses ours.
-_SAMPLING_KEYS = {
-    "temperature": "general.sampling.temp",
-    "top_p": "general.sampling.top_p",
-    "top_k": "general.sampling.top_k",
-    "min_p": "general.sampling.min_p",
-    "repetition_penalty": "general.sampling.penalty_repeat",
-}
 
 
 @dataclass(frozen=True)
@@ -50,21 +45,25 @@ class ModelText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template_source: str | None, sampling_defaults: dict[str, float | int]
+        self,
+        tokenizer: Tokenizer,
+        template_source: str | None,
+        sampling_defaults: SamplingDefaults,
+        *,
+        tool_use: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults
-        self.template = ChatTemplate(
-            CHATML if template_source is None else template_source,
-            bos_token=tokenizer.token_text(tokenizer.bos_id),
-            eos_token=tokenizer.token_text(tokenizer.eos_id),
-        )
+        source = CHATML if template_source is None else template_source
+        self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
         self.capabilities = TextCapabilities(
             tool_call=self._has_marks(_TOOL_MARKS) or self.template.mentions("tools"),
             reasoning=self._has_marks(_REASONING_MARKS) or self.template.mentions("enable_thinking"),
         )
         # A template writes the first token itself; the fallback does not know of one.
-        self._add_special = template_source is None
+        first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
+        self._begin = [] if first is None else [first]
 
     @classmethod
     def open(cls, path: Path) -> "ModelText":
@@ -82,35 +81,83 @@ class ModelText:
 
     @classmethod
     def _from_directory(cls, path: Path) -> "ModelText":
-        try:
-            generation = read_object(path / "generation_config.json")
-        except ModelFileError:
-            generation = {}
-        defaults = {name: generation.get(name) for name in _SAMPLING_KEYS}
-        return cls(Tokenizer.from_directory(path), template_source(path), _numbers(defaults))
+        templates = TemplateSources.in_directory(path)
+        return cls(
+            Tokenizer.from_directory(path),
+            templates.default,
+            defaults_in_directory(path),
+            tool_use=templates.tool_use,
+            special_tokens=special_tokens_in_directory(path),
+        )
 
     @classmethod
     def _from_gguf(cls, path: Path) -> "ModelText":
         file = GgufFile.open(path)
-        metadata = file.metadata
-        source = metadata.get("tokenizer.chat_template")
-        defaults = {name: metadata.get(key) for name, key in _SAMPLING_KEYS.items()}
+        templates = TemplateSources.in_gguf(file.metadata)
         try:
-            tokenizer = Tokenizer.from_gguf(metadata)
+            tokenizer = Tokenizer.from_gguf(file.metadata)
         except ModelFileError as error:
             raise ModelFileError(f"{path.name}: {error}; the model is of architecture '{file.architecture}'") from error
-        return cls(tokenizer, source if isinstance(source, str) and source.strip() else None, _numbers(defaults))
+        return cls(
+            tokenizer,
+            templates.default,
+            defaults_in_gguf(file.metadata),
+            tool_use=templates.tool_use,
+            special_tokens=special_tokens_in_gguf(file.metadata, tokenizer),
+        )
 
     def prompt_ids(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> list[int]:
         """The prompt for `messages`, as token ids, ending where the assistant's turn begins.
 
+        Args:
+            template_kwargs: what else `ChatTemplate.render` takes, and variables of the template.
+
         Raises:
             TemplateError: when the template cannot render them.
         """
         text = self.template.render(messages, tools=tools, **template_kwargs)
-        return self.tokenizer.encode(text, add_special=self._add_special)
+        return [*self._begin, *self.tokenizer.encode(text)]
+
+    def turn_start(
+        self,
+        messages: Sequence[Message],
+        /,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        prompt: Sequence[int] | None = None,
+        **template_kwargs: Any,
+    ) -> int:
+        """How many tokens at the beginning of the prompt stay when the last user message is said anew.
+
+        It is what the prompt has in common with that of a conversation which says something else there and ends with
+        it, less one token, which may run into what the message begins with. A conversation that only ends before that
+        message would have less in common: templates leave out the reasoning of turns before the last question.
+
+        Args:
+            messages, tools, template_kwargs: as for `prompt_ids`.
+            prompt: what `prompt_ids` made of them, if that is known.
+
+        Returns:
+            0 where there is no user message, or the template refuses the other conversation.
+
+        Raises:
+            TemplateError: when `prompt` is not given and the template cannot render the conversation.
+        """
+        if prompt is None:
+            prompt = self.prompt_ids(messages, tools, **template_kwargs)
+        last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
+        if last is None:
+            return 0
+        other = {**messages[last], "content": _other(messages[last].get("content"))}
+        ending = {"add_generation_prompt": True, "continue_final_message": False}
+        try:
+            anew = self.prompt_ids([*messages[:last], other], tools, **template_kwargs | ending)
+        except TemplateError:
+            return 0
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, anew, strict=False)))
+        return max(common - 1, 0)
 
     def _has_marks(self, pairs: Sequence[tuple[str, str]]) -> bool:
         return any(all(self.tokenizer.token_id(mark) is not None for mark in pair) for pair in pairs)
@@ -123,5 +170,8 @@ def _gguf_in(path: Path) -> Path:
     return files[0]
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float | int]:
-    return {name: value for name, value in values.items() if type(value) in (int, float) and math.isfinite(value)}
+def _other(content: Any) -> str:
+    """A message that does not begin as `content` does."""
+    first = content[0] if isinstance(content, list) and content else content
+    text = first.get("text") if isinstance(first, Mapping) else first
+    return "1" if isinstance(text, str) and text.lstrip().startswith("0") else "0"

@@ -1,0 +1,50 @@
+"""Special tokens by the names under which templates write them, against `transformers`."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+from transformers import AutoTokenizer
+
+from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
+from helexa.neuron.text.tokenizer import Tokenizer
+
+ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": False, "single_word": False}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"tokenizer_config": {"bos_token": "<s>", "eos_token": None, "pad_token": ADDED}},
+        {"tokenizer_config": {"bos_token": "<s>", "add_bos_token": True, "image_token": "<image>"}},
+        {"tokenizer_config": {"extra_special_tokens": {"image_token": "<image>", "end": "<end>"}}},
+        {"tokenizer_config": {"extra_special_tokens": ["<image>"], "additional_special_tokens": ["<end>"]}},
+        {"special_tokens_map": {"bos_token": "<b>", "unk_token": {"content": "<unk>"}}},
+    ],
+)
+def test_in_a_directory(tmp_path, files):
+    Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | files.pop("tokenizer_config", {})
+    for name, value in {**files, "tokenizer_config": config}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    assert special_tokens_in_directory(tmp_path) == AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
+
+
+def test_odd_values_do_not_count(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 1, "eos_token": {"content": []}, "x": "y"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"extra_special_tokens": {"a_token": 2}, "pad_token": ["<p>"]}')
+    assert special_tokens_in_directory(tmp_path) == {}
+
+
+def test_in_a_gguf_file(byte_metadata):
+    tokenizer = Tokenizer.from_gguf(byte_metadata)
+    ids = {"bos_token_id": 257, "eos_token_id": 259, "padding_token_id": 258, "seperator_token_id": 10**6}
+    odd = {"unknown_token_id": "<|control|>", "mask_token_id": True, "cls_token_id": -1}
+    metadata = {f"tokenizer.ggml.{key}": value for key, value in (ids | odd).items()}
+    assert special_tokens_in_gguf(metadata, tokenizer) == {
+        "bos_token": "<|control|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<mark é>",
+    }

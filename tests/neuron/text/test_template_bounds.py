@@ -1,0 +1,176 @@
+"""Hostile chat templates: however they go about it, they end soon and take little memory."""
+
+import json
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from helexa.neuron.text import template_renderer
+from helexa.neuron.text.chat_template import CHATML, ChatTemplate
+from helexa.neuron.text.template_renderer import TemplateBoundsError, TemplateRenderer
+
+LOOP = "{% for x in range(99999) %}"
+END = "{% endfor %}"
+GROW = "{% set n = namespace(s='xx', l=[1], d=3) %}"
+DEEP = "{% set n = namespace(l=[1], m=[1]) %}{% for x in range(99) %}"
+DEEP += "{% set n.l = [n.l, n.l] %}{% set n.m = [n.m, n.m] %}" + END
+
+ENDLESS = {
+    "loops": LOOP * 4 + END * 4,
+    "conditions": LOOP + "{% for y in range(99999) if y < 0 %}{% endfor %}" + END,
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(100) }}",
+    "recursive loops": "{% for x in [1, 2] recursive %}{{ loop([1, 2]) if loop.depth < 100 }}{% endfor %}",
+    "comparing": DEEP + "{{ n.l == n.m }}",
+    "powers": "{{ 9 ** (9 ** 9) }}",
+    "a power in rounding": "{{ 1.5 | round(999999999, 'floor') }}",
+}
+LARGE = {
+    "product": "{{ 'x' * 9999999999 }}",
+    "product of a list": "{{ ([1, 2] * 9999999999) | length }}",
+    "output": LOOP + "{{ 'x' * 9999 }}" + END,
+    "sums": GROW + LOOP + "{% set n.s = n.s + n.s %}" + END,
+    "joins": GROW + LOOP + "{% set n.s = n.s ~ n.s %}" + END,
+    "numbers": GROW + LOOP + "{% set n.d = n.d * n.d %}" + END,
+    "a chain of lists": GROW + LOOP * 2 + "{% set n.l = [n.l, 'y' ~ x, [x]] %}" + END * 2,
+    "many texts": GROW + LOOP + "{% set n.l = n.l + ['x' * 999999 ~ x] %}" + END,
+    "JSON of a structure": DEEP + "{{ n.l | tojson }}",
+    "indented JSON": "{{ [[1]] | tojson(indent=900000000) }}",
+    "a block": "{% set s = 'x' * 9999999 %}{% set t %}" + LOOP + "{{ s }}" + END + "{% endset %}{{ t | length }}",
+    "center": "{{ 'x'.center(900000000) | length }}",
+    "replace": "{{ ('x' * 99999).replace('x', 'y' * 99999) | length }}",
+    "join": "{{ ('y' * 99999).join(('x ' * 99999).split()) | length }}",
+    "a list of characters": "{{ ('ඒ' * 9999999 ~ 'ab') | list | map('upper') | list | length }}",
+    "a width": "{{ '%900000000d' % 1 }}",
+    "the filter indent": "{{ ('\n' * 99999) | indent('y' * 99999, true, true) | length }}",
+    "the filter batch": "{{ [1] | batch(900000000, 'x') | list | length }}",
+    "the filter slice": "{{ [1] | slice(900000000) | list | length }}",
+    "the filter sum": "{{ ([[1] * 99999] * 99999) | sum(start=[]) | length }}",
+    "the filter urlize": "{{ ('www.a.de ' * 9999) | urlize(target='y' * 99999) | length }}",
+    "the filter xmlattr": "{{ {'a': ['y' * 9999999] * 99} | xmlattr | length }}",
+    "lipsum": "{{ lipsum(n=99999999) | length }}",
+    "a constant of the source": "{{ " + "[" * 40 + "'x'" + "]" * 40 + " | string | center(900000000) }}",
+}
+
+# Runs every template in a fresh process, so that its children are the renderer's alone.
+_SCRIPT = """
+import json, resource, sys
+from helexa.neuron.text import template_renderer
+template_renderer.MAX_SECONDS = 0.3
+def peak(whose):
+    return resource.getrusage(whose).ru_maxrss >> 10
+renderer = template_renderer.TemplateRenderer()
+renderer.render("x", {})
+before = peak(resource.RUSAGE_SELF)
+said = {}
+for name, source in json.load(sys.stdin).items():
+    try:
+        said[name] = renderer.render(source, {})[:99]
+    except template_renderer.TemplateError as error:
+        said[name] = str(error)
+renderer.close()
+growth = peak(resource.RUSAGE_SELF) - before
+json.dump([said, peak(resource.RUSAGE_CHILDREN), growth], sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """What each template led to, and mebibytes: the largest renderer, and by how much the server grew."""
+    run = subprocess.run(
+        [sys.executable, "-c", _SCRIPT], input=json.dumps(ENDLESS | LARGE), capture_output=True, text=True, check=True
+    )
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_endless_templates_are_stopped(outcomes, name):
+    assert outcomes[0][name] == "the chat template failed: it runs for too long"
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_results_are_refused(outcomes, name):
+    assert outcomes[0][name].startswith("the chat template failed: ")
+
+
+def test_memory_grows_little(outcomes):
+    _, largest_renderer, server_growth = outcomes
+    assert largest_renderer < 180
+    assert server_growth < 16
+
+
+def test_what_a_template_writes_is_bounded():
+    with pytest.raises(template_renderer.TemplateError, match="writes more than"):
+        ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
+
+
+def test_a_conversation_that_is_too_large():
+    with pytest.raises(TemplateBoundsError, match="more than 64 MiB"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": "x" * (65 << 20)}])
+    with pytest.raises(TemplateBoundsError, match="too much memory"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": "x" * (60 << 20)}])
+    assert ChatTemplate(CHATML).render([{"role": "user", "content": "x"}])
+
+
+def test_a_long_conversation_is_within_the_bounds(templates):
+    turns = [{"role": role, "content": "word " * 100} for _ in range(500) for role in ("user", "assistant")]
+    messages = [{"role": "system", "content": "Be brief."}, *turns]
+    for name in ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "meta-llama-Llama-3.1-8B-Instruct"):
+        assert ChatTemplate(templates[name]).render(messages).count("word") == 100_000
+    assert ChatTemplate(CHATML).render([{"role": "user", "content": "字" * (5 << 20)}]).count("字") == 5 << 20
+
+
+def test_trials_are_stopped_too(monkeypatch):
+    monkeypatch.setattr(template_renderer, "MAX_SECONDS", 0.1)
+    template = ChatTemplate(ENDLESS["loops"])
+    with pytest.raises(TemplateBoundsError, match="runs for too long"):
+        template.render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+
+
+def test_a_renderer_whose_process_was_killed_starts_another():
+    others = _rendering()
+    renderer = TemplateRenderer()
+    assert renderer.render("{{ x }}", {"x": 1}) == "1"
+    (process,) = _rendering() - others
+    process.kill()
+    process.wait()
+    assert renderer.render("{{ x }}", {"x": 2}) == "2"
+    renderer.close()
+    assert _rendering() == others
+
+
+def test_many_threads_share_a_few_processes():
+    others = _rendering()
+    renderer = TemplateRenderer()
+    texts = {}
+
+    def render(number):
+        texts[number] = renderer.render("{{ x }}" * 9999, {"x": number})
+
+    threads = [threading.Thread(target=render, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {n: str(n) * 9999 for n in range(16)}
+    assert 1 <= len(_rendering() - others) <= 4
+    renderer.close()
+
+
+def test_renderers_end_with_their_server():
+    script = (
+        "import os, psutil; from helexa.neuron.text.template_renderer import TemplateRenderer;"
+        "TemplateRenderer().render('x', {}); print(psutil.Process().children()[0].pid, flush=True);"
+        "os.kill(os.getpid(), 9)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(run.stdout)).wait(30)
+
+
+def _rendering() -> set[psutil.Process]:
+    """This process's renderers."""
+    return {child for child in psutil.Process().children() if "helexa.neuron.text.template_process" in child.cmdline()}

@@ -1,0 +1,124 @@
+"""Every real chat template renders every conversation exactly as `transformers` does."""
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from helexa.neuron.text.chat_template import ChatTemplate
+from helexa.neuron.text.template_renderer import TemplateError
+from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+VARIABLES = [{}, {"enable_thinking": False}]
+MORE = [{"enable_thinking": True}, {"add_generation_prompt": False}]
+WITH_MORE = ("several turns", "several steps", "thinking")
+
+
+def reference(source, messages, tools, **variables):
+    """What `transformers` renders, or the error it raises."""
+    given = {"add_generation_prompt": True, **TOKENS, **variables}
+    try:
+        (text,), _ = render_jinja_template([messages], tools=tools, chat_template=source, **given)
+    except Exception as error:
+        return error
+    return text
+
+
+def rendered(template, messages, tools, **variables):
+    try:
+        return template.render(messages, tools=tools, **variables)
+    except TemplateError as error:
+        return error
+
+
+def says_all(text, name):
+    """Whether the calls and parts of a conversation are in a text, as themselves."""
+    if isinstance(text, Exception):
+        return False
+    messages, _ = CONVERSATIONS[name]
+    called = any("tool_calls" in message for message in messages)
+    parts = any(isinstance(message["content"], list) for message in messages)
+    return ("Chur" in text or not called) and (
+        not parts or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
+    )
+
+
+def expected(source, name, variables):
+    """The right text, or an error.
+
+    It is what `transformers` makes of the first shape of the conversation in which it says everything. A template that
+    knows no calls says them in none; then it is the last shape, in which nothing is null, that counts.
+    """
+    messages, tools = CONVERSATIONS[name]
+    for shape in shapes(messages):
+        found = reference(source, shape, tools, **variables)
+        if says_all(found, name):
+            break
+    return found
+
+
+def differences(name, source):
+    """What ours renders in another way than `transformers`."""
+    template = ChatTemplate(source, special_tokens=TOKENS)
+    for conversation, (messages, tools) in CONVERSATIONS.items():
+        for variables in VARIABLES + (MORE if conversation in WITH_MORE else []):
+            ours = rendered(template, on_the_wire(messages), tools, **variables)
+            theirs = expected(source, conversation, variables)
+            if not agree(theirs, ours):  # perhaps as a minute ended: templates may write the time
+                ours = rendered(template, on_the_wire(messages), tools, **variables)
+            if not agree(theirs, ours):
+                yield name, conversation, variables, theirs, ours
+
+
+def agree(theirs, ours):
+    if isinstance(theirs, str):
+        return ours == theirs
+    words = " ".join(str(theirs).split())[:500]
+    return isinstance(ours, TemplateError) and str(ours).endswith(f": {words}")
+
+
+def test_every_real_template_renders_as_in_transformers(templates):
+    found = [difference for name, source in templates.items() for difference in differences(name, source)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages | tojson }}|{{ messages[0] | tojson(indent=2, sort_keys=true) }}",
+        "{{ {'a': [1, 2.5, none, true]} | tojson(separators=(',', ':')) }}{{ '☃' | tojson(ensure_ascii=true) }}",
+        "{{ tools is defined }}{{ tools is none }}{{ documents is none }}{{ tool is defined }}",
+        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}{{ unk_token }}{{ unk_token + 'x' }}",
+        "{% for m in messages %}\n  {% if loop.first %}\n {% continue %}\n  {% endif %}\n {{ m }}\n{% endfor %}\n",
+        "{% for m in messages %}{{ m.role }}{% break %}{% endfor %}",
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ messages[1].role }}{{ x }}{% endgeneration %}{{ x }}",
+        "{% macro m(a) %}{{ a }}{{ caller() if caller }}{% endmacro %}{{ m(1) }}{% call m(2) %}3{% endcall %}",
+        "{% set n = namespace(a=1) %}{% for m in messages %}{% set n.a = n.a + 1 %}{% endfor %}{{ n.a }}{{ n.b }}",
+        "{{ namespace(_a=1) }}",
+        "{% set n = namespace() %}{% set n._a = 1 %}",
+        "{{ namespace({'a': 1}, self=2).self }}{{ namespace({'a': 1}).a }}",
+        "{{ dict(a=1, b=2) }}{{ dict.fromkeys('ab', 1) }}",
+        "{{ dict.update }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({}) }}",
+        "{{ ''.__class__ }}",
+        "{{ raise_exception('roles must\nalternate') }}",
+        "{{ strftime_now('%Y %d %b') }}",
+        "{{ messages[0]['nothing'].at_all }}",
+        "{{ 'a' + 1 }}",
+        "{{ 2 ** 70 }}{{ 7 // 2 }}{{ 'ab' * 3 }}{{ [1] + [2] }}{{ '%05d|%s' % (7, 'x') }}{{ 'a' ~ 1 ~ none }}",
+        "{{ '{:>5}|{x}'.format('a', x=1) }}{{ '{0.__class__}'.format('a') }}",
+        "{{ range(100001) | length }}",
+        "{{ ' a,b '.strip().split(',')[-1].upper().startswith('B') }}{{ 'ab'[::-1] }}{{ 'a\nb'.splitlines() }}",
+        "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | join('-') }}",
+        "{{ messages[0].items() | list }}{% for k, v in messages[0] | dictsort %}{{ k }}={{ v }};{% endfor %}",
+        "{{ {'b': 1} | items | list }}{{ 'x' is string }}{{ [] is iterable }}{{ {} is mapping }}{{ 1 is sequence }}",
+        "{{ 'x' | indent(2, true) }}{{ '<' | e }}{{ '<' | safe }}{{ 1.0 }}{{ 1e22 }}{{ none }}{{ true }}",
+        "{{ x is undefined }}{{ x | default('d') }}{{ x.y }}",
+        "{% set x %}a{{ 1 }}{% endset %}{{ x | trim }}{% filter upper %}b{% endfilter %}",
+        "{%- if true -%}  a  {%- endif %}\n\n b {#- c -#} \n",
+    ],
+)
+def test_the_dialect_is_that_of_transformers(source):
+    messages = [{"role": "system", "content": "é<&>'"}, {"role": "user", "content": "\u2028"}]
+    ours = rendered(ChatTemplate(source, special_tokens=TOKENS), messages, None)
+    assert agree(reference(source, messages, None), ours), ours
