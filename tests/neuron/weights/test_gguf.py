@@ -294,9 +294,9 @@ def test_a_missing_tensor_is_named(small: Path) -> None:
 
 
 def test_a_file_that_shrinks_after_opening_is_noticed(small: Path) -> None:
-    small_again = small.read_bytes()[:-64]
+    shorter = small.read_bytes()[:-64]
     with closing(GgufFile.open(small)) as file, pytest.raises(ModelFileError, match="changed on disk"):
-        small.write_bytes(small_again)
+        small.write_bytes(shorter)
         file.read("one")
 
 

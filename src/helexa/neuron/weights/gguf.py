@@ -62,7 +62,7 @@ class GgufFile:
         """The stored bytes of tensor `name`, or of a tensor of several matrices those of the one at `index`.
 
         Returns:
-            A fresh uint8 array.
+            uint8, as `TensorFile.read` gives it.
 
         Raises:
             ModelFileError: when there is no such tensor or matrix, or the file cannot be read.

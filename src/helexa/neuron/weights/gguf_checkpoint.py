@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Hugging Face's names, configuration and layout."""
+"""A GGUF model as a checkpoint: Hugging Face's names, configuration and layout."""
 
 import logging
 from dataclasses import replace
@@ -24,7 +24,7 @@ _MUCH_GROWTH = 1.25
 
 
 class GgufCheckpoint:
-    """The weights in one GGUF file; see `Checkpoint`.
+    """The weights of a GGUF model; see `Checkpoint`.
 
     Tensors have the names, shapes and numbers of a text-only model of Hugging Face, with one difference: the experts of
     a layer are three tensors, `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H] and `down_proj.weight`
@@ -33,7 +33,7 @@ class GgufCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`.
+        """Open the file at `path`, and with the first of several parts the others.
 
         Raises:
             ModelFileError: when the file is not sound, or holds a type or a model that is not supported.
