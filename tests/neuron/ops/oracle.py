@@ -53,12 +53,15 @@ def product(x: Tensor, weight: Weight) -> Product:
 
 def _size_of_terms(x: Tensor, weight: GroupwiseTensor) -> Tensor:
     """Sum of the sizes of what is added up, [T, N]: a group's codes times its scale, and apart from them its offset."""
-    groups = x.unflatten(-1, (-1, weight.group_size))
-    codes, scale = weight.codes.unflatten(-1, (-1, weight.group_size)).double(), weight.scale.values().double()
-    if weight.group_size < GROUP:  # codes are summed without their zero point as whole numbers, which is exact
-        return torch.einsum("tgk,ngk->tgn", groups, (codes - weight.zero) * scale[..., None]).abs().sum(1)
+    groups, scale = x.unflatten(-1, (-1, weight.group_size)), weight.scale.values().double()
+    # With a table, or for halves of a group, the zero is subtracted from sums of whole numbers, which is exact.
+    whole = weight.table is not None or weight.group_size < GROUP
+    numbers = weight.codes.double() if weight.table is None else weight.table.double()[weight.codes.int()]
+    numbers = (numbers - whole * weight.zero).unflatten(-1, (-1, weight.group_size))
+    products = torch.einsum("tgk,ngk->tgn", groups, numbers * scale[..., None]).abs().sum(1)
+    if weight.minimum is None and whole:
+        return products
     offset = scale * weight.zero if weight.minimum is None else weight.minimum.values().double()
-    products = torch.einsum("tgk,ngk->tgn", groups, codes * scale[..., None]).abs().sum(1)
     return products + groups.sum(-1).abs() @ offset.abs().T
 
 

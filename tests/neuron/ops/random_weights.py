@@ -15,7 +15,13 @@ FORMATS = {
     "Q4_K": (4, 2, True, 0, 32),
     "Q5_K": (5, 2, True, 0, 32),
     "Q6_K": (6, 2, False, 32, 16),
+    "Q2_K": (4, 2, True, 0, 16),
+    "IQ4_NL": (4, 1, False, 0, 32),
+    "MXFP4": (4, 1, False, 0, 32),
+    "IQ4_XS": (4, 2, False, 0, 32),
+    "Q3_K": (4, 2, False, 0, 16),
 }
+TABLES = ("IQ4_NL", "MXFP4", "IQ4_XS", "Q3_K")
 PLAIN = "bfloat16"
 ALL = [*FORMATS, PLAIN]
 SPAN = 256
@@ -31,11 +37,19 @@ def make(name: str, outputs: int, columns: int) -> Weight:
     """A random matrix; its last rows, where there are enough, are hard ones."""
     if name == PLAIN:
         return _with_hard_rows(torch.randn(outputs, columns)).bfloat16()
-    bits, levels, has_minimum, zero, group = FORMATS[name]
+    bits, _, has_minimum, zero, group = FORMATS[name]
     codes = _with_hard_rows(torch.randint(0, 1 << bits, (outputs, columns)).float(), lowest=0, highest=(1 << bits) - 1)
-    scale = _scale(outputs, columns // group, columns, levels, signed=group == 16)
-    minimum = _scale(outputs, columns // group, columns, levels, signed=False) if has_minimum else None
-    return GroupwiseTensor(codes.to(torch.uint8), scale, minimum, zero, bits, group)
+    scale = _scale(name, outputs, columns, signed=name in ("Q6_K", *TABLES))
+    minimum = _scale(name, outputs, columns, signed=False) if has_minimum else None
+    return GroupwiseTensor(codes.to(torch.uint8), scale, minimum, zero, bits, group, table_of(name))
+
+
+def table_of(name: str) -> Tensor | None:
+    """Numbers in no order, all different, the largest and the smallest among them."""
+    if name not in TABLES:
+        return None
+    between = torch.randperm(254)[:14] - 127
+    return torch.cat((torch.tensor([127]), between, torch.tensor([-128]))).to(torch.int8)
 
 
 def plain(weight: Weight) -> Tensor:
@@ -58,12 +72,17 @@ def _with_twins(rows: Tensor) -> Tensor:
     return rows
 
 
-def _scale(outputs: int, groups: int, columns: int, levels: int, signed: bool) -> GroupScale:
+def _scale(name: str, outputs: int, columns: int, signed: bool) -> GroupScale:
+    _, levels, _, _, group = FORMATS[name]
+    groups = columns // group
     unit = torch.randn(outputs, groups if levels == 1 else columns // SPAN)
+    if name == "MXFP4":
+        return GroupScale(_with_twins(torch.exp2((unit * 6 - 20).round())))
     if levels == 1:
         unit[0, 0], unit[0, -1] = -0.0, 6e-8  # the smallest that float16 has
         return GroupScale(_with_twins(unit).half())
-    low, high = (-128, 128) if signed else (0, 256)
+    low, high = (-128, 128) if signed else (0, 128 if name == "Q2_K" else 256)
     codes = torch.randint(low, high, (outputs, groups), dtype=torch.int8 if signed else torch.uint8)
     codes[0, 0], codes[-1, -1] = low, high - 1
-    return GroupScale(_with_twins(unit / 16).half(), _with_twins(codes))
+    unit = _with_twins(unit / 16)
+    return GroupScale(unit if name in TABLES else unit.half(), _with_twins(codes))

@@ -71,7 +71,7 @@ def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
     small_ones_hold(with_avx2)
 
 
-@pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", random_weights.PLAIN])
+@pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "MXFP4", random_weights.PLAIN])
 def test_products_without_special_instructions(portable: KernelLibrary, name: str) -> None:
     products_hold(portable, name)
 

@@ -12,7 +12,7 @@ from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from neuron.ops import random_weights
 
-SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32)}
+SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
 
 
 @pytest.fixture(autouse=True)

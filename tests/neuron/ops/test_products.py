@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from neuron.ops import oracle, random_weights
 
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33, 250, 513)  # around 8 that go together, and 240 between which weights are unpacked
@@ -118,6 +118,45 @@ def test_formats_that_no_kernel_knows_are_kept_as_bfloat16(native: NativeOps) ->
     assert packed.number is None
     tokens = torch.arange(20)
     assert torch.equal(native.embedding(packed, tokens), odd.dequantize(torch.bfloat16).float())
+
+
+def test_units_in_float32_become_float16_where_that_is_near_enough(native: NativeOps) -> None:
+    known = random_weights.make("Q8_0", 20, 96)
+    assert isinstance(known, GroupwiseTensor)
+    unit = known.scale.unit.float()
+    assert native.matrix(replace(known, scale=GroupScale(unit))).number == native.matrix(known).number
+    for factor, kept in [(1 + 2.0**-15, True), (1e6, False), (1e-6, False)]:
+        weight = replace(known, scale=GroupScale(unit.abs().clamp(min=0.5) * factor))
+        matrix = native.matrix(weight)
+        assert (matrix.number is not None) == kept
+        rows, exact = native.embedding(matrix, torch.arange(20)), weight.dequantize()
+        torch.testing.assert_close(rows, exact, rtol=2.0**-11 if kept else 2.0**-8, atol=0)
+
+
+def test_powers_of_two_are_the_same_form_in_every_type(native: NativeOps) -> None:
+    """So that the experts of a layer are all packed alike."""
+    weight = random_weights.make("IQ4_NL", 16, 64)
+    assert isinstance(weight, GroupwiseTensor)
+    for low, dtype in [(-20, torch.float16), (-20, torch.float32), (-120, torch.float32)]:
+        unit = torch.linspace(low, 0, 32).round().exp2().view(16, 2).to(dtype)
+        matrix = native.matrix(replace(weight, scale=GroupScale(unit)))
+        assert matrix.number == native.matrix(random_weights.make("MXFP4", 16, 64)).number
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q2_K", "Q6_K", "Q3_K", "IQ4_XS"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_codes_of_scales_are_read_as_what_they_are(native: NativeOps, name: str, dtype: torch.dtype) -> None:
+    weight = random_weights.make(name, 16, 512)
+    assert isinstance(weight, GroupwiseTensor)
+    assert weight.scale.codes is not None
+    kernels_type = torch.uint8 if name == "Q4_K" else torch.int8
+    for most, may_be_packed in [(127, True), (255, dtype == kernels_type)]:
+        codes = torch.randint(0, most + 1, weight.scale.codes.shape).to(torch.uint8).view(dtype)
+        changed = replace(weight, scale=replace(weight.scale, codes=codes))
+        matrix = native.matrix(changed)
+        assert (matrix.number is not None) == may_be_packed
+        expected = changed.dequantize(torch.float32 if may_be_packed else torch.bfloat16).float()
+        assert torch.equal(native.embedding(matrix, torch.arange(16)), expected)
 
 
 def test_bytes_of_a_step_are_those_of_the_tiles(native: NativeOps) -> None:

@@ -93,7 +93,8 @@ class Int4Linear:
     def fits(weight: GroupwiseTensor) -> bool:
         """Whether torch's kernel takes this shape and grouping."""
         rows, columns = weight.shape
-        return weight.bits == 4 and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
+        plain = weight.bits == 4 and weight.table is None
+        return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""

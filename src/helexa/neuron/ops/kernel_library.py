@@ -55,6 +55,7 @@ class KernelLibrary:
         self._packed_bytes.restype = ctypes.c_int64
         self._start_threads = library.start_threads
         self._start_threads.argtypes = (ctypes.c_int64,)
+        self.start_threads(1)
 
     def start_threads(self, count: int) -> None:
         """Let kernels run on `count` threads from now on; a process's threads are never taken back."""

@@ -117,10 +117,12 @@ def _form(weight: GroupwiseTensor) -> _Form | None:
             return None
         if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
             return None
-    for unit in _TYPES:
-        form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, unit)
-        if form in _FORMATS and all(part is None or _holds(unit, part.unit) for part in (scale, minimum)):
-            return form
+    units = [part.unit for part in (scale, minimum) if part is not None]
+    for exactly in (True, False):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # so that powers of two always have the same form
+            form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
+            if form in _FORMATS and all(_holds(dtype, unit, exactly) for unit in units):
+                return form
     return None
 
 
@@ -131,11 +133,10 @@ def _is_read_as(scale: GroupScale, signed: bool) -> bool:
     return scale.codes.dtype == right or bool((scale.codes.view(torch.int8) >= 0).all())
 
 
-def _holds(dtype: torch.dtype, unit: Tensor) -> bool:
-    """Whether a type is as near to each unit as its precision allows, none being too large or too small for it."""
-    if unit.dtype == dtype:
-        return True
-    return torch.allclose(unit.to(dtype).float(), unit.float(), rtol=torch.finfo(dtype).eps / 2, atol=0)
+def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
+    """Whether a type has each unit, or one as near as its precision allows, being neither too large nor too small."""
+    tolerance = 0 if exactly else torch.finfo(dtype).eps / 2
+    return unit.dtype == dtype or torch.allclose(unit.to(dtype).float(), unit.float(), rtol=tolerance, atol=0)
 
 
 def _parts(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
