@@ -13,7 +13,10 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
-from tiny_models import assert_equal_to, tiny_model
+from helexa.neuron.ops.native import NativeOps
+from tiny_models import assert_equal_to, decode, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 SHAPE = {
     "vocab_size": 320,
@@ -130,6 +133,29 @@ def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
     state_in_config(tmp_path, **wrong)
     with pytest.raises(ModelFileError, match=named):
         in_float32(tmp_path)
+
+
+@pytest.mark.parametrize("quant", ["", "q8_0"])
+@pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
+def test_native_kernels_come_near_and_give_a_row_the_same_in_any_company(
+    settings: dict[str, Any], quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tiny_model(tmp_path, **settings)
+    runner = Runner(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant))
+    if runner.ops.name != NativeOps.name:
+        pytest.skip("no C compiler on this machine: plain torch serves")
+    prompts = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
+    together = decode(runner, prompts, steps=12, max_step_tokens=48)
+    for prompt, (tokens, logits) in zip(prompts, together, strict=True):
+        [(alone, logits_alone)] = decode(runner, [prompt], steps=12)
+        assert tokens == alone
+        assert torch.equal(logits, logits_alone)
+    assert "outside the native kernels" not in caplog.text
+
+    exact = decode(in_float32(tmp_path), prompts, steps=1)
+    errors = torch.cat([(near[0] - right[0]).abs() for (_, near), (_, right) in zip(together, exact, strict=True)])
+    assert errors.median() < 0.03 * exact[0][1].std()  # the largest is where rounding chooses another expert
 
 
 def in_float32(folder: Path) -> Runner:
