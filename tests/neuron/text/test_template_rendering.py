@@ -5,6 +5,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from helexa.neuron.text.chat_template import ChatTemplate
 from helexa.neuron.text.template_renderer import TemplateError
+from helexa.neuron.text.template_sources import TemplateSources
+from helexa.neuron.weights.gguf import GgufFile
 from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -78,6 +80,13 @@ def agree(theirs, ours):
 
 def test_every_real_template_renders_as_in_transformers(templates):
     found = [difference for name, source in templates.items() for difference in differences(name, source)]
+    assert found == []
+
+
+def test_templates_of_gguf_files_do_too(llama_cpp_models, smollm2_gguf):
+    paths = [smollm2_gguf, *llama_cpp_models.glob("ggml-vocab-*.gguf")]
+    sources = {path.name: TemplateSources.in_gguf(GgufFile.open(path).metadata).default for path in paths}
+    found = [difference for name, source in sources.items() if source for difference in differences(name, source)]
     assert found == []
 
 

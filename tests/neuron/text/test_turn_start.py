@@ -42,9 +42,9 @@ def test_it_is_the_beginning_that_every_edit_leaves(templates, vocabulary, conve
     messages = CONVERSATIONS[conversation]
     for name in CHATML:
         model = ModelText(vocabulary("qwen35"), templates[name], {})
-        prompt = model.prompt_ids(messages, TOOLS)
-        start = model.turn_start(messages, TOOLS)
-        assert start == model.turn_start(messages, TOOLS, prompt=prompt)
+        prompt, start = model.prompt_and_turn_start(messages, TOOLS)
+        assert prompt == model.prompt_ids(messages, TOOLS)
+        assert start == model.turn_start(messages, TOOLS)
         for edit in EDITS:
             assert model.prompt_ids(said_anew(messages, edit), TOOLS)[:start] == prompt[:start], (name, edit)
         # And it reaches into the turn's beginning: nothing but that stands before the message.
@@ -58,10 +58,9 @@ def test_every_template_gives_a_beginning_that_edits_leave(templates, vocabulary
     for name, source in templates.items():
         model = ModelText(vocabulary("qwen35"), source, {}, special_tokens={"bos_token": "<s>", "eos_token": "</s>"})
         try:
-            prompt = model.prompt_ids(messages)
+            prompt, start = model.prompt_and_turn_start(messages)
         except TemplateError:
             continue
-        start = model.turn_start(messages, prompt=prompt)
         for edit in ("", "0", "\n\nx"):
             assert model.prompt_ids(said_anew(messages, edit))[:start] == prompt[:start], (name, edit)
         long_enough += HI["content"] in model.tokenizer.decode(prompt[:start])
@@ -78,10 +77,8 @@ def test_parts_are_said_anew_too(templates, vocabulary):
 def test_variables_are_heeded(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen-Qwen3-0.6B"], {})
     messages = [HELLO, HI]
-    variables = {"continue_final_message": True, "enable_thinking": False}
-    prompt = model.prompt_ids(messages, **variables)
-    start = model.turn_start(messages, prompt=prompt, **variables)
-    assert 0 < start == model.turn_start(messages, **variables) == model.turn_start([HELLO])
+    variables = {"continue_final_message": True, "enable_thinking": False, "prompt": "?"}
+    assert 0 < model.turn_start(messages, **variables) == model.turn_start([HELLO])
 
 
 def test_nothing_stays(vocabulary):

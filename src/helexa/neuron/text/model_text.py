@@ -121,13 +121,7 @@ class ModelText:
         return [*self._begin, *self.tokenizer.encode(text)]
 
     def turn_start(
-        self,
-        messages: Sequence[Message],
-        /,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        prompt: Sequence[int] | None = None,
-        **template_kwargs: Any,
+        self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> int:
         """How many tokens at the beginning of the prompt stay when the last user message is said anew.
 
@@ -137,27 +131,31 @@ class ModelText:
 
         Args:
             messages, tools, template_kwargs: as for `prompt_ids`.
-            prompt: what `prompt_ids` made of them, if that is known.
 
         Returns:
             0 where there is no user message, or the template refuses the other conversation.
 
         Raises:
-            TemplateError: when `prompt` is not given and the template cannot render the conversation.
+            TemplateError: when the template cannot render the conversation itself.
         """
-        if prompt is None:
-            prompt = self.prompt_ids(messages, tools, **template_kwargs)
+        return self.prompt_and_turn_start(messages, tools, **template_kwargs)[1]
+
+    def prompt_and_turn_start(
+        self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
+    ) -> tuple[list[int], int]:
+        """What `prompt_ids` and `turn_start` return, with the prompt rendered and encoded once."""
+        prompt = self.prompt_ids(messages, tools, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
-            return 0
+            return prompt, 0
         other = {**messages[last], "content": _other(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:
             anew = self.prompt_ids([*messages[:last], other], tools, **template_kwargs | ending)
         except TemplateError:
-            return 0
+            return prompt, 0
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, anew, strict=False)))
-        return max(common - 1, 0)
+        return prompt, max(common - 1, 0)
 
     def _has_marks(self, pairs: Sequence[tuple[str, str]]) -> bool:
         return any(all(self.tokenizer.token_id(mark) is not None for mark in pair) for pair in pairs)
