@@ -13,14 +13,14 @@ def truncated(whole: Path, target: Path) -> Path:
     return target
 
 
-def of_gemma3(target: Path, tokenizer: str = "llama") -> Path:
+def of_mamba(target: Path, tokenizer: str = "llama") -> Path:
     """A sound GGUF file of an architecture that the engine does not have.
 
     Args:
         tokenizer: `llama` as such files have it, or `gpt2`, which helexa can read.
     """
     tokens = ["a", "b", "ab", "<end>"]
-    writer = gguf.GGUFWriter(target, "gemma3")
+    writer = gguf.GGUFWriter(target, "mamba")
     writer.add_context_length(128)
     writer.add_embedding_length(32)
     writer.add_block_count(1)

@@ -37,9 +37,9 @@ def test_a_truncated_file(stack: Stack, half: Path):
 
 @pytest.mark.parametrize("tokenizer", ["llama", "gpt2"])
 def test_an_architecture_that_the_engine_does_not_have(stack: Stack, tmp_path: Path, tokenizer: str):
-    status, error = load(stack, bad_models.of_gemma3(tmp_path / "model.gguf", tokenizer))
+    status, error = load(stack, bad_models.of_mamba(tmp_path / "model.gguf", tokenizer))
     assert status == 400
-    assert "architecture 'gemma3'" in error
+    assert "architecture 'mamba'" in error
     assert "\n" not in error
 
 

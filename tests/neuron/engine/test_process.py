@@ -128,7 +128,7 @@ async def test_a_damaged_file_is_refused_in_one_line(smollm2_gguf: Path, tmp_pat
 
 
 async def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(ModelFileError, match="unsupported architecture 'gemma3'") as refused:
-        async with running(bad_models.of_gemma3(tmp_path / "gemma.gguf")):
+    with pytest.raises(ModelFileError, match="unsupported architecture 'mamba'") as refused:
+        async with running(bad_models.of_mamba(tmp_path / "mamba.gguf")):
             pass
     assert "\n" not in str(refused.value)
