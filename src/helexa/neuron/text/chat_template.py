@@ -107,13 +107,14 @@ class ChatTemplate:
     def _continued(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str:
-        content = messages[-1]["content"] if messages and "content" in messages[-1] else None
-        if isinstance(content, str):
-            content += _CUT + _SPACE
-        elif content and isinstance(content[-1], dict) and isinstance(content[-1].get("text"), str):
-            content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + _CUT + _SPACE}]
-        else:
-            raise TemplateError("the final message has no text to continue")
+        content = messages[-1].get("content") if messages else None
+        match content:
+            case str():
+                content += _CUT + _SPACE
+            case [*before, {"text": str(text)} as last]:
+                content = [*before, last | {"text": text + _CUT + _SPACE}]
+            case _:
+                raise TemplateError("the final message has no text to continue")
         text = self._run([*messages[:-1], messages[-1] | {"content": content}], tools, False, variables)
         head, cut, tail = text.rpartition(_CUT)
         if not cut:
