@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import openai
 import pytest
 import uvicorn
@@ -98,6 +99,19 @@ async def serve(script: Script, template: str | None = None) -> AsyncIterator[No
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
+
+
+async def test_an_engine_with_recurrent_state_is_told_where_the_last_turn_begins() -> None:
+    async with serve(answer("x")) as node:
+        await node.post("/v1/chat/completions", CHAT)
+        node.engine.ready = msgspec.structs.replace(node.engine.ready, state_bytes=1)
+        await node.post("/v1/chat/completions", CHAT)
+    told, turn = node.engine.requests
+    assert told.turn == 0
+    tokenizer, question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
+    assert question not in tokenizer.decode(turn.prompt[: turn.turn])
+    assert question in tokenizer.decode(turn.prompt[turn.turn :])
+    assert turn.turn > 0
 
 
 # Whole replies

@@ -255,6 +255,12 @@ def test_auto_takes_the_first_file_where_there_is_no_checkpoint():
     assert chosen_files("x", ["autocoder-q8_0.gguf", "a-q4_0.gguf"], "auto") == ["a-q4_0.gguf"]
 
 
+def test_a_model_in_parts_is_all_of_them():
+    parts = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert chosen_files("x", [*parts, "big-Q8_0.gguf"], "q4_k_m") == parts
+    assert chosen_files("x", list(reversed(parts)), None) == parts
+
+
 def test_weights_that_are_there_twice_are_fetched_once():
     assert chosen_files("x", [*DENSE, "consolidated.safetensors"], None) == DENSE
     assert "consolidated.safetensors" in chosen_files("x", ["config.json", "consolidated.safetensors"], None)

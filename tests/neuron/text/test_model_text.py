@@ -157,5 +157,5 @@ def test_a_broken_template_does_not_stop_a_model_from_loading(tmp_path, template
     with pytest.raises(TemplateError, match="the chat template"):
         text.prompt_ids(QUESTION)
     with pytest.raises(TemplateError, match="the chat template"):
-        text.turn_start(QUESTION)
+        text.prompt_and_turn_start(QUESTION)[1]
     assert text.tokenizer.encode("x")

@@ -44,7 +44,6 @@ def test_it_is_the_beginning_that_every_edit_leaves(templates, vocabulary, conve
         model = ModelText(vocabulary("qwen35"), templates[name], {})
         prompt, start = model.prompt_and_turn_start(messages, TOOLS)
         assert prompt == model.prompt_ids(messages, TOOLS)
-        assert start == model.turn_start(messages, TOOLS)
         for edit in EDITS:
             assert model.prompt_ids(said_anew(messages, edit), TOOLS)[:start] == prompt[:start], (name, edit)
         # And it reaches into the turn's beginning: nothing but that stands before the message.
@@ -70,22 +69,28 @@ def test_every_template_gives_a_beginning_that_edits_leave(templates, vocabulary
 def test_parts_are_said_anew_too(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen3.5-4B"], {})
     plain = [SYSTEM, HELLO, HI, {"role": "user", "content": ASKED}]
-    assert model.turn_start([*plain[:3], {"role": "user", "content": text(ASKED, "x")}]) == model.turn_start(plain)
-    assert model.turn_start([*plain[:3], {"role": "user", "content": text("0 or 1?")}]) == model.turn_start(plain)
+    assert (
+        model.prompt_and_turn_start([*plain[:3], {"role": "user", "content": text(ASKED, "x")}])[1]
+        == model.prompt_and_turn_start(plain)[1]
+    )
+    assert (
+        model.prompt_and_turn_start([*plain[:3], {"role": "user", "content": text("0 or 1?")}])[1]
+        == model.prompt_and_turn_start(plain)[1]
+    )
 
 
 def test_variables_are_heeded(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen-Qwen3-0.6B"], {})
     messages = [HELLO, HI]
     variables = {"continue_final_message": True, "enable_thinking": False, "prompt": "?"}
-    assert 0 < model.turn_start(messages, **variables) == model.turn_start([HELLO])
+    assert 0 < model.prompt_and_turn_start(messages, **variables)[1] == model.prompt_and_turn_start([HELLO])[1]
 
 
 def test_nothing_stays(vocabulary):
     tokenizer = vocabulary("qwen35")
-    assert ModelText(tokenizer, None, {}).turn_start([SYSTEM, HI]) == 0
-    assert ModelText(tokenizer, "{{ messages[-1].content }} and more", {}).turn_start([HELLO]) == 0
+    assert ModelText(tokenizer, None, {}).prompt_and_turn_start([SYSTEM, HI])[1] == 0
+    assert ModelText(tokenizer, "{{ messages[-1].content }} and more", {}).prompt_and_turn_start([HELLO])[1] == 0
     refusing = ModelText(tokenizer, "{% if messages | length < 2 %}{{ raise_exception('?') }}{% endif %}x y", {})
-    assert refusing.turn_start([HELLO, HI]) == 0
+    assert refusing.prompt_and_turn_start([HELLO, HI])[1] == 0
     with pytest.raises(TemplateError):
-        refusing.turn_start([HELLO])
+        refusing.prompt_and_turn_start([HELLO])[1]

@@ -32,19 +32,24 @@ async def chat_completions(request: Request) -> Reply:
     model: ServedModel = request.app.state.registry.get(chat.model)
     if chat.has_image:
         raise vision_unsupported(model.id)
-    prompt = await asyncio.to_thread(_prompt, model, chat)  # long conversations take a while to cut into tokens
-    events = run(model, prompt, chat, salt=cache_salt(request))
+    # Long conversations take a while to cut into tokens.
+    prompt, turn = await asyncio.to_thread(_prompt, model, chat)
+    events = run(model, prompt, chat, salt=cache_salt(request), turn=turn)
     return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
 
 
-def _prompt(model: ServedModel, chat: ChatRequest) -> list[int]:
+def _prompt(model: ServedModel, chat: ChatRequest) -> tuple[list[int], int]:
+    """The prompt, and where its last turn begins if the engine has a use for that."""
     turns = [message.for_template() for message in chat.messages]
     if "developer" not in model.text.template.source:
         for turn in turns:  # OpenAI's newer name for the system's role, which most templates refuse
             if turn["role"] == "developer":
                 turn["role"] = "system"
+    variables = chat.chat_template_kwargs or {}
     try:
-        return model.text.prompt_ids(turns, **(chat.chat_template_kwargs or {}))
+        if model.engine.ready.state_bytes:
+            return model.text.prompt_and_turn_start(turns, **variables)
+        return model.text.prompt_ids(turns, **variables), 0
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
 

@@ -12,6 +12,7 @@ from typing import Any
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.cache import expanded
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.weights.gguf import part_names
 from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,8 @@ class Hub:
                 shards = set(json.loads((snapshot / _SHARD_INDEX).read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError, SourceError):
             return None
-        return _model_path([snapshot / file for file in files]) if shards <= set(files) else None
+        complete = shards <= set(files) <= set(present)
+        return _model_path([snapshot / file for file in files]) if complete else None
 
     def _token(self) -> str | bool | None:
         found = os.environ.get(self.auth_env) if self.auth_env else None
@@ -149,7 +151,7 @@ class Hub:
 
 
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
-    """Of a repository's files those that make up the model: one GGUF file, or the checkpoint and what describes it.
+    """Of a repository's files those that make up the model: a GGUF model, or the checkpoint and what describes it.
 
     Without `quant` a checkpoint is preferred; with one, the first GGUF file whose name has it (underscores aside), or
     a checkpoint that can be quantised so while it loads.
@@ -169,13 +171,13 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     if quant and quant.lower() != AUTO:
         matching = [name for name in ggufs if _plain(quant) in _plain(_file_name(name))]
         if matching:
-            return matching[:1]
+            return part_names(matching[0])
         if not dense or not is_quant(quant):
             raise _quant_not_found(source, quant, ggufs, dense)
     if dense:
         return checkpoint
     if ggufs:
-        return ggufs[:1]
+        return part_names(ggufs[0])
     kind = "an image model" if "model_index.json" in names else "no model files: neither .safetensors nor .gguf"
     raise SourceError(f"{source} holds {kind}", kind="empty_repo", model_id=source)
 

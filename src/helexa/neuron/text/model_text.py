@@ -14,7 +14,7 @@ from helexa.neuron.text.special_tokens import special_tokens_in_directory, speci
 from helexa.neuron.text.template_renderer import TemplateError
 from helexa.neuron.text.template_sources import TemplateSources
 from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.weights.gguf import GgufFile, gguf_models
 
 _REASONING_MARKS = (
     ("<think>", "</think>"),
@@ -70,7 +70,7 @@ class ModelText:
         """Read the text side of the model at `path`.
 
         Args:
-            path: a .gguf file, a directory with a tokenizer.json, or a directory with one .gguf file.
+            path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
 
         Raises:
             ModelFileError: when there is no model there, or its files are malformed or of an unsupported kind.
@@ -120,30 +120,22 @@ class ModelText:
         text = self.template.render(messages, tools=tools, **template_kwargs)
         return [*self._begin, *self.tokenizer.encode(text)]
 
-    def turn_start(
+    def prompt_and_turn_start(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
-    ) -> int:
-        """How many tokens at the beginning of the prompt stay when the last user message is said anew.
+    ) -> tuple[list[int], int]:
+        """The prompt, and how many tokens at its beginning stay when the last user message is said anew.
 
-        It is what the prompt has in common with that of a conversation which says something else there and ends with
+        That is what it has in common with the prompt of a conversation which says something else there and ends with
         it, less one token, which may run into what the message begins with. A conversation that only ends before that
         message would have less in common: templates leave out the reasoning of turns before the last question.
 
-        Args:
-            messages, tools, template_kwargs: as for `prompt_ids`.
-
         Returns:
-            0 where there is no user message, or the template refuses the other conversation.
+            What `prompt_ids` returns, and a number; 0 where there is no user message, or the template refuses the other
+            conversation.
 
         Raises:
             TemplateError: when the template cannot render the conversation itself.
         """
-        return self.prompt_and_turn_start(messages, tools, **template_kwargs)[1]
-
-    def prompt_and_turn_start(
-        self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
-    ) -> tuple[list[int], int]:
-        """What `prompt_ids` and `turn_start` return, with the prompt rendered and encoded once."""
         prompt = self.prompt_ids(messages, tools, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
@@ -162,7 +154,7 @@ class ModelText:
 
 
 def _gguf_in(path: Path) -> Path:
-    files = sorted(path.glob("*.gguf"))
+    files = gguf_models(path)
     if len(files) != 1:
         raise ModelFileError(f"{path} holds no tokenizer.json and {len(files) or 'no'} .gguf files; name a model file")
     return files[0]

@@ -87,7 +87,7 @@ class GgufFile:
         match = _PART.fullmatch(self.path.name)
         if match is None or int(match["count"]) != count:
             raise ModelFileError(f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf")
-        names = [f"{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+        names = part_names(self.path.name)
         if self.path.name != names[0]:
             raise ModelFileError(
                 f"{self.path.name}: part {int(match['number'])} of {count}; open the first, {names[0]}"
@@ -116,6 +116,14 @@ class GgufFile:
         if type(value) is not int:
             raise ModelFileError(f"{self.path.name}: key {key} is not a whole number")
         return value
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all files of the model that the file `name` belongs to, by its name alone."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, int(match["count"]) + 1)]
 
 
 def gguf_models(folder: Path) -> list[Path]:
