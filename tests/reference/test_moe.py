@@ -48,6 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": QWEN3_MOE,
     "qwen3_moe, normalised": QWEN3_MOE | {"norm_topk_prob": True},
     "qwen3_moe, some dense": QWEN3_MOE | {"decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    "qwen3_moe, windows": QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 40},
     "gpt_oss": GPT_OSS,
     "gpt_oss, other types": GPT_OSS | {"layer_types": ["full_attention", "full_attention", "sliding_attention"]},
     "gpt_oss, limits that bite": GPT_OSS | {"swiglu_limit": 0.3, "swiglu_alpha": 2.5},
@@ -116,13 +117,13 @@ def test_experts_are_read_from_blocks_of_mxfp4(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "wrong", "named"),
     [
-        (QWEN3_MOE, {"use_sliding_window": True}, "use_sliding_window"),
         (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
         (QWEN3_MOE, {"num_local_experts": 7}, "mlp.gate"),
         (QWEN3_MOE, {"moe_intermediate_size": 48}, "experts.0.gate_proj"),
         (QWEN3_MOE, {"hidden_act": "gelu"}, "hidden_act"),
         (GPT_OSS, {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "chunked_attention"),
         (GPT_OSS, {"sliding_window": None}, "sliding_window"),
+        (GPT_OSS, {"swiglu_alpha": 0}, "swiglu_alpha"),
         (GPT_OSS, {"num_local_experts": 7}, "mlp.router"),
     ],
 )

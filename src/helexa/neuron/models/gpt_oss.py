@@ -1,7 +1,7 @@
 """gpt-oss: experts in every layer, sinks, and a window in every other layer (transformers `modeling_gpt_oss`)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,17 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 class GptOss(Llama):
     """The biases of attention are found by their names in the checkpoint."""
 
+    defaults: ClassVar = {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "sliding_window": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    }
     types = ("full_attention", "sliding_attention")
     sinks = True
 
@@ -26,7 +37,7 @@ class GptOss(Llama):
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
         """See `Llama`."""
-        settings, config = self.settings, self.settings.config
+        settings = self.settings
         count, chosen = expert_counts(settings)
         return SparseMoe(
             self.loader,
@@ -35,7 +46,7 @@ class GptOss(Llama):
             Routing(chosen, "scores"),
             hidden=settings.hidden,
             intermediate=settings.intermediate,
-            clamp=Clamp(float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))),
+            clamp=Clamp(settings.number("swiglu_alpha"), settings.number("swiglu_limit")),
         )
 
 

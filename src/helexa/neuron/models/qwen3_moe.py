@@ -1,13 +1,13 @@
 """Qwen3 with experts in most feed-forward layers (transformers `modeling_qwen3_moe`)."""
 
+from typing import ClassVar
+
+from helexa.neuron.models.qwen2 import Qwen2
 from helexa.neuron.models.qwen3 import Qwen3
 from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen3Moe(WithExperts, Qwen3):
-    """A sliding window is refused."""
+    """Either all layers have a sliding window, or none has."""
 
-    def prepare(self) -> None:
-        """See `Decoder`."""
-        super().prepare()
-        self.settings.require(use_sliding_window=(None, False))
+    defaults: ClassVar = {**Qwen2.defaults, "max_window_layers": 0, "num_key_value_heads": 4, "num_experts_per_tok": 8}

@@ -47,6 +47,13 @@ class Settings:
             raise ModelFileError(f"config: '{key}' is {value!r}, expected a positive number")
         return value
 
+    def number(self, key: str) -> float:
+        """A number above 0."""
+        value = float(self.config[key])
+        if not 0 < value < _LARGEST:
+            raise ModelFileError(f"config: '{key}' is {value}, expected a positive number")
+        return value
+
     def fraction(self, key: str, default: float) -> float:
         """A number between 0 and 1."""
         value = float(self.config.get(key, default))
