@@ -10,6 +10,8 @@ from helexa.neuron.engine.runner import Runner
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import assert_equal_to, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 64,
