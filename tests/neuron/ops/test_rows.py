@@ -139,7 +139,7 @@ def test_an_8_bit_cache_keeps_each_head_to_half_a_step(
     [
         {"moe_intermediate_size": 40},
         {"shared_expert_intermediate_size": 24},
-        {"linear_num_value_heads": 3, "linear_value_head_dim": 24},
+        {"linear_value_head_dim": 24},
     ],
 )
 def test_widths_of_experts_and_of_recurrent_layers_count(change: dict[str, int]) -> None:

@@ -39,7 +39,13 @@ _BLOCK_BYTES, _GROUP = 48, 32
 _SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
 _GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in lanes.h
 _NO_WINDOW = 1 << 40
-_WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+_WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "linear_value_head_dim",
+)
 
 
 class NativeOps(ReferenceOps):
@@ -69,8 +75,7 @@ class NativeOps(ReferenceOps):
         """Why the kernels do not take a model of this shape, or None."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
-        recurrent = (config.get("linear_num_value_heads") or 0) * (config.get("linear_value_head_dim") or 0)
-        widths = (*(config.get(name) or 0 for name in _WIDTHS), recurrent, dim)
+        widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
         if any(width % _LANES for width in widths):
             return f"widths {tuple(width for width in widths if width)} are not all multiples of {_LANES}"
         if dim % (2 * _LANES):

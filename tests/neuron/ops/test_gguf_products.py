@@ -1,0 +1,25 @@
+"""Products with blocks of every GGUF type, with any bytes in them, as a file may have them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from helexa.neuron.ops.native import NativeOps
+from neuron.ops import oracle
+from neuron.weights.test_gguf_blocks import BLOCKS, decode_random
+
+WIDENED = "NVFP4"  # multiplied in bfloat16
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_of_every_type_are_multiplied_as_they_are(native: NativeOps, kind: str) -> None:
+    weight = decode_random(kind, 20, 16)
+    if kind == "MXFP4":  # whose scales go beyond what sums of float32 can hold
+        weight = replace(weight, scale=replace(weight.scale, unit=weight.scale.unit.clamp(max=2.0**60)))
+    matrix, x = native.matrix(weight), torch.randn(7, weight.shape[1])
+    assert (matrix.number is None) == (kind == WIDENED)
+    out = native.linear([matrix], None)(x)
+    expected = oracle.product(x, weight.dequantize(torch.bfloat16) if kind == WIDENED else weight)
+    assert ((out - expected.exact).abs() <= expected.tolerance).all()
+    assert torch.equal(native.linear([matrix], None)(x[3:4]), out[3:4])
