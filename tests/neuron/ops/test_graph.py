@@ -116,6 +116,17 @@ def test_an_operation_of_torch_is_not_left_out_of_later_steps(
     assert "steps run kernel by kernel" in caplog.text
 
 
+def test_what_is_not_to_be_recorded_runs_once_each_time(library: KernelLibrary) -> None:
+    recorded, other = Runs(library), Runs(library)
+    for step in range(3):
+        plan = plan_of(step, 1, 1)
+        with torch.inference_mode():
+            batch = other.layout.lay_out(plan)
+            result = other.ops.run(other._counted, batch, HEADS // KV_HEADS, recorded=False)
+        assert other.calls == step + 1
+        assert torch.equal(result, recorded.step(plan))
+
+
 def test_what_torch_hands_to_a_kernel_is_not_looked_for_once_it_is_gone() -> None:
     """It is neither an input nor in the workspace; a process of its own, since it would be an address of nothing."""
     code = "from neuron.ops.test_graph import rows_chosen_by_torch; rows_chosen_by_torch()"
