@@ -126,3 +126,9 @@ def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
     one = fingerprint(folder)
     (folder / "model.safetensors").write_bytes(b"1")
     assert fingerprint(folder) != one
+    parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"x" * 100)
+    whole = fingerprint(parts[0])
+    parts[1].write_bytes(b"y" * 100)
+    assert fingerprint(parts[0]) != whole

@@ -18,6 +18,7 @@ import msgspec
 
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix
+from helexa.neuron.weights.gguf import part_names
 
 _log = logging.getLogger("helexa.neuron.ops")
 _LIMIT = 64 << 30
@@ -140,7 +141,8 @@ class PackedStore:
 def fingerprint(model: Path) -> str:
     """What tells a model's files from others without reading them whole: names, sizes, times, and samples of bytes."""
     digest = hashlib.sha256()
-    for path in sorted(model.iterdir()) if model.is_dir() else [model]:
+    files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
+    for path in sorted(files):
         if not path.is_file():
             continue
         status = path.stat()
