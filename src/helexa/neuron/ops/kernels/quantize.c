@@ -47,7 +47,13 @@ INLINE void transpose(bits *m) {
              LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
 }
 
-INLINE lanes smaller(lanes a, lanes b) { return where(a < b, a, b); }
+INLINE lanes smaller(lanes a, lanes b) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return where(a < b, a, b);
+#endif
+}
 
 INLINE lanes size_of(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
