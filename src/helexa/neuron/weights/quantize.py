@@ -11,7 +11,7 @@ from torch import Tensor
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quant_form import QuantForm
 
-STEPS = (-1.0, -0.6, -0.2, 0.2, 0.6, 1.0)
+STEPS = (-1.0, -0.4, 0.2, 0.8)
 """First guesses: codes spread over so many levels more than there are."""
 
 LARGEST = 32768.0

@@ -9,12 +9,12 @@
 
 #define STRETCH 256 /* columns that are worked on at once: those that share a unit where scales are in two levels */
 #define SCALES 16   /* of them, at most */
-#define ROUNDS 6
+#define ROUNDS 4
 #define LARGEST 32768.0f /* weights beyond would not fit float16 scales */
 #define MAGIC 12582912.0f /* 1.5 * 2^23: added, it rounds to a whole number, which the low bits then hold */
 
 /* First guesses: codes spread over so many levels more than there are. */
-static const float STEPS[ROUNDS] = {-1.0f, -0.6f, -0.2f, 0.2f, 0.6f, 1.0f};
+static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 
 #if defined(__clang__)
 #define MIX(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
