@@ -106,8 +106,10 @@ def test_tiles_give_back_the_rows_that_were_packed(native: NativeOps, name: str,
     """Codes, scales and minimums of every lane, through the embedding."""
     weight = random_weights.make(name, outputs, columns)
     tokens = torch.cat((torch.randperm(outputs), torch.tensor([0, outputs - 1, 0])))
-    rows = native.embedding(native.matrix(weight), tokens)
+    matrix = native.matrix(weight)
+    rows = native.embedding(matrix, tokens)
     assert torch.equal(rows.double(), random_weights.plain(weight)[tokens])
+    assert torch.equal(native.embedding(matrix, tokens, 25.25), rows * 25.25)
 
 
 def test_formats_that_no_kernel_knows_are_kept_as_bfloat16(native: NativeOps) -> None:
@@ -117,7 +119,9 @@ def test_formats_that_no_kernel_knows_are_kept_as_bfloat16(native: NativeOps) ->
     packed = native.matrix(odd)
     assert packed.number is None
     tokens = torch.arange(20)
-    assert torch.equal(native.embedding(packed, tokens), odd.dequantize(torch.bfloat16).float())
+    rows = odd.dequantize(torch.bfloat16).float()
+    assert torch.equal(native.embedding(packed, tokens), rows)
+    assert torch.equal(native.embedding(packed, tokens, 25.25), rows * 25.25)
 
 
 def test_units_in_float32_become_float16_where_that_is_near_enough(native: NativeOps) -> None:

@@ -20,6 +20,6 @@ class Embedding:
         self.matrix = matrix
         self.vocab_size = vocab_size
 
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """[T] -> float32 [T, H]."""
-        return self._ops.embedding(self.matrix, tokens)
+    def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """[T] -> float32 [T, H], times `factor`."""
+        return self._ops.embedding(self.matrix, tokens, factor)

@@ -20,6 +20,7 @@ class Decoder:
 
     Attributes:
         settings: what it was built from.
+        embedding: of tokens.
         blocks: its layers, first to last.
         vocab_size: width of the logits.
     """
@@ -43,14 +44,14 @@ class Decoder:
         self.settings.require(quantization_config=(None,), **self.supported)
         self.loader = loader
         self.prepare()
-        self._embed = loader.embedding("model.embed_tokens", self.settings.hidden)
+        self.embedding = loader.embedding("model.embed_tokens", self.settings.hidden)
         self.blocks = [self.block(index, f"model.layers.{index}") for index in range(self.settings.layers)]
-        self.vocab_size = self._embed.vocab_size
+        self.vocab_size = self.embedding.vocab_size
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
         head = {"lm_head": self.vocab_size}
         self._head = (
-            loader.ops.linear([self._embed.matrix], None) if tied else loader.linear(head, self.settings.hidden)
+            loader.ops.linear([self.embedding.matrix], None) if tied else loader.linear(head, self.settings.hidden)
         )
 
     def prepare(self) -> None:
@@ -67,7 +68,7 @@ class Decoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T] -> the residual stream, float32 [T, H]."""
-        return self._embed(tokens)
+        return self.embedding(tokens)
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; each block takes all rows into its cache."""

@@ -40,6 +40,11 @@ class Gemma3(Llama):
     qk_norm = True
     act = "gelu_tanh"
 
+    def prepare(self) -> None:
+        """See `Decoder`."""
+        super().prepare()
+        self._factor = float(torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
+
     def layer_type(self, index: int) -> str:
         """See `Llama`."""
         local = (index + 1) % self.settings.positive("sliding_window_pattern")
@@ -73,6 +78,5 @@ class Gemma3(Llama):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`; times the square root of H, rounded to the activations' dtype as it was in training."""
-        factor = torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype)
-        return super().embed(tokens).mul_(float(factor))
+        """See `Decoder`, times the square root of H, rounded to the activations' dtype as it was in training."""
+        return self.embedding(tokens, self._factor)

@@ -119,10 +119,10 @@ class NativeOps(ReferenceOps):
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         self.launch("clamp_gate_up", gate_up, rows, width, _bits(clamp.alpha), _bits(clamp.limit))
 
-    def embedding(self, matrix: PackedMatrix, tokens: Tensor) -> Tensor:
+    def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
         """Rows of the matrix, from its tiles."""
         out = self.take(tokens.shape[0], matrix.columns)
-        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns)
+        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns, _bits(factor))
         if matrix.number is None:
             self.launch("embed_plain", *arguments)
         else:

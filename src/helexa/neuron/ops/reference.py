@@ -99,11 +99,11 @@ class ReferenceOps:
             weight = weight.dequantize(torch.float32)
         return weight.to(self.device, self.dtype)
 
-    def embedding(self, matrix: Any, tokens: Tensor) -> Tensor:
-        """Rows of a matrix [V, H] for tokens [T], as float32 [T, H]."""
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """Rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
         if isinstance(matrix, GroupwiseTensor):
-            return matrix.rows(tokens).dequantize(torch.float32)
-        return F.embedding(tokens, matrix).float()
+            return matrix.rows(tokens).dequantize(torch.float32).mul_(factor)
+        return F.embedding(tokens, matrix).float() * factor
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Prepare a norm; the weight is [H], float32."""

@@ -77,10 +77,11 @@ int64_t embed(const int64_t *a, int64_t item) {
     const int64_t *tokens = (const int64_t *)a[0];
     const uint8_t *matrix = (const uint8_t *)a[1];
     int64_t count = a[3], columns = a[4];
-    const format f = FORMATS[a[5]];
+    const format f = FORMATS[a[6]];
     if (item < 0) return count;
     const uint8_t *tile = matrix + head_bytes(f) + tokens[item] / LANES * tile_bytes(f, columns);
-    float *out = (float *)a[2] + item * columns;
+    float *out = (float *)a[2] + item * columns, factor;
+    memcpy(&factor, a + 5, sizeof factor);
     int lane = (int)(tokens[item] % LANES);
     for (int64_t g = 0; g < columns / GROUP; g++) {
         lanes scale[2], minimum[2];
@@ -89,6 +90,7 @@ int64_t embed(const int64_t *a, int64_t item) {
             int code = (int)(quad_codes(f, codes_of(f, tile, g), i / 4)[lane] >> (i % 4 * 8) & 255), half = i / f.group;
             *out = scale[half][lane] * (float)((f.table ? matrix[code] : code) - f.zero);
             if (f.minimum) *out += minimum[half][lane];
+            *out *= factor;
         }
     }
     return 0;

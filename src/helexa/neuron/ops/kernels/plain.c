@@ -83,7 +83,12 @@ int64_t embed_plain(const int64_t *a, int64_t item) {
     int64_t count = a[3], columns = a[4];
     if (item < 0) return count;
     const uint16_t *row = (const uint16_t *)a[1] + tokens[item] / LANES * LANES * columns + tokens[item] % LANES * 2;
-    uint32_t *out = (uint32_t *)((float *)a[2] + item * columns);
-    for (int64_t k = 0; k < columns; k++) out[k] = (uint32_t)row[k / 2 * 2 * LANES + k % 2] << 16;
+    float *out = (float *)a[2] + item * columns, factor;
+    memcpy(&factor, a + 5, sizeof factor);
+    for (int64_t k = 0; k < columns; k++) {
+        uint32_t wide = (uint32_t)row[k / 2 * 2 * LANES + k % 2] << 16;
+        memcpy(out + k, &wide, sizeof wide);
+        out[k] *= factor;
+    }
     return 0;
 }
