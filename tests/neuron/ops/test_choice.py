@@ -34,6 +34,13 @@ def test_whoever_asks_for_a_type_gets_plain_torch_in_it(dtype: torch.dtype) -> N
     assert choice.reason == f"{str(dtype).removeprefix('torch.')} was asked for"
 
 
+def test_a_model_too_wide_for_float16_gets_float32_where_there_is_nothing_between() -> None:
+    device = torch.device("mps")
+    assert choose(device, None, SHAPE).ops.dtype == torch.float16
+    assert choose(device, None, SHAPE, half=False).ops.dtype == torch.float32
+    assert choose(device, torch.float16, SHAPE, half=False).ops.dtype == torch.float16
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -1,0 +1,110 @@
+"""A model computes a token before it serves: what overflows is loaded again in float32, what is broken is refused."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import NotFiniteError, Runner, load
+from tiny_models import decode, tiny_model
+
+LAYER = "model.layers.1."
+SHAPE = {
+    "model_type": "qwen3",
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def too_large_for_float16(tensors: Tensors) -> None:
+    tensors[f"{LAYER}mlp.down_proj.weight"] *= 1e6
+
+
+def too_large_for_bfloat16(tensors: Tensors) -> None:
+    """The largest float32 is nearer to infinity than to the largest bfloat16; a norm makes up for it."""
+    tensors[f"{LAYER}mlp.up_proj.weight"][:, 0] = torch.finfo(torch.float32).max
+    tensors[f"{LAYER}post_attention_layernorm.weight"][0] = 1e-38
+
+
+def broken(tensors: Tensors) -> None:
+    tensors[f"{LAYER}mlp.down_proj.weight"][3, 5] = float("nan")
+
+
+def checkpoint(folder: Path, change: Callable[[Tensors], None]) -> Path:
+    tiny_model(folder, **SHAPE)
+    tensors = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def options(dtype: str, quant: str = "") -> EngineOptions:
+    return EngineOptions(dtype=dtype, kv_cache_mb=1, quant=quant)
+
+
+CASES = [("float16", too_large_for_float16), ("bfloat16", too_large_for_bfloat16)]
+
+
+@pytest.mark.parametrize(("dtype", "change"), CASES)
+def test_what_overflows_is_loaded_again_in_float32(
+    dtype: str, change: Callable[[Tensors], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(tmp_path, change)
+    with pytest.raises(NotFiniteError, match=f"not finite numbers in {dtype}"):
+        Runner(folder, options(dtype))
+    with caplog.at_level(logging.WARNING):
+        runner = load(folder, options(dtype))
+    assert runner.ops.dtype == torch.float32
+    assert f"not finite numbers in {dtype}; it is loaded again in float32" in caplog.text
+    ((_, logits),) = decode(runner, [[5, 6, 7]], steps=3)
+    assert logits.isfinite().all()
+
+
+async def test_the_engine_says_in_which_dtype_it_serves(tmp_path: Path) -> None:
+    client = await EngineClient.start(checkpoint(tmp_path, too_large_for_float16), options("float16"))
+    await client.close()
+    assert client.ready.dtype == "float32"
+
+
+@pytest.mark.parametrize("quant", ["", "q8_0"])
+@pytest.mark.parametrize("dtype", ["auto", "float16", "float32"])
+def test_a_model_that_is_broken_in_itself_is_refused(dtype: str, quant: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="its logits are not finite numbers in float32"):
+        load(checkpoint(tmp_path, broken), options(dtype, quant))
+
+
+def test_a_sound_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = checkpoint(tmp_path, lambda tensors: None)
+    read: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        runner = load(folder, options("float16"), lambda done, total: read.append(done))
+    assert runner.ops.dtype == torch.float16
+    assert read == sorted(read)
+    assert not caplog.records
+
+
+def test_a_checked_model_computes_what_an_unchecked_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the check leaves behind in the cache is nobody's."""
+    folder = checkpoint(tmp_path, lambda tensors: None)
+    checked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
+    monkeypatch.setattr(Runner, "_check", lambda *arguments: None)
+    unchecked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
+    for (tokens, logits), (others, expected) in zip(checked, unchecked, strict=True):
+        assert tokens == others
+        assert torch.equal(logits, expected)

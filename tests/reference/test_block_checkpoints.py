@@ -1,0 +1,106 @@
+"""Checkpoints in fp8 and MXFP4 blocks, and plain ones that are quantised at load, against transformers in float32."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.weights.formats import GroupwiseTensor
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantize import quantize
+from tiny_models import assert_equal_to, decode, tiny_model
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+QWEN3_MOE = SHAPE | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GPT_OSS = SHAPE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40}
+
+
+def store(folder: Path, tensors: dict[str, Tensor], quantisation: dict[str, object] | None) -> None:
+    """Put these tensors in the place of what `folder` holds."""
+    for file in folder.glob("*.safetensors*"):
+        file.unlink()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantisation}))
+
+
+def in_float32(folder: Path, quant: str = "") -> Runner:
+    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=8, quant=quant))
+
+
+def test_fp8_blocks(tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **QWEN3_MOE)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in reference.state_dict().items():
+        tensors[name] = weight
+        if "_proj" in name:
+            scale = torch.rand(*weight.shape[:-2], -(-weight.shape[-2] // 24), -(-weight.shape[-1] // 40)) * 0.01
+            wide = scale.repeat_interleave(24, -2)[..., : weight.shape[-2], :].repeat_interleave(40, -1)
+            wide = wide[..., : weight.shape[-1]]
+            tensors[name] = (weight / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale
+            weight.copy_(tensors[name].float() * wide)
+    store(tmp_path, tensors, {"quant_method": "fp8", "weight_block_size": [24, 40]})
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **GPT_OSS)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in reference.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = weight
+            continue
+        experts, inputs, outputs = weight.shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 124, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        weight.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+    store(tmp_path, tensors, {"quant_method": "mxfp4"})
+    assert_equal_to(reference, in_float32(tmp_path))
+
+
+@pytest.mark.parametrize("quant", ["q4k", "q8_0"])
+def test_a_quantised_load_computes_what_its_policy_makes_of_the_weights(quant: str, tmp_path: Path) -> None:
+    reference = tiny_model(tmp_path, **QWEN3_MOE)
+    policy = QuantPolicy(quant, SHAPE["num_hidden_layers"])
+    changed = 0
+    for name, weight in reference.state_dict().items():
+        for matrix in weight if weight.dim() == 3 else [weight]:
+            form = policy.form(name, matrix.shape[-1]) if matrix.dim() == 2 else None
+            if form is not None:
+                found = quantize(matrix, form)
+                assert isinstance(found, GroupwiseTensor)
+                matrix.copy_(found.dequantize())
+                changed += 1
+    assert changed > 4 * 3 * 3
+    assert_equal_to(reference, in_float32(tmp_path, quant))
+
+
+def test_kernels_that_keep_quantised_weights_hold_less(tmp_path: Path) -> None:
+    tiny_model(tmp_path, **SHAPE | {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512})
+    runners = {quant: Runner(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
+    assert {quant: runner.facts.quant for quant, runner in runners.items()} == {"": "", "q8_0": "q8_0", "q4k": "q4k"}
+    held = {quant: runner.facts.step_bytes for quant, runner in runners.items()}
+    if runners[""].ops.quantised:
+        assert held["q4k"] < 0.75 * held["q8_0"] < 0.5 * held[""]
+    else:
+        assert held["q4k"] == held["q8_0"] == held[""]
+    (expected,) = decode(in_float32(tmp_path, "q4k"), [list(range(40))], steps=1)
+    (found,) = decode(runners["q4k"], [list(range(40))], steps=1)
+    assert torch.cosine_similarity(found[1], expected[1]) > 0.98
