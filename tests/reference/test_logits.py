@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
-from tiny_models import assert_equal_to, tiny_model
+from tiny_models import assert_equal_to, decode, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,6 +138,19 @@ def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant])
     assert (tmp_path / "model.safetensors.index.json").exists()
     assert_equal_to(reference, load(tmp_path))
+
+
+@pytest.mark.parametrize("variant", ["llama, yarn", "mistral", "qwen2, sliding", "qwen3, sliding", "gemma3"])
+def test_what_rounds_activations_comes_near(variant: str, tmp_path: Path) -> None:
+    """The kernels that are chosen for this machine; another window, scale or factor moves logits by a tenth or more."""
+    reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant] | {"head_dim": 32})
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(0, 320, (length,), generator=generator).tolist() for length in (1, 65, 150)]
+    runner = Runner(tmp_path, EngineOptions(context_length=512, kv_cache_mb=8))
+    for prompt, (tokens, logits) in zip(prompts, decode(runner, prompts, max_step_tokens=48), strict=True):
+        with torch.inference_mode():
+            expected = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        assert ((logits - expected).norm(dim=-1) < 0.04 * expected.norm(dim=-1)).all()
 
 
 @pytest.mark.parametrize("variant", OLDER)
