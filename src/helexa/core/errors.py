@@ -9,6 +9,8 @@ HelexaError            a failure said in one line, for a person
 
 from typing import Any
 
+_LONGEST = 1000
+
 
 class HelexaError(Exception):
     """A failure whose text is one line that says what happened and what to do."""
@@ -33,7 +35,13 @@ class SourceError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is corrupt, truncated, or of a kind that helexa does not support; the text names which."""
+    """A model file is corrupt, truncated, or of a kind that helexa does not support; the text names which.
+
+    What it quotes came from the file, so the text is cut where it becomes endless.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}...")
 
 
 class ApiError(HelexaError):

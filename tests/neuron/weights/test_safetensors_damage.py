@@ -1,0 +1,164 @@
+"""Damaged and hostile checkpoints: each loads, or is refused with a reason, soon and without taking much memory."""
+
+import json
+import logging
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import load
+from helexa.neuron.weights.checkpoint import open_checkpoint
+from tiny_models import tiny_model
+
+CASES = 120
+LARGEST_GROWTH = 256 << 20  # a quarter of a GiB, most of it what torch keeps for later
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": SHAPE
+    | {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gemma3_text": SHAPE | {"model_type": "gemma3_text", "sliding_window": 16, "query_pre_attn_scalar": 16},
+    "gpt_oss": SHAPE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_5_text": SHAPE
+    | {"model_type": "qwen3_5_text", "num_hidden_layers": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2}
+    | {"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+}
+WRONG: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 2**16, 2**23, 2**31, 2**63, 10**40, 0.5, -0.5, 1e-300, 1e300),
+    *("", "x", "fp8", "yarn", "\u0000", "full_attention", "x" * 5000, [], [1], [[[]]], ["x"] * 300, {}, {"a": {}}),
+    *(float("nan"), float("inf"), {"rope_type": "llama3"}, {"quant_method": "fp8"}, {"quant_method": "mxfp4"}),
+]
+KEYS = ["text_config", "quantization_config", "rope_scaling", "rope_parameters", "layer_types", "tie_word_embeddings"]
+
+
+def spoiled(document: Any, chance: random.Random) -> Any:
+    """The document with one value somewhere in it replaced, moved, added or taken away."""
+    at = document
+    while True:
+        places = list(at) if isinstance(at, dict) else list(range(len(at)))
+        deeper = [place for place in places if isinstance(at[place], dict | list) and at[place]]
+        if not deeper or chance.random() < 0.4:
+            break
+        at = at[chance.choice(deeper)]
+    kind, place = chance.choice(["set", "set", "set", "add", "drop", "swap"]), chance.choice(places)
+    if kind == "set":
+        at[place] = chance.choice(WRONG)
+    elif kind == "add" and isinstance(at, dict):
+        at[chance.choice(KEYS)] = chance.choice(WRONG)
+    elif kind == "drop":
+        del at[place]
+    else:
+        other = chance.choice(places)
+        at[place], at[other] = at[other], at[place]
+    return document
+
+
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Up to four changed bytes, or a part of them all."""
+    changed = bytearray(content)
+    for _ in range(chance.choice([1, 1, 2, 4])):
+        changed[chance.randrange(len(changed))] = chance.choice([chance.randrange(256), *b'0159-.eE"{}[],:'])
+    return bytes(changed[: chance.randrange(len(changed))] if chance.random() < 0.1 else changed)
+
+
+def spoil_json(path: Path, chance: random.Random) -> None:
+    if chance.random() < 0.3:
+        path.write_bytes(damaged(path.read_bytes(), chance))
+        return
+    document = json.loads(path.read_bytes())
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        document = spoiled(document, chance)
+    path.write_text(json.dumps(document))
+
+
+def spoil_header(path: Path, chance: random.Random) -> None:
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    if chance.random() < 0.3:
+        path.write_bytes(damaged(content[: 8 + length], chance) + content[8 + length :])
+        return
+    header = json.dumps(spoiled(json.loads(content[8 : 8 + length]), chance)).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + length :])
+
+
+def spoil(folder: Path, chance: random.Random) -> None:
+    """Damage one file of a checkpoint."""
+    files = sorted(folder.iterdir())
+    weights = [file for file in files if file.suffix == ".safetensors"]
+    kind = chance.choice(["config", "config", "config", "index", "header", "header", "cut", "gone"])
+    if kind in ("config", "index"):
+        spoil_json(folder / ("config.json" if kind == "config" else "model.safetensors.index.json"), chance)
+    elif kind == "header":
+        spoil_header(chance.choice(weights), chance)
+    elif kind == "cut":
+        file = chance.choice(files)
+        file.write_bytes(file.read_bytes()[: chance.randrange(file.stat().st_size)])
+    else:
+        chance.choice(files).unlink()
+
+
+def refusal(attempt: Callable[[], object]) -> str | None:
+    """Why an attempt was refused, None if it was not."""
+    try:
+        attempt()
+    except ModelFileError as error:
+        assert str(error).isprintable()
+        assert len(str(error)) <= 1000
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_damaged_checkpoints_load_or_are_refused(model: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    tiny_model(whole, **MODELS[model])
+    stored = {file.name: file.read_bytes() for file in whole.iterdir()}
+    options = EngineOptions(dtype="float32", kv_cache_mb=1, snapshot_mb=1, max_sequences=2, quant="q8_0")
+    chance, refused, process = random.Random(11), 0, psutil.Process()
+    load(whole, options)
+    before = process.memory_info().rss
+    logging.disable()
+    for case in range(CASES):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        for name, content in stored.items():
+            (folder / name).write_bytes(content)
+        spoil(folder, chance)
+        refused += refusal(lambda: load(folder, options)) is not None  # noqa: B023
+        assert process.memory_info().rss - before < LARGEST_GROWTH
+    logging.disable(logging.NOTSET)
+    assert CASES // 3 < refused < CASES
+
+
+def test_a_damaged_checkpoint_is_never_read_beyond_its_files(tmp_path: Path) -> None:
+    tiny_model(tmp_path, **MODELS["gemma3_text"])
+    chance, path = random.Random(3), next(iter(sorted(tmp_path.glob("*.safetensors"))))
+    whole = path.read_bytes()
+    for _ in range(300):
+        path.write_bytes(whole)
+        spoil_header(path, chance)
+        try:
+            with open_checkpoint(tmp_path) as checkpoint:
+                for name in checkpoint.names():
+                    tensor = checkpoint.read(name)
+                    assert isinstance(tensor, torch.Tensor)
+                    assert tuple(tensor.shape) == checkpoint.shape(name)
+                    assert tensor.nbytes <= len(whole) + (1 << 20)
+        except ModelFileError:
+            pass
