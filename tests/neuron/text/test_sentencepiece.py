@@ -82,6 +82,14 @@ def test_user_defined_tokens_are_never_joined_and_control_tokens_never_made():
     assert tokenizer.decode([265, 266]) == "xx  "
 
 
+def test_gemma_4_brings_its_own_merges_and_wants_no_space_first():
+    pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a"], 0.0)
+    tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["▁ a", "a b"]))
+    assert tokenizer.encode("ab ab") == [262, 263, 261]
+    with pytest.raises(ModelFileError, match="merges do not fit"):
+        Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
+
+
 def test_pieces_of_one_score_are_joined_in_the_order_of_their_ids():
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
     tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))

@@ -43,9 +43,9 @@ _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _cl100k(number: str, letter: str = r"\p{L}", line_ends: str = r"[\r\n]*", spaces: str = _SPACES) -> str:
+def _cl100k(number: str, letter: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
     """The words of the cl100k family."""
-    return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|{number}| ?[^\s{letter}\p{{N}}]+{line_ends}|{spaces}"
+    return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|{number}| ?[^\s{letter}\p{{N}}]+{line_ends}|{_SPACES}"
 
 
 def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*", but: str = "") -> str:
@@ -104,7 +104,6 @@ _MINICPM_5 = PreTokenizer(_pieces(r"\p{N}{1,3}", _cl100k(r"\p{N}+")), ignore_mer
 _HUNYUAN = PreTokenizer(_pieces(_cl100k(r"\p{N}")))
 _QWEN_2 = _HUNYUAN._replace(normalizer=normalizers.NFC())
 _QWEN_3_5 = PreTokenizer(_pieces(_cl100k(r"\p{N}", r"\p{L}\p{M}")), normalizers.NFC())
-_BAILING = PreTokenizer(_pieces(_cl100k(r"\p{N}", spaces=r"\s*[\r\n]|\s+(?!\S)|\s+")))
 _SEED = PreTokenizer(_pieces(_cl100k(r"\p{N}", line_ends="")))
 _GPT_4O = PreTokenizer(_pieces(_o200k(r"\p{N}{1,3}")), ignore_merges=True)
 _TEKKEN = PreTokenizer(_pieces(_o200k(r"\p{N}", suffix="")), ignore_merges=True, add_bos=True)
@@ -135,10 +134,9 @@ _RULES: tuple[tuple[PreTokenizer, str], ...] = (
     (_GLM_4, "glm4 glm5"),
     (_LLAMA_3, "llama-bpe llama-v3 llama3 pixtral lfm2 midm-2.0"),
     (_MINICPM_5, "minicpm5"),
-    (_HUNYUAN, "hunyuan megrez kormo grok-2 solar-open"),
+    (_HUNYUAN, "hunyuan megrez kormo grok-2 solar-open bailingmoe bailingmoe2 llada-moe"),
     (_QWEN_2, "qwen2 deepseek-r1-qwen f2llmv2 stablelm2"),
     (_QWEN_3_5, "qwen35"),
-    (_BAILING, "bailingmoe bailingmoe2 llada-moe"),
     (_SEED, "seed-coder"),
     (_GPT_4O, "gpt-4o llama4 kanana2 talkie minimax-m2"),
     (_TEKKEN, "tekken"),
