@@ -22,7 +22,7 @@ class Filled:
     """Sequences of the given lengths in a cache of their own, their pages in no order."""
 
     def __init__(self, library: KernelLibrary, lengths: list[int], dim: int, bits: int, kv_heads: int = 2) -> None:
-        self.library, self.lengths, self.dim, self.bits = library, lengths, dim, bits
+        self.kernels, self.lengths, self.dim, self.bits = library, lengths, dim, bits
         numbers = iter(torch.randperm(PAGES).tolist())
         self.pages = [[next(numbers) for _ in range(-(-length // PAGE_SIZE))] for length in lengths]
         ops = NativeOps(library, 2, bits)
@@ -50,7 +50,7 @@ class Filled:
         together = torch.empty(len(batch.tokens), *queries[0].shape[1:], dtype=torch.bfloat16)
         for number, own in enumerate(queries):
             together[batch.tokens == number] = own.bfloat16()
-        ops = NativeOps(self.library, 2, self.bits)
+        ops = NativeOps(self.kernels, 2, self.bits)
         group = together.shape[1] // self.cache.shape[1]
         out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch, group)
         return [out[batch.tokens == number] for number in range(len(rows))]

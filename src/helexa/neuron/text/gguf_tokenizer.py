@@ -7,8 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.text.backend_errors import backend_errors
 from helexa.neuron.text.gguf_vocabulary import GgufVocabulary, gguf_value
-from helexa.neuron.text.library_errors import library_errors
 from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from helexa.neuron.text.sentencepiece import merges_from_scores, sentencepiece_backend
 from helexa.neuron.text.wordpiece import wordpiece_backend
@@ -67,7 +67,7 @@ def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
 
 def _byte_level_backend(vocabulary: GgufVocabulary, rules: PreTokenizer) -> Tokenizer:
     merges = vocabulary.merges()
-    with library_errors("tokenizer.ggml.merges do not fit the vocabulary"):
+    with backend_errors("tokenizer.ggml.merges do not fit the vocabulary"):
         backend = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=rules.ignore_merges))
     if rules.normalizer is not None:
         backend.normalizer = rules.normalizer

@@ -7,8 +7,8 @@ from itertools import islice
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.text.backend_errors import backend_errors
 from helexa.neuron.text.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary, TokenType
-from helexa.neuron.text.library_errors import library_errors
 
 MAX_SQUARED_LENGTHS = 1 << 26
 """Sum of the squared lengths of all pieces: the characters that are copied to look at each way to split each piece."""
@@ -26,7 +26,7 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
         ModelFileError: when the merges do not fit the vocabulary.
     """
     unknown = vocabulary.tokens[vocabulary.token_id("unknown") or 0]
-    with library_errors("tokenizer.ggml.merges do not fit the vocabulary"):
+    with backend_errors("tokenizer.ggml.merges do not fit the vocabulary"):
         model = models.BPE(vocabulary.ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = Tokenizer(model)
     prefix = [normalizers.Prepend("▁")] if space_prefix else []

@@ -8,9 +8,9 @@ from typing import Any
 import tokenizers
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.text.backend_errors import backend_errors
 from helexa.neuron.text.gguf_tokenizer import GgufTokenizer
 from helexa.neuron.text.json_file import read_object
-from helexa.neuron.text.library_errors import library_errors
 from helexa.neuron.text.token_bytes import token_spellers
 from helexa.neuron.text.tokenizer_json import read_tokenizer_json
 
@@ -85,7 +85,7 @@ class Tokenizer:
         backend = read_tokenizer_json(path / "tokenizer.json")
         config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
         bos_id, eos_id = (_named_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
-        with library_errors("tokenizer.json cannot be used"):
+        with backend_errors("tokenizer.json cannot be used"):
             framed = backend.encode("", add_special_tokens=True).ids
         add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
         if not isinstance(add_bos, bool):
@@ -116,7 +116,7 @@ class Tokenizer:
             ModelFileError: when the library fails, which the rules of a sound file do not make it do.
         """
         backend = self._backend if parse_special else self._literal
-        with library_errors("the tokenizer fails on this text"):
+        with backend_errors("the tokenizer fails on this text"):
             try:
                 ids = backend.encode(text, add_special_tokens=False).ids
             except TypeError:  # what the library makes of a surrogate

@@ -6,9 +6,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.text.backend_errors import backend_errors
 from helexa.neuron.text.gguf_vocabulary import MAX_ADDED_LENGTH
 from helexa.neuron.text.json_file import read_object
-from helexa.neuron.text.library_errors import library_errors
 
 MAX_BYTES = 64 << 20
 
@@ -21,7 +21,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
     """
     if _added_length(read_object(path, MAX_BYTES)) > MAX_ADDED_LENGTH:
         raise ModelFileError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
-    with library_errors(f"{path.name} cannot be read"):
+    with backend_errors(f"{path.name} cannot be read"):
         backend = Tokenizer.from_file(str(path))
     backend.no_truncation()
     backend.no_padding()

@@ -7,7 +7,7 @@ from helexa.core.errors import ModelFileError
 
 
 @contextmanager
-def library_errors(problem: str) -> Iterator[None]:
+def backend_errors(problem: str) -> Iterator[None]:
     """Whatever the library raises inside becomes a ModelFileError that begins with `problem`.
 
     It raises nothing narrower than Exception, and what panics in it raises what is not even that.
