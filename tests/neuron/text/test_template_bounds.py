@@ -176,4 +176,9 @@ def test_renderers_end_with_their_server():
 
 def _rendering() -> set[psutil.Process]:
     """This process's renderers."""
-    return {child for child in psutil.Process().children() if "helexa.neuron.text.template_process" in child.cmdline()}
+    found = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # nor is a zombie's command line to be had
+            if "helexa.neuron.text.template_process" in child.cmdline():
+                found.add(child)
+    return found
