@@ -27,6 +27,7 @@ class Gemma3(Llama):
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
     }
     supported: ClassVar = {
         "hidden_activation": (None, "gelu_pytorch_tanh"),
