@@ -5,6 +5,7 @@ import logging
 import random
 import struct
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,9 @@ def spoiled(document: Any, chance: random.Random) -> Any:
         at = at[chance.choice(deeper)]
     kind, place = chance.choice(["set", "set", "set", "add", "drop", "swap"]), chance.choice(places)
     if kind == "set":
-        at[place] = chance.choice(WRONG)
+        at[place] = deepcopy(chance.choice(WRONG))
     elif kind == "add" and isinstance(at, dict):
-        at[chance.choice(KEYS)] = chance.choice(WRONG)
+        at[chance.choice(KEYS)] = deepcopy(chance.choice(WRONG))
     elif kind == "drop":
         del at[place]
     else:
