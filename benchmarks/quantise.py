@@ -5,7 +5,8 @@ usage: python benchmarks/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
 A random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) is written to a temporary folder, or found in
 FOLDER. Then, in turns and as often as `--runs` says, with the system's page cache cold and warm:
 
-    read    all bytes of the file into one buffer, 16 MiB at a time
+    read    all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or each into memory of its own (`memory`),
+            which is what any load must do that keeps them
     load    a process of its own loads the model and computes one token, as an engine does at its start
 
 `load` has seconds from the checkpoint's path to the loaded model. Kernels were compiled before, and nothing is found
@@ -13,7 +14,7 @@ packed. 8 GiB of memory (or half of what is free) were touched and given back ju
 machine may hand out memory at its first use, and take longer for that than all the rest. `peak_mib` is what the process
 held resident at most, less what it held when torch and the engine were imported. `result_mib` is what the weights take
 in memory in the end, `layer_mib` one layer of the file. Without a system that lets a file go from its page cache there
-are no cold runs. The verdicts compare medians: the load with the reading of the same kind, and the peak with 1.35 times
+are no cold runs. The verdicts compare medians: the load with reading the file into memory, and the peak with 1.35 times
 the result and one layer.
 """
 
@@ -80,14 +81,24 @@ def write_checkpoint(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def read_seconds(file: Path) -> float:
-    """Seconds that all bytes of a file take."""
-    buffer = bytearray(PIECE)
+def read_seconds(file: Path, *, keep: bool) -> float:
+    """Seconds that all bytes of a file take; `keep`: each in memory of its own."""
+    touch_memory()
+    size = file.stat().st_size
+    buffer = memoryview(torch.empty(size if keep else PIECE, dtype=torch.uint8).numpy())
     begin = time.perf_counter()
     with file.open("rb", buffering=0) as stream:
-        while stream.readinto(buffer):
-            pass
+        done = 0
+        while count := stream.readinto(buffer[done : done + PIECE] if keep else buffer):
+            done += count
+            if done == size:
+                break
     return time.perf_counter() - begin
+
+
+def touch_memory() -> None:
+    """Let the host hand out memory, and give it back to the system."""
+    torch.ones(min(TOUCHED, psutil.virtual_memory().available // 2), dtype=torch.uint8)
 
 
 def forget(file: Path) -> None:
@@ -99,7 +110,7 @@ def forget(file: Path) -> None:
 
 def load(folder: Path, quant: str) -> dict[str, float]:
     """Load in a process of its own, with a cache folder of its own."""
-    torch.ones(min(TOUCHED, psutil.virtual_memory().available // 2), dtype=torch.uint8)
+    touch_memory()
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
         done = subprocess.run(command, env=os.environ | {"HELEXA_CACHE": cache}, stdout=subprocess.PIPE, check=True)
@@ -151,28 +162,22 @@ def measure(folder: Path, quant: str, runs: int) -> None:
     peaks: list[float] = []
     results: list[float] = []
     for state in ("cold", "warm") if hasattr(os, "posix_fadvise") else ("warm",):
-        reading: list[float] = []
-        loading: list[float] = []
-        read_seconds(file)
+        seconds: dict[str, list[float]] = {"buffer": [], "memory": [], "load": []}
+        read_seconds(file, keep=False)
         for _ in range(runs):
-            if state == "cold":
-                forget(file)
-            reading.append(read_seconds(file))
-            if state == "cold":
-                forget(file)
-            figures = load(folder, quant)
-            loading.append(figures["seconds"])
-            peaks.append(figures["peak_mib"])
-            results.append(figures["result_mib"])
-        say(
-            row="read",
-            cache=state,
-            seconds=median(reading),
-            gb_s=file.stat().st_size / 1e9 / median(reading),
-            runs=reading,
-        )
-        say(row="load", cache=state, quant=quant, seconds=median(loading), runs=loading)
-        ratio = median(loading) / median(reading)
+            for row, found in seconds.items():
+                if state == "cold":
+                    forget(file)
+                if row == "load":
+                    figures = load(folder, quant)
+                    found.append(figures["seconds"])
+                    peaks.append(figures["peak_mib"])
+                    results.append(figures["result_mib"])
+                else:
+                    found.append(read_seconds(file, keep=row == "memory"))
+        for row, found in seconds.items():
+            say(row=row, cache=state, seconds=median(found), gb_s=file.stat().st_size / 1e9 / median(found), runs=found)
+        ratio = median(seconds["load"]) / median(seconds["memory"])
         verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
     peak, result = median(peaks), median(results)
     say(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
