@@ -5,8 +5,8 @@ usage: python benchmarks/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
 A random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) is written to a temporary folder, or found in
 FOLDER. Then, in turns and as often as `--runs` says, with the system's page cache cold and warm:
 
-    read    all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or each into memory of its own (`memory`),
-            which is what any load must do that keeps them
+    read    all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or each into memory of its own
+            (`memory`), which is what any load must do that keeps them
     load    a process of its own loads the model and computes one token, as an engine does at its start
 
 `load` has seconds from the checkpoint's path to the loaded model. Kernels were compiled before, and nothing is found
