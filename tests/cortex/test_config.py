@@ -28,8 +28,8 @@ def test_the_examples_are_valid() -> None:
 
 def test_defaults() -> None:
     config = load(None)
-    assert config.gateway.listen == Address("0.0.0.0", 31313)
-    assert config.gateway.metrics_listen == Address("0.0.0.0", 31314)
+    assert config.gateway.listen == Address("127.0.0.1", 31313)
+    assert config.gateway.metrics_listen == Address("127.0.0.1", 31314)
     assert config.gateway.max_body_mb == 64
     assert config.models_config == Path("/etc/cortex/models.toml")
 
@@ -54,7 +54,7 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
     ("text", "said"),
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
-        ("[nodes]", "unknown key 'nodes'; known keys: gateway, models_config, neurons"),
+        ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons, routing"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
         ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),

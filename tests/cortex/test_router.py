@@ -8,8 +8,10 @@ import pytest
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.cortex.decision import decide
 from helexa.cortex.fleet import FleetView, Node
-from helexa.cortex.router import Cold, Warm, decide, warm
+from helexa.cortex.placement import Cold
+from helexa.cortex.router import Warm, warm
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 

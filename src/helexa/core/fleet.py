@@ -143,6 +143,8 @@ class ModelInfo(Record):
 
     Attributes:
         quant: what its weights were quantised to while they loaded.
+        progress: how much of a running load is done, 0 to 1, where the node says.
+        stage: what that load is doing.
     """
 
     id: str
@@ -156,6 +158,8 @@ class ModelInfo(Record):
     tool_call: bool = False
     reasoning: bool = False
     servable: Servable | None = None
+    progress: float | None = None
+    stage: str | None = None
 
 
 class Cost(Record):

@@ -20,6 +20,8 @@ class Node:
 
     Attributes:
         endpoint: configured base URL.
+        kind: `neuron`, or `openai` for a server that can say and do less.
+        cordoned: takes nothing new: no request, no load.
         healthy: answered lately; False until the first answer and after three misses in a row.
         misses: polls failed since the last answer.
         models: last reported models, by id; they stay listed while the node is down.
@@ -29,6 +31,8 @@ class Node:
 
     name: str
     endpoint: str
+    kind: str = "neuron"
+    cordoned: bool = False
     healthy: bool = False
     misses: int = 0
     discovery: Discovery | None = None
@@ -56,11 +60,13 @@ class FleetView:
     Attributes:
         in_flight: requests now running through this gateway, by (node, model).
         loading: loads now running for this gateway, as (node, model).
+        draining: (node, model) that take no new requests, because the model is about to be unloaded there.
     """
 
     nodes: tuple[Node, ...]
     in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     loading: frozenset[tuple[str, str]] = frozenset()
+    draining: frozenset[tuple[str, str]] = frozenset()
 
     def load(self, node: Node, model: str) -> int:
         """How busy `model` is on `node`: requests through this gateway now, and others at the last poll."""

@@ -9,7 +9,8 @@ from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet import Fleet
 from helexa.cortex.metrics import Metrics
 from helexa.cortex.node_client import NodeClient, NodeError
-from helexa.cortex.router import Cold, Warm
+from helexa.cortex.placement import Cold
+from helexa.cortex.router import Warm
 
 log = logging.getLogger(__name__)
 

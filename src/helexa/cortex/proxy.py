@@ -9,14 +9,16 @@ import aiohttp
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
+from helexa.cortex.decision import decide
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet import Fleet
 from helexa.cortex.loader import Loader
 from helexa.cortex.meter import Meter
 from helexa.cortex.node_client import endpoint_url
+from helexa.cortex.placement import Cold
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
-from helexa.cortex.router import Cold, Warm, decide, warm
+from helexa.cortex.router import Warm, warm
 
 log = logging.getLogger(__name__)
 
