@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from helexa.core.fleet import Discovery, Health, ModelInfo
 
@@ -27,6 +28,7 @@ class Node:
         models: last reported models, by id; they stay listed while the node is down.
         urls: base URL of each model's API, where the node said one.
         others: requests per model that the node had at the last poll and that did not come through this gateway.
+        read_at: when the poll that brought `health` began (`time.monotonic`).
     """
 
     name: str
@@ -40,6 +42,7 @@ class Node:
     models: Mapping[str, ModelInfo] = field(default_factory=dict[str, ModelInfo])
     urls: Mapping[str, str] = field(default_factory=dict[str, str])
     others: Mapping[str, int] = field(default_factory=dict[str, int])
+    read_at: float | None = None
 
     def url(self, model: str) -> str:
         """Base URL to send requests for `model` to."""
@@ -61,12 +64,16 @@ class FleetView:
         in_flight: requests now running through this gateway, by (node, model).
         loading: loads now running for this gateway, as (node, model).
         draining: (node, model) that take no new requests, because the model is about to be unloaded there.
+        loaded_at: when a model came to be on a node (`time.monotonic`), by (node, model), if it was seen to come.
+        used_at: when a model last had a request on a node (`time.monotonic`), by (node, model).
     """
 
     nodes: tuple[Node, ...]
     in_flight: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     loading: frozenset[tuple[str, str]] = frozenset()
     draining: frozenset[tuple[str, str]] = frozenset()
+    loaded_at: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    used_at: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
 
     def load(self, node: Node, model: str) -> int:
         """How busy `model` is on `node`: requests through this gateway now, and others at the last poll."""
@@ -95,11 +102,21 @@ class Fleet:
         self._nodes = {name: Node(name, endpoint) for name, endpoint in neurons}
         self._in_flight: Counter[tuple[str, str]] = Counter()
         self._loading: set[tuple[str, str]] = set()
+        self._draining: set[tuple[str, str]] = set()
         self._loaded_at: dict[tuple[str, str], float] = {}
+        self._unloaded_at: dict[tuple[str, str], float] = {}
+        self._used_at: dict[tuple[str, str], float] = {}
 
     def view(self) -> FleetView:
         """The picture now."""
-        return FleetView(tuple(self._nodes.values()), dict(self._in_flight), frozenset(self._loading))
+        return FleetView(
+            tuple(self._nodes.values()),
+            dict(self._in_flight),
+            frozenset(self._loading),
+            frozenset(self._draining),
+            dict(self._loaded_at),
+            dict(self._used_at),
+        )
 
     def node(self, name: str) -> Node:
         """One node now."""
@@ -112,11 +129,14 @@ class Fleet:
             log.info("node %s is up at %s", name, node.endpoint)
         models, urls = dict(report.models), dict(report.urls)
         for model, info in node.models.items():
-            loaded_at = self._loaded_at.get((name, model))
-            if model not in models and loaded_at is not None and loaded_at >= began:
+            if model not in models and self._loaded_at.get((name, model), -inf) >= began:
                 models[model] = info  # the answer is older than the load
                 urls[model] = node.url(model)
+        for model in report.models:
+            if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
+                del models[model]  # the answer is older than the unload
         health = report.health or node.health
+        self._note_times(node, models, began)
         self._nodes[name] = replace(
             node,
             healthy=True,
@@ -126,6 +146,7 @@ class Fleet:
             models=models,
             urls=urls,
             others=self._others(name, health) if report.health else node.others,
+            read_at=began if report.health else node.read_at,
         )
 
     def missed(self, name: str, reason: str) -> None:
@@ -143,14 +164,23 @@ class Fleet:
         self._loaded_at[name, info.id] = time.monotonic()
         self._nodes[name] = replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url})
 
+    def unloaded(self, name: str, model: str) -> None:
+        """Take in an unload that just succeeded, so that no request goes there until a poll says so."""
+        node = self._nodes[name]
+        self._unloaded_at[name, model] = time.monotonic()
+        self._loaded_at.pop((name, model), None)
+        self._nodes[name] = replace(node, models={key: info for key, info in node.models.items() if key != model})
+
     @contextmanager
     def request(self, name: str, model: str) -> Iterator[None]:
         """Count one request as in flight on a node for as long as the block runs."""
         key = (name, model)
         self._in_flight[key] += 1
+        self._used_at[key] = time.monotonic()
         try:
             yield
         finally:
+            self._used_at[key] = time.monotonic()
             self._in_flight[key] -= 1
             if not self._in_flight[key]:
                 del self._in_flight[key]
@@ -163,6 +193,27 @@ class Fleet:
             yield
         finally:
             self._loading.discard((name, model))
+
+    @contextmanager
+    def drain(self, name: str, model: str) -> Iterator[None]:
+        """Let a model take no new requests on a node for as long as the block runs."""
+        self._draining.add((name, model))
+        try:
+            yield
+        finally:
+            self._draining.discard((name, model))
+
+    def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
+        """Note what came to a node, and what others use there; forget what went."""
+        for model in models:
+            if model not in node.models and node.read_at is not None:  # what was there before us is of unknown age
+                self._loaded_at.setdefault((node.name, model), began)
+            if node.others.get(model):
+                self._used_at[node.name, model] = began
+        for times in (self._loaded_at, self._used_at):
+            for key in [key for key in times if key[0] == node.name and key[1] not in models]:
+                if times[key] < began:
+                    del times[key]
 
     def _others(self, name: str, health: Health | None) -> dict[str, int]:
         reported = health.models if health else []

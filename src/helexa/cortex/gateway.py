@@ -41,7 +41,7 @@ async def running(config: CortexConfig, catalogue: Catalogue, metrics: Metrics) 
         cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
     ) as session:
-        client = NodeClient(session, config.gateway.load_timeout_secs)
+        client = NodeClient(session)
         loader = Loader(fleet, client, metrics)
         poller = asyncio.create_task(Poller(fleet, client, config.gateway.poll_interval_secs).run())
         proxy = Proxy(session, fleet, catalogue, loader)

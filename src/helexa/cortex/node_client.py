@@ -13,6 +13,7 @@ from helexa.core.errors import HelexaError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
 
 POLL_TIMEOUT_SECS = 5.0
+UNLOAD_TIMEOUT_SECS = 60.0
 MAX_REPLY_BYTES = 8 << 20
 MAX_REASON_CHARS = 300
 
@@ -43,9 +44,8 @@ class NodeError(HelexaError):
 class NodeClient:
     """Calls to any node, by its configured base URL. Every method raises `NodeError`."""
 
-    def __init__(self, session: aiohttp.ClientSession, load_timeout_secs: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
-        self._load_timeout_secs = load_timeout_secs
 
     async def discovery(self, endpoint: str) -> Discovery:
         """`GET /discovery`."""
@@ -76,15 +76,24 @@ class NodeClient:
         return reachable_url(url, endpoint) if isinstance(url, str) else endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec) -> None:
-        """`POST /models/load`; returns once the model serves. A model that was loaded already is a success."""
-        status, body = await self._call(
-            "POST", endpoint, "/models/load", self._load_timeout_secs, orjson.dumps(spec.json_dict())
-        )
+        """`POST /models/load`; returns once the model serves. A model that was loaded already is a success.
+
+        It waits for as long as that takes: whoever watches the load's progress gives it up.
+        """
+        status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()))
         if status // 100 == 2 or b"already loaded" in body:
             return
         reason, kind = _refusal(body)
         temporary = status >= 500 or kind in _REFUSALS_WORTH_A_RETRY
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
+
+    async def unload(self, endpoint: str, model: str) -> None:
+        """`POST /models/unload`; returns once the model's memory is free. A model that is not there is a success."""
+        status, body = await self._call(
+            "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model})
+        )
+        if status // 100 != 2 and status != 404:
+            raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
 
     async def _get(self, endpoint: str, path: str) -> bytes:
         status, body = await self._call("GET", endpoint, path, POLL_TIMEOUT_SECS)
@@ -93,7 +102,7 @@ class NodeClient:
         return body
 
     async def _call(
-        self, method: str, endpoint: str, path: str, timeout_secs: float, data: bytes | None = None
+        self, method: str, endpoint: str, path: str, timeout_secs: float | None, data: bytes | None = None
     ) -> tuple[int, bytes]:
         headers = {"content-type": "application/json"} if data else {}
         timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)
@@ -108,7 +117,7 @@ class NodeClient:
                         raise NodeError(f"{path} answered with more than {MAX_REPLY_BYTES} bytes")
                 return response.status, bytes(body)
         except TimeoutError:
-            raise NodeError(f"{path} did not answer within {timeout_secs:g} s") from None
+            raise NodeError(f"{path} did not answer in time") from None
         except (aiohttp.ClientError, OSError) as error:
             raise NodeError(f"{path} could not be asked: {type(error).__name__}") from error
 
