@@ -34,7 +34,7 @@ class Gateway:
 @asynccontextmanager
 async def running(config: CortexConfig, catalogue: Catalogue, metrics: Metrics) -> AsyncIterator[Gateway]:
     """Connect the parts and poll the nodes for as long as the block runs."""
-    fleet = Fleet((neuron.name, neuron.endpoint) for neuron in config.neurons)
+    fleet = Fleet(config.neurons, config.routing)
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECS),
         auto_decompress=False,
