@@ -1,0 +1,31 @@
+"""Whether the gateway may listen where it is told to."""
+
+import ipaddress
+
+from helexa.core.errors import ConfigError
+from helexa.cortex.config import CortexConfig
+
+
+def check_exposure(config: CortexConfig) -> None:
+    """Refuse to serve a network without keys, unless that is said to be meant.
+
+    Raises:
+        ConfigError: it names the three ways out.
+    """
+    listen = config.gateway.listen
+    if config.entitlements.require_auth or config.gateway.insecure or _is_loopback(listen.host):
+        return
+    raise ConfigError(
+        f"{listen} can be reached from other machines, and nobody would need a key: listen on 127.0.0.1, or set "
+        "entitlements.require_auth = true (`cortex keys create` makes keys), or, if everybody on that network may use "
+        "it, say --insecure or gateway.insecure = true"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"  # any other name may stand for any address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

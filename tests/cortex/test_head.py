@@ -1,0 +1,65 @@
+"""The head of a request: its id, its encoding, and whether the gateway may listen at all."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa.core.errors import ApiError, ConfigError
+from helexa.cortex.config import CortexConfig
+from helexa.cortex.exposure import check_exposure
+from helexa.cortex.head import refuse_encoded, request_id
+
+
+@pytest.mark.parametrize("given_id", ["abc", "A.b_c-1", "x" * 128])
+def test_a_harmless_request_id_is_kept(given_id: str) -> None:
+    assert request_id([(b"host", b"h"), (b"x-request-id", given_id.encode())]) == given_id
+
+
+@pytest.mark.parametrize("given_id", [b"", b"a b", b"a\n", b"x" * 129, "é".encode(), b"a\x00", b'"', b"a;b"])
+def test_any_other_is_replaced(given_id: bytes) -> None:
+    assert request_id([(b"x-request-id", given_id)]).encode() != given_id
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"x-request-id", b"accept"]), st.binary(max_size=140))))
+def test_a_request_id_is_always_harmless(headers: list[tuple[bytes, bytes]]) -> None:
+    made = request_id(headers)
+    assert 1 <= len(made) <= 128
+    assert set(made) <= {*string.ascii_letters, *string.digits, *"._-"}
+
+
+def test_new_request_ids_differ() -> None:
+    assert len({request_id([]) for _ in range(100)}) == 100
+
+
+def test_encoded_bodies_are_refused() -> None:
+    refuse_encoded([(b"accept-encoding", b"gzip")])
+    refuse_encoded([(b"content-encoding", b" Identity ")])
+    for encoding in (b"gzip", b"br", b"identity, gzip", b"x"):
+        with pytest.raises(ApiError) as caught:
+            refuse_encoded([(b"content-encoding", encoding)])
+        assert (caught.value.status, caught.value.code) == (415, "unsupported_content_encoding")
+
+
+def config(listen: str, *, require_auth: bool = False, insecure: bool = False) -> CortexConfig:
+    return CortexConfig.model_validate(
+        {"gateway": {"listen": listen, "insecure": insecure}, "entitlements": {"require_auth": require_auth}}
+    )
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1", "[::ffff:127.0.0.1]:1"])
+def test_the_machine_itself_needs_no_keys(listen: str) -> None:
+    check_exposure(config(listen))
+
+
+@pytest.mark.parametrize(
+    "listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "beast:1", "[::ffff:10.0.0.1]:1", "[fe80::1]:1"]
+)
+def test_a_network_does(listen: str) -> None:
+    check_exposure(config(listen, require_auth=True))
+    check_exposure(config(listen, insecure=True))
+    with pytest.raises(ConfigError) as caught:
+        check_exposure(config(listen))
+    for way_out in ("127.0.0.1", "entitlements.require_auth = true", "--insecure", listen):
+        assert way_out in str(caught.value)
