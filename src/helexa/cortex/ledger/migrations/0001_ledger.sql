@@ -1,0 +1,76 @@
+-- Written in SQLite's types; PostgreSQL's are substituted. Times are Unix seconds.
+
+-- One row per gateway at work. `batch` counts its commits and is its heartbeat; entries below `low` are all closed.
+CREATE TABLE gateways (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    batch INTEGER NOT NULL,
+    low INTEGER NOT NULL
+) STRICT;
+
+-- One row per window of a key. Window 0 is the balance; a rolling window is named by the second in which it began.
+-- `spent` is what gateways that gave their lease back have spent in it.
+CREATE TABLE windows (
+    key_id TEXT NOT NULL,
+    window_id INTEGER NOT NULL,
+    spent INTEGER NOT NULL,
+    PRIMARY KEY (key_id, window_id)
+) STRICT, WITHOUT ROWID;
+
+-- What a gateway took ahead from a window, and how much of it is spent.
+CREATE TABLE leases (
+    key_id TEXT NOT NULL,
+    window_id INTEGER NOT NULL,
+    gateway INTEGER NOT NULL REFERENCES gateways (id),
+    granted INTEGER NOT NULL,
+    spent INTEGER NOT NULL,
+    PRIMARY KEY (key_id, window_id, gateway)
+) STRICT, WITHOUT ROWID;
+
+-- One row per reservation: 'reserved', then 'settled', 'released', or 'orphaned' when its gateway died.
+CREATE TABLE entries (
+    gateway INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    request_id TEXT NOT NULL,
+    account_id TEXT NOT NULL,
+    key_id TEXT NOT NULL,
+    window_id INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    node TEXT,
+    state TEXT NOT NULL,
+    reserved INTEGER NOT NULL,
+    charged INTEGER NOT NULL,
+    prompt INTEGER NOT NULL,
+    completion INTEGER NOT NULL,
+    cached INTEGER NOT NULL,
+    estimated INTEGER NOT NULL,
+    reserved_at REAL NOT NULL,
+    closed_at REAL,
+    PRIMARY KEY (gateway, seq)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX entries_reserved_at ON entries (reserved_at);
+
+-- The newest requests, for people to look at.
+CREATE TABLE activity (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    request_id TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    account_id TEXT,
+    key_id TEXT,
+    api TEXT NOT NULL,
+    model TEXT NOT NULL,
+    alias TEXT,
+    node TEXT,
+    route TEXT,
+    status INTEGER NOT NULL,
+    error_code TEXT,
+    prompt INTEGER NOT NULL,
+    completion INTEGER NOT NULL,
+    cached INTEGER NOT NULL,
+    ttft_ms REAL,
+    duration_ms REAL NOT NULL,
+    waited_ms REAL NOT NULL,
+    tokens_per_second REAL,
+    client_gone INTEGER NOT NULL
+) STRICT;

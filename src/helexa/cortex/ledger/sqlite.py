@@ -1,0 +1,211 @@
+"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own."""
+
+import asyncio
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from helexa.core.errors import HelexaError
+from helexa.cortex.ledger.database import Args, Database, DatabaseError, Row, Sql, Step
+
+_BUSY_TIMEOUT_SECS = 5.0
+_NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
+T = TypeVar("T")
+_Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
+
+
+async def open_sqlite(path: str) -> Database:
+    """Open the file, making it (for its owner alone) if need be.
+
+    Raises:
+        DatabaseError: it cannot be opened.
+    """
+    file = _made(path)
+    writer = _Worker(file, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "PRAGMA foreign_keys = ON")
+    reader = _Worker(file, "PRAGMA query_only = ON")
+    database = _Sqlite(file, writer, reader)
+    try:
+        await writer.run(lambda connection: None)
+        await reader.run(lambda connection: None)
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+def _made(path: str) -> Path:
+    file = Path(path).absolute()
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise DatabaseError(f"cannot open the ledger {file}: {error.strerror}") from error
+    return file
+
+
+class _Worker:
+    """A thread that owns one connection and runs what it is given, in order."""
+
+    def __init__(self, file: Path, *pragmas: str) -> None:
+        self._file, self._pragmas = file, pragmas
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._thread.start()
+
+    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """The job's outcome. It runs to its end even when the caller is cancelled.
+
+        Raises:
+            DatabaseError: SQLite could not do it.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put((job, future))
+        try:
+            return await future
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+                raise
+            raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
+
+    async def close(self) -> None:
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while (entry := self._jobs.get()) is not None:
+            job, future = entry
+            try:
+                connection = connection or self._connect()
+                outcome = job(connection)
+            except Exception as error:
+                self._loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_resolve, future, outcome)
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._file, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        try:
+            for pragma in self._pragmas:
+                connection.execute(pragma)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+class _Sqlite(Database):
+    def __init__(self, file: Path, writer: _Worker, reader: _Worker) -> None:
+        self._file, self._writer, self._reader = file, writer, reader
+        self._writing = asyncio.Lock()  # held by the transaction that is open on the writer's connection
+        self._claim: int | None = None
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        return await self._reader.run(lambda connection: _fetch(connection, sql, args))
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        async with self._writing:
+            return await self._writer.run(lambda connection: _execute(connection, sql, args))
+
+    def transaction(self) -> AbstractAsyncContextManager[Sql]:
+        return self._transaction()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Sql]:
+        async with self._writing:
+            try:
+                await self._writer.run(lambda connection: connection.execute("BEGIN IMMEDIATE"))
+                yield _Transaction(self._writer)
+                await self._writer.run(lambda connection: connection.commit())
+            except BaseException:
+                # The thread works in order, so this comes after whatever was under way; after a commit it does nothing.
+                await asyncio.shield(self._writer.run(lambda connection: connection.rollback()))
+                raise
+
+    async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        async with self._writing:
+            return await self._writer.run(lambda connection: _write(connection, guard, steps))
+
+    async def claim(self) -> bool:
+        # A file of its own: to open and close the database's file here would drop the locks SQLite holds on it.
+        lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise HelexaError(
+                f"another gateway uses the ledger {self._file}; several gateways need one PostgreSQL"
+            ) from error
+        self._claim = lock
+        return True
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _dialect(self, statement: str) -> str:
+        return statement
+
+    async def _lock_schema(self, sql: Sql) -> None:
+        """Nothing: the transaction began as the only writer."""
+
+
+class _Transaction:
+    def __init__(self, writer: _Worker) -> None:
+        self._writer = writer
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        return await self._writer.run(lambda connection: _fetch(connection, sql, args))
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        return await self._writer.run(lambda connection: _execute(connection, sql, args))
+
+
+def _named(args: Args) -> dict[str, Any]:
+    return dict(zip(_NAMES, args, strict=False))
+
+
+def _fetch(connection: sqlite3.Connection, sql: str, args: Args) -> list[Row]:
+    return [dict(row) for row in connection.execute(sql, _named(args))]
+
+
+def _execute(connection: sqlite3.Connection, sql: str, args: Args) -> int:
+    return max(connection.execute(sql, _named(args)).rowcount, 0)
+
+
+def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not _execute(connection, *guard):
+            connection.rollback()
+            return False
+        for sql, runs in steps:
+            connection.executemany(sql, map(_named, runs))
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return True
+
+
+def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,141 @@
+"""One SQL on both databases: placeholders, transactions, batches, migrations."""
+
+import asyncio
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cortex.postgres import Postgres
+from helexa.core.errors import HelexaError
+from helexa.cortex.ledger.database import Database, DatabaseError, open_database
+
+COUNT = "SELECT COUNT(*) AS n FROM windows"
+INSERT = "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, $2, $3)"
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    database = await open_database(url)
+    await database.migrate()
+    yield database
+    await database.close()
+
+
+async def test_placeholders_may_repeat_and_come_in_any_order(database: Database):
+    assert await database.execute(INSERT, "k", 1, 5) == 1
+    assert await database.execute("UPDATE windows SET spent = $2 WHERE window_id = $1 AND spent <> $2", 1, 7) == 1
+    assert await database.execute("UPDATE windows SET spent = 0 WHERE key_id = $1", "other") == 0
+    assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "k", "spent": 7}]
+
+
+async def test_a_transaction_is_all_or_nothing(database: Database):
+    with pytest.raises(KeyError):
+        async with database.transaction() as sql:
+            await sql.execute(INSERT, "k", 1, 5)
+            assert (await sql.fetch(COUNT))[0]["n"] == 1
+            raise KeyError
+    assert (await database.fetch(COUNT))[0]["n"] == 0
+    async with database.transaction() as sql:
+        rows = await sql.fetch(INSERT + " RETURNING spent", "k", 1, 5)
+    assert rows == [{"spent": 5}]
+    assert (await database.fetch(COUNT))[0]["n"] == 1
+
+
+async def test_a_cancelled_transaction_is_undone_and_lets_the_next_in(database: Database):
+    entered = asyncio.Event()
+
+    async def stall() -> None:
+        async with database.transaction() as sql:
+            await sql.execute(INSERT, "k", 1, 5)
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(stall())
+    await entered.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    await database.execute(INSERT, "k", 1, 6)
+    assert await database.fetch("SELECT spent FROM windows") == [{"spent": 6}]
+
+
+async def test_a_batch_is_written_only_when_its_guard_changes_a_row(database: Database):
+    await database.execute(INSERT, "guard", 0, 0)
+    guard = "UPDATE windows SET spent = $2 WHERE key_id = 'guard' AND spent = $1"
+    steps = [
+        (INSERT, [("a", 1, 1), ("b", 1, 2)]),
+        ("UPDATE windows SET spent = spent + $1 WHERE key_id = $2", [(5, "a")]),
+    ]
+    assert await database.write((guard, (0, 1)), steps)
+    assert not await database.write((guard, (0, 1)), [("DELETE FROM windows", [()])])
+    rows = await database.fetch("SELECT key_id, spent FROM windows ORDER BY key_id")
+    assert [(row["key_id"], row["spent"]) for row in rows] == [("a", 6), ("b", 2), ("guard", 1)]
+
+
+async def test_a_batch_that_fails_leaves_nothing(database: Database):
+    await database.execute(INSERT, "guard", 0, 0)
+    guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await database.write(guard, [(INSERT, [("a", 1, 1), ("a", 1, 1)])])
+    assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "guard", "spent": 0}]
+
+
+async def test_any_number_of_processes_may_migrate_at_once(url: str):
+    databases = [await open_database(url) for _ in range(4)]
+    await asyncio.gather(*(database.migrate() for database in databases))
+    await databases[0].migrate()
+    rows = await databases[1].fetch("SELECT version, name FROM migrations ORDER BY version")
+    assert rows[0] == {"version": 1, "name": "0001_ledger"}
+    for database in databases:
+        await database.close()
+
+
+async def test_a_newer_database_is_refused_in_words(database: Database):
+    await database.execute("INSERT INTO migrations VALUES (9999, 'of_tomorrow', 0)")
+    with pytest.raises(HelexaError, match="version 9999, newer than this helexa"):
+        await database.migrate()
+
+
+async def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path):
+    path = tmp_path / "state" / "cortex.db"
+    database = await open_database(f"sqlite:{path}")
+    await database.migrate()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()} == {0o600}
+    await database.close()
+    assert [file.name for file in path.parent.iterdir()] == ["cortex.db"]
+
+
+async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, postgres: Postgres):
+    (tmp_path / "text").write_text("this is not a database, and never was one\n" * 50)
+    unknown = postgres.new_database().replace("/test", "/nobody_made")
+    for url, words in [
+        ("mysql://root:secret@host/db", "neither sqlite:PATH nor postgresql"),
+        ("sqlite:", "neither sqlite:PATH"),
+        (f"sqlite:{tmp_path / 'text'}", "not a database"),
+        (f"sqlite:{tmp_path}", "cannot open the ledger"),
+        ("postgresql://u:secret@127.0.0.1:1/db", "does not answer"),
+        ("postgresql://u:secret@host:port/db", "malformed"),
+        (unknown, "does not exist"),
+    ]:
+        with pytest.raises(HelexaError, match=words) as caught:
+            await open_database(url)
+        assert "secret" not in str(caught.value)
+
+
+async def test_a_postgres_that_went_away_is_a_database_error_and_comes_back():
+    from cortex.postgres import running_postgres
+
+    with running_postgres() as server:
+        database = await open_database(server.new_database())
+        await database.migrate()
+        server.stop()
+        with pytest.raises(DatabaseError):
+            await database.fetch(COUNT)
+        with pytest.raises(DatabaseError):
+            async with database.transaction():
+                pass
+        server.start()
+        assert await database.fetch(COUNT) == [{"n": 0}]
+        await database.close()
