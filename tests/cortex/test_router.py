@@ -11,7 +11,7 @@ from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.decision import decide
 from helexa.cortex.fleet import FleetView, Node
 from helexa.cortex.placement import Cold
-from helexa.cortex.router import Warm, warm
+from helexa.cortex.router import Warm, route
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 
@@ -47,6 +47,11 @@ def refusal(picture: FleetView, known: Catalogue = EMPTY, name: str = "M") -> tu
     return caught.value.status, caught.value.code, caught.value.retry_after
 
 
+def where(decision: Warm | Cold | None) -> tuple[str, str]:
+    assert isinstance(decision, Warm) and decision.model == "M"
+    return decision.node, decision.url
+
+
 def first(nodes: Sequence[Node]) -> Node:
     return nodes[0]
 
@@ -58,7 +63,7 @@ def test_the_least_busy_warm_node_answers() -> None:
         node("c", info()),
         in_flight={("a", "M"): 1, ("c", "M"): 1, ("b", "Other"): 9},
     )
-    assert decide(picture, EMPTY, "M", first) == Warm("M", "b", "http://b")
+    assert where(decide(picture, EMPTY, "M", first)) == ("b", "http://b")
 
 
 def test_ties_are_broken_by_the_choice_given_among_the_least_busy_only() -> None:
@@ -69,12 +74,12 @@ def test_ties_are_broken_by_the_choice_given_among_the_least_busy_only() -> None
         return nodes[-1]
 
     picture = view(node("a", info()), node("b", info()), node("c", info(), others={"M": 1}))
-    assert decide(picture, EMPTY, "M", last) == Warm("M", "b", "http://b")
+    assert where(decide(picture, EMPTY, "M", last)) == ("b", "http://b")
     assert offered == [["a", "b"]]
 
 
 def test_the_url_that_the_node_gave_is_used() -> None:
-    assert decide(view(node("a", info(), urls={"M": "http://a:9"})), EMPTY, "M") == Warm("M", "a", "http://a:9")
+    assert where(decide(view(node("a", info(), urls={"M": "http://a:9"})), EMPTY, "M")) == ("a", "http://a:9")
 
 
 def test_a_reloading_model_is_warm_and_an_alias_is_resolved() -> None:
@@ -83,13 +88,13 @@ def test_a_reloading_model_is_warm_and_an_alias_is_resolved() -> None:
 
 def test_another_warm_node_leaves_out_those_to_avoid() -> None:
     picture = view(node("a", info()), node("b", info(), others={"M": 5}), node("c", info(), healthy=False))
-    assert warm(picture, "M", avoid={"a"}) == Warm("M", "b", "http://b")
-    assert warm(picture, "M", avoid={"a", "b"}) is None
+    assert where(route(picture, "M", avoid={"a"})) == ("b", "http://b")
+    assert route(picture, "M", avoid={"a", "b"}) is None
 
 
 def test_an_unservable_model_is_skipped_for_another_node() -> None:
     broken = info(servable={"ok": False, "reason": "insufficient_vram"})
-    assert decide(view(node("a", broken), node("b", info())), EMPTY, "M") == Warm("M", "b", "http://b")
+    assert where(decide(view(node("a", broken), node("b", info())), EMPTY, "M")) == ("b", "http://b")
     assert refusal(view(node("a", broken)), catalogue()) == (503, "service_unavailable", 5)
     cold = decide(view(node("a", broken), node("b")), catalogue(), "M")
     assert isinstance(cold, Cold) and cold.node == "b"

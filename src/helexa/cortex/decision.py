@@ -5,7 +5,7 @@ import random
 from helexa.core.catalogue import Catalogue
 from helexa.cortex.fleet import FleetView
 from helexa.cortex.placement import Cold, cold
-from helexa.cortex.router import Choose, Warm, warm
+from helexa.cortex.router import Choose, Warm, failing, route
 
 Decision = Warm | Cold
 
@@ -17,4 +17,10 @@ def decide(view: FleetView, catalogue: Catalogue, name: str, choose: Choose = ra
         ApiError: nobody can serve it now (503, with Retry-After when that may change) or ever heard of it (404).
     """
     model = catalogue.resolve(name)
-    return warm(view, model, choose=choose) or cold(view, catalogue, model)
+    target = route(view, model, choose=choose)
+    if target is not None:
+        return target
+    refusal = failing(view, model)
+    if refusal is not None:
+        raise refusal
+    return cold(view, catalogue, model)
