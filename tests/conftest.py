@@ -2,9 +2,14 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import packages
+
+# No example is timed: a busy machine is no fault.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, spoken by translation: a request becomes a chat request, an answer a message."""

@@ -1,0 +1,119 @@
+"""Errors as clients of Anthropic's API expect them."""
+
+import re
+from typing import Any
+
+import orjson
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import frame
+
+MAX_MESSAGE_CHARS = 1000
+
+_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+_STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficient_quota": 429}
+_SIZES = ("prompt_len", "estimated_prompt_tokens", "max")
+_LIMIT = re.compile(r"maximum context length (?:is|of) (\d+)")
+_PROMPT = re.compile(r"resulted in (\d+)|(\d+) (?:tokens )?(?:from the input|in the messages)|at least (\d+) input")
+_ANSWER = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output tokens")
+
+
+def invalid_anthropic_body(field: str, problem: str) -> ApiError:
+    """The body is not what Anthropic's API takes; `field` is the path of what is wrong."""
+    return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
+
+
+def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """The JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
+    details = {"type": kind, "message": _message(error)}
+    return {"type": "error", "error": details, "request_id": request_id}
+
+
+def error_headers(error: ApiError) -> dict[str, str]:
+    """Response headers that belong to it; a quota that is used up is not worth the retries that clients make of 429."""
+    return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
+
+
+def error_event(error: ApiError, request_id: str | None = None) -> bytes:
+    """The last event of a stream that cannot go on."""
+    return frame(orjson.dumps(to_anthropic_error(error, request_id)), "error")
+
+
+def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiError:
+    """What a node said instead of an answer. Of its text only what came in our own envelope is kept.
+
+    Args:
+        status: the node's HTTP status; what is no error status becomes 502.
+        retry_after: seconds that the node asked to wait, kept.
+    """
+    try:
+        envelope = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        envelope = None
+    error = envelope.get("error") if isinstance(envelope, dict) else None
+    status = status if 400 <= status < 600 else 502
+    return _from_envelope(status, error, retry_after)
+
+
+def streamed_error(error: Any) -> ApiError:
+    """What a node said in the midst of a stream, given as the value of `error` in its event."""
+    kind = error.get("type") if isinstance(error, dict) else None
+    return _from_envelope(_STATUSES.get(kind, 500) if isinstance(kind, str) else 500, error, None)
+
+
+def _from_envelope(status: int, error: Any, retry_after: int | None) -> ApiError:
+    text = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(error, dict) or not isinstance(text, str):
+        return _upstream_error(status, retry_after)
+    code, kind = error.get("code"), error.get("type")
+    if code == "context_length_exceeded" or (status == 400 and _LIMIT.search(text)):
+        refusal = ApiError(status, "context_length_exceeded", text[:MAX_MESSAGE_CHARS], retry_after=retry_after)
+        refusal.extras = {name: _count(error, name) for name in _SIZES}
+        return refusal
+    is_ours = "param" in error and (code is None or isinstance(code, str))
+    if not is_ours or not isinstance(kind, str):
+        return _upstream_error(status, retry_after)
+    return ApiError(status, code, text[:MAX_MESSAGE_CHARS], type=kind, retry_after=retry_after)
+
+
+def _upstream_error(status: int, retry_after: int | None) -> ApiError:
+    return ApiError(status, "upstream_error", f"upstream returned {status}", type="api_error", retry_after=retry_after)
+
+
+def _message(error: ApiError) -> str:
+    """The text; of a prompt that does not fit, in the words by which agents notice that they must compact."""
+    text = str(error)
+    if error.code != "context_length_exceeded":
+        return text
+    limit = _count(error.extras, "max") or _number(_LIMIT, text)
+    prompt = (
+        _count(error.extras, "prompt_len") or _count(error.extras, "estimated_prompt_tokens") or _number(_PROMPT, text)
+    )
+    if not limit:
+        return "prompt is too long"
+    if prompt > limit or not prompt:
+        return f"prompt is too long: {prompt or limit + 1} tokens > {limit} maximum"
+    answer = max(_number(_ANSWER, text), limit - prompt + 1)
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}"
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    found = pattern.search(text)
+    return int(next((group for group in found.groups() if group), 0)) if found else 0
+
+
+def _count(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    return value if type(value) is int and value > 0 else 0
