@@ -1,0 +1,96 @@
+"""What a key is made with and may be changed to, as the admin API and the command line take it."""
+
+import secrets
+from dataclasses import replace
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from helexa.core.errors import invalid_body, malformed_json
+from helexa.cortex.config import WindowSection
+from helexa.cortex.principal import Principal, Role, Window
+
+# Names travel in URLs, headers and metrics.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")]
+ModelIds = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=1000)]
+_LARGEST = 2**53  # what JSON numbers hold exactly
+Cap = Annotated[int, Field(ge=0, le=_LARGEST)]
+Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
+UnixSeconds = Annotated[float, Field(ge=0, le=_LARGEST)]
+
+
+class _Terms(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    models: ModelIds | None = None
+    hard_cap: Cap | None = None
+    window: WindowSection = Field(default_factory=WindowSection)
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrency: Limit | None = None
+    expires_at: UnixSeconds | None = None
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read a request body.
+
+        Raises:
+            ApiError: 400 `malformed_json`, or 422 naming the field.
+        """
+        return cls._checked(cls.model_validate_json, body)
+
+    @classmethod
+    def of(cls, **fields: Any) -> Self:
+        """The same of values.
+
+        Raises:
+            ApiError: 422 naming the field.
+        """
+        return cls._checked(cls.model_validate, fields)
+
+    @staticmethod
+    def _checked(validate: Any, given: Any) -> Any:
+        try:
+            return validate(given)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            if first["type"] == "json_invalid":
+                raise malformed_json(first["msg"]) from None
+            path = ".".join(str(part) for part in first["loc"])[:200]
+            raise invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None) from None
+
+    def _values(self) -> dict[str, Any]:
+        """What was said of the principal's attributes."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        if values.get("models") is not None:
+            values["models"] = frozenset(values["models"])
+        if "window" in values:
+            values["window"] = Window(self.window.kind, self.window.seconds)
+        return values
+
+
+class NewKey(_Terms):
+    """A key to be made: everything but the account has a default.
+
+    Attributes:
+        key_id: its name; made from the account's when absent.
+        expires_at: Unix seconds.
+        The others are those of `Principal`.
+    """
+
+    account_id: Name
+    key_id: Name | None = None
+    role: Role = "user"
+
+    def principal(self) -> Principal:
+        """Whom the key will stand for."""
+        key_id = self.key_id or f"{self.account_id}-{secrets.token_hex(3)}"
+        return Principal(**{**self._values(), "key_id": key_id})
+
+
+class KeyChange(_Terms):
+    """Terms to be changed. What is absent stays, what is null is lifted."""
+
+    def applied(self, principal: Principal) -> Principal:
+        """The same holder on other terms."""
+        return replace(principal, **self._values())

@@ -1,0 +1,196 @@
+"""The keys in the database, and the gatekeeper's knowledge of them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from pydantic import SecretStr
+
+from helexa.core.errors import ApiError
+from helexa.cortex.auth import Gatekeeper
+from helexa.cortex.key import Key, digest_of, hint_of, new_secret
+from helexa.cortex.ledger.database import Database, Row, Sql
+from helexa.cortex.principal import Principal, Window
+
+log = logging.getLogger(__name__)
+
+POLL_SECS = 0.25
+_COLUMNS = (
+    "key_id, account_id, role, models, hard_cap, window_kind, window_seconds, requests_per_minute, tokens_per_minute, "
+    "concurrency, expires_at"
+)
+
+
+class KeyStore:
+    """Makes, lists, changes and revokes keys. Secrets leave it once, and never enter the database.
+
+    All methods raise `DatabaseError` when the database does not answer.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def create(self, principal: Principal) -> tuple[Key, SecretStr]:
+        """A new key for somebody, and its secret, which nobody can be told again.
+
+        Raises:
+            ApiError: 409 when there is, or was, a key of that id: what it spent is booked under it.
+        """
+        secret = new_secret()
+        key = Key(principal, digest_of(secret.get_secret_value().encode()), hint_of(secret), self._clock())
+        values = (*_values(principal), key.digest, key.hint, key.created_at)
+        async with self._changing() as sql:
+            if await sql.fetch("SELECT 1 FROM keys WHERE key_id = $1", principal.key_id):
+                raise ApiError(409, "key_exists", f"there is a key '{principal.key_id}' already", param="key_id")
+            await sql.execute(
+                f"INSERT INTO keys ({_COLUMNS}, digest, hint, created_at) "
+                "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
+                *values,
+            )
+        return key, secret
+
+    async def list(self) -> list[Key]:
+        """All keys, the oldest first; those that are revoked too."""
+        return [_key(row) for row in await self._database.fetch("SELECT * FROM keys ORDER BY created_at, key_id")]
+
+    async def change(self, key_id: str, changed: Callable[[Principal], Principal]) -> Key:
+        """Give a key other terms; `changed` makes them of its present ones.
+
+        Raises:
+            ApiError: 404 for an unknown id.
+        """
+        async with self._changing() as sql:
+            key = await _find(sql, key_id)
+            key = replace(key, principal=changed(key.principal))
+            await sql.execute(
+                "UPDATE keys SET account_id = $2, role = $3, models = $4, hard_cap = $5, window_kind = $6, "
+                "window_seconds = $7, requests_per_minute = $8, tokens_per_minute = $9, concurrency = $10, "
+                "expires_at = $11 WHERE key_id = $1",
+                *_values(key.principal),
+            )
+        return key
+
+    async def revoke(self, key_id: str) -> Key:
+        """End a key for good. To do so again changes nothing.
+
+        Raises:
+            ApiError: 404 for an unknown id.
+        """
+        async with self._changing() as sql:
+            key = await _find(sql, key_id)
+            if key.revoked_at is None:
+                key = replace(key, revoked_at=self._clock())
+                await sql.execute("UPDATE keys SET revoked_at = $2 WHERE key_id = $1", key_id, key.revoked_at)
+        return key
+
+    async def changes(self) -> int:
+        """A number that grows with every change of any key, whoever made it."""
+        (row,) = await self._database.fetch("SELECT count FROM key_changes")
+        return row["count"]
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[Sql]:
+        async with self._database.transaction() as sql:
+            # First, since it locks the row: changes come one after the other, on several gateways too.
+            await sql.execute("UPDATE key_changes SET count = count + 1")
+            yield sql
+
+
+class Keyring:
+    """Keeps a gatekeeper up to date with the keys in the database.
+
+    While the database does not answer, the keys that were known last stay good.
+    """
+
+    def __init__(self, store: KeyStore, gatekeeper: Gatekeeper) -> None:
+        self.store = store
+        self.gatekeeper = gatekeeper
+        self._seen: int | None = None
+        self._refreshing = asyncio.Lock()
+
+    async def refresh(self) -> None:
+        """Take over what changed since the last time.
+
+        Raises:
+            DatabaseError: the database does not answer.
+        """
+        async with self._refreshing:
+            changes = await self.store.changes()
+            if changes != self._seen:  # the keys are read after the number, so that none is ever too old for it
+                self.gatekeeper.replace(await self.store.list())
+                self._seen = changes
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Know the keys from the start of the block, and of every change within a second, to its end.
+
+        Raises:
+            DatabaseError: the database does not answer at the start.
+        """
+        await self.refresh()
+        task = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _watch(self) -> None:
+        answered = True
+        while True:
+            await asyncio.sleep(POLL_SECS)
+            try:
+                await self.refresh()
+            except Exception as error:  # whatever it is: a watch that ended would let revoked keys in for ever
+                if answered:
+                    log.warning("changes of keys are not seen: %s", error)
+                answered = False
+            else:
+                answered = True
+
+
+async def _find(sql: Sql, key_id: str) -> Key:
+    rows = await sql.fetch("SELECT * FROM keys WHERE key_id = $1", key_id)
+    if not rows:
+        raise ApiError(404, "key_not_found", f"there is no key '{key_id[:200]}'", param="key_id")
+    return _key(rows[0])
+
+
+def _values(principal: Principal) -> tuple[Any, ...]:
+    """In the order of `_COLUMNS`."""
+    return (
+        principal.key_id,
+        principal.account_id,
+        principal.role,
+        None if principal.models is None else orjson.dumps(sorted(principal.models)).decode(),
+        principal.hard_cap,
+        principal.window.kind,
+        principal.window.seconds,
+        principal.requests_per_minute,
+        principal.tokens_per_minute,
+        principal.concurrency,
+        principal.expires_at,
+    )
+
+
+def _key(row: Row) -> Key:
+    principal = Principal(
+        account_id=row["account_id"],
+        key_id=row["key_id"],
+        role=row["role"],
+        models=None if row["models"] is None else frozenset(orjson.loads(row["models"])),
+        hard_cap=row["hard_cap"],
+        window=Window(row["window_kind"], row["window_seconds"]),
+        requests_per_minute=row["requests_per_minute"],
+        tokens_per_minute=row["tokens_per_minute"],
+        concurrency=row["concurrency"],
+        expires_at=row["expires_at"],
+    )
+    return Key(principal, bytes(row["digest"]), row["hint"], row["created_at"], row["revoked_at"])
