@@ -4,14 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.cortex.affinity import ranked
+from helexa.cortex.config import RoutingSection
 from helexa.cortex.decision import decide
 from helexa.cortex.fleet import FleetView, Node
 from helexa.cortex.placement import Cold
-from helexa.cortex.router import Warm, route
+from helexa.cortex.router import Warm, may_retry, route
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 
@@ -190,3 +194,127 @@ def test_a_cold_model_goes_where_there_is_room_then_where_most_is_free_then_by_n
     assert chosen(with_free("a", 9000, 9000), with_free("b", 12000, 1000), vram_mb=15000, min_devices=2) == "a"
     assert chosen(with_free("a", 4000), node("cpu"), vram_mb=10000) == "cpu"
     assert chosen(with_free("a", 20000), node("cpu"), vram_mb=10000) == "a"
+
+
+KEY = b"k" * 16
+
+
+def routed(picture: FleetView, **options: Any) -> Warm:
+    target = route(picture, "M", **options)
+    assert target is not None
+    return target
+
+
+def test_a_session_stays_on_its_node_until_that_is_too_busy() -> None:
+    names = ["a", "b", "c"]
+    order = ranked(names, "M", KEY)
+
+    def chosen(**loads: int) -> tuple[str, str]:
+        picture = view(*(node(name, info()) for name in names), in_flight={(n, "M"): k for n, k in loads.items()})
+        target = routed(picture, key=KEY)
+        return target.node, target.reason.split("; ")[1]
+
+    assert chosen() == (order[0], "why=affinity")
+    assert chosen(**{order[0]: 1}) == (order[0], "why=affinity")
+    assert chosen(**{order[0]: 2}) == (order[1], "why=overflow")
+    assert chosen(**{order[0]: 8, order[1]: 8}) == (order[2], "why=overflow")
+    assert chosen(**{order[0]: 5, order[1]: 4, order[2]: 4}) == (order[0], "why=affinity")
+
+
+def test_affinity_can_be_switched_off() -> None:
+    last = ranked(["a", "b"], "M", KEY)[1]
+    picture = view(*(node(name, info(), others={"M": name != last}) for name in ("a", "b")))
+    assert routed(picture, key=KEY, settings=RoutingSection(affinity=False)).node == last
+
+
+def test_one_hot_key_does_not_fill_one_node() -> None:
+    in_flight: dict[tuple[str, str], int] = {}
+    picture = view(*(node(name, info()) for name in "abcd"), in_flight=in_flight)
+    for _ in range(100):
+        name = routed(picture, key=KEY).node
+        in_flight[name, "M"] = in_flight.get((name, "M"), 0) + 1
+    assert max(in_flight.values()) <= 1.25 * 25 + 2
+    assert len(in_flight) == 4
+
+
+@pytest.mark.parametrize("field", ["draining", "open", "wary"])
+def test_a_node_that_drains_fails_or_is_busy_is_passed_over_however_idle(field: str) -> None:
+    fields = {field: frozenset({("a", "M")})}
+    picture = view(node("a", info()), node("b", info(), others={"M": 9}), **fields)
+    assert routed(picture).node == routed(picture, key=KEY).node == "b"
+    alone = route(view(node("a", info()), **fields), "M")
+    assert (alone is not None) is (field == "wary")
+
+
+def test_a_cordoned_node_takes_nothing() -> None:
+    assert routed(view(node("a", info(), cordoned=True), node("b", info(), others={"M": 9}))).node == "b"
+    assert route(view(node("a", info(), cordoned=True)), "M") is None
+
+
+def test_a_model_whose_only_node_keeps_failing_is_refused_for_now_and_not_loaded_elsewhere() -> None:
+    picture = view(node("a", info()), node("b"), open=frozenset({("a", "M")}))
+    assert refusal(picture, catalogue()) == (503, "service_unavailable", 3)
+
+
+def test_the_reason_is_fit_for_a_header() -> None:
+    picture = view(node("a", info(), others={"M": 2}), node("b", info(), others={"M": 3}))
+    assert routed(picture).reason == "node=a; why=least-busy; load=2; candidates=2"
+    odd = routed(view(node("é\r\nx: y;" * 50, info()))).reason
+    assert odd.isascii() and odd.isprintable() and odd.count(";") == 3 and len(odd) < 120
+    assert "why=only" in odd
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "may"),
+    [
+        (["unreached"], True),
+        (["unreached"] * 4, True),
+        (["broken"], True),
+        (["busy", "broken"], True),
+        (["broken", "broken"], False),
+        (["broken", "unreached"], True),
+        (["broken", "unreached", "broken"], False),
+        (["busy", "busy"], True),
+        (["silent"], False),
+        (["unreached", "silent"], False),
+    ],
+)
+def test_what_may_be_asked_of_another_node(outcomes: Any, may: bool) -> None:
+    assert may_retry(outcomes) is may
+
+
+NAMES = ["a", "b", "c", "d", "e"]
+pairs = st.frozensets(st.sampled_from([(name, "M") for name in NAMES]))
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> FleetView:
+    nodes = []
+    for name in NAMES:
+        status = draw(st.sampled_from([None, "loaded", "loaded", "reloading", "loading", "recovering", "unloaded"]))
+        servable = draw(st.sampled_from([None, {"ok": True}, {"ok": False}]))
+        models = [] if status is None else [info(status, servable=servable)]
+        load = draw(st.integers(0, 9))
+        healthy, cordoned = draw(st.booleans()), draw(st.booleans())
+        nodes.append(node(name, *models, healthy=healthy, cordoned=cordoned, others={"M": load}))
+    return view(*nodes, open=draw(pairs), draining=draw(pairs), wary=draw(pairs))
+
+
+@given(pictures(), st.none() | st.binary(min_size=16, max_size=16), st.sets(st.sampled_from(NAMES)))
+def test_nothing_that_is_not_allowed_is_ever_chosen_and_the_bound_on_load_holds(
+    picture: FleetView, key: bytes | None, avoid: set[str]
+) -> None:
+    able: dict[str, int] = {}
+    for one in picture.nodes:
+        held = one.models.get("M")
+        pair = (one.name, "M")
+        barred = not one.healthy or one.cordoned or one.name in avoid or pair in picture.open | picture.draining
+        servable = held is not None and (held.servable is None or held.servable.ok)
+        if held is not None and held.status in ("loaded", "reloading") and servable and not barred:
+            able[one.name] = one.others["M"]
+    calm = {name: load for name, load in able.items() if (name, "M") not in picture.wary} or able
+    target = route(picture, "M", key=key, avoid=avoid)
+    assert (target is None) == (not able)
+    if target is not None:
+        bound = 1.25 * sum(calm.values()) / len(calm) + 1 if key else min(calm.values())
+        assert calm[target.node] <= bound
