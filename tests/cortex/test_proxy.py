@@ -12,7 +12,7 @@ import pytest
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex import proxy, question
+from helexa.cortex import question, upstream
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "n":1.0, "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
@@ -222,7 +222,7 @@ async def _lists(cortex: Cortex, model: str) -> bool:
 async def test_a_node_that_falls_silent_is_not_asked_twice(
     monkeypatch: pytest.MonkeyPatch, speak: fake_node.Speak
 ) -> None:
-    monkeypatch.setattr(proxy, "IDLE_TIMEOUT_SECS", 0.1)
+    monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECS", 0.1)
     async with FakeNode("n1").holds("Org/M").serving() as one, FakeNode("n2").holds("Org/M").serving() as two:
         one.speak = two.speak = speak
         async with running_cortex(one, two) as cortex:

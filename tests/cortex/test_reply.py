@@ -32,7 +32,7 @@ async def never() -> Any:
 
 async def streamed(*chunks: bytes) -> tuple[Sent, Reply]:
     sent = Sent()
-    reply = Reply({"type": "http"}, never, sent)
+    reply = Reply(sent)
     await reply.start(200, [], streamed=True)
     for chunk in chunks:
         await reply.write(chunk)
@@ -69,7 +69,7 @@ async def test_a_line_is_not_held_without_bound() -> None:
 
 async def test_a_json_answer_that_breaks_off_is_not_completed() -> None:
     sent = Sent()
-    reply = Reply({"type": "http"}, never, sent)
+    reply = Reply(sent)
     await reply.start(200, [], streamed=False)
     await reply.write(b'{"a"')
     await reply.abort(ERROR)

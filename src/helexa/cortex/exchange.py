@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from helexa.cortex.meter import Meter, Usage
+from helexa.cortex.principal import Principal
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"
@@ -15,32 +16,50 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
+        request_id: names it in headers, logs and the ledger.
+        api: the path it came by.
+        principal: who asks; None is anonymous.
+        name: the model as the client named it, empty before that is known.
         model: the model id, `unknown` until the name resolves to a known model.
         node: who was asked last, `none` before that.
+        route: why that node.
         status: HTTP status sent to the client, 0 before that.
+        code: the error code of a refusal or a failure, None without one.
         failed: the answer was refused, or ended early on the node's side.
         client_gone: the client hung up before the answer was complete.
+        estimated: the usage is counted here, since the node did not come to say it.
         started: when the request came (`time.perf_counter`).
+        started_at: the same in Unix seconds.
         waited: seconds until the node was asked; a cold load makes them many.
+        answered: seconds that the node took from being asked to the first byte of its answer.
         duration: seconds from the request to its end.
     """
 
+    request_id: str = ""
+    api: str = ""
+    principal: Principal | None = None
+    name: str = ""
     model: str = UNRESOLVED
     node: str = NO_NODE
+    route: str = ""
     status: int = 0
+    code: str | None = None
     failed: bool = False
     client_gone: bool = False
+    estimated: bool = False
     meter: Meter | None = None
     usage: Usage | None = None
     started: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.time)
     waited: float = 0.0
+    answered: float | None = None
     duration: float = 0.0
 
     def end(self) -> None:
         """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event."""
         self.duration = time.perf_counter() - self.started
         if self.meter is not None:
-            self.usage = self.meter.usage()
+            self.usage = self.usage or self.meter.usage()
             self.failed |= self.meter.failed()
 
     @property
@@ -61,11 +80,12 @@ class Exchange:
             window = spoken if spoken >= _SHORTEST_WINDOW_SECS else window
         return self.usage.completion / window
 
-    def summary(self) -> str:
+    def __str__(self) -> str:
         """One line for the log."""
         ttft, usage = self.time_to_first_token, self.usage or Usage()
         return (
-            f"model={self.model} node={self.node} status={self.status} failed={self.failed} "
+            f"request={self.request_id} api={self.api} key={self.principal.key_id if self.principal else '-'} "
+            f"model={self.model} node={self.node} status={self.status} code={self.code} failed={self.failed} "
             f"ttft_ms={'-' if ttft is None else round(ttft * 1000)} duration_ms={round(self.duration * 1000)} "
             f"prompt_tokens={usage.prompt} completion_tokens={usage.completion} client_gone={self.client_gone}"
         )

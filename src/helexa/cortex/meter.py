@@ -7,15 +7,17 @@ from typing import Any
 
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
-_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"[^"]')
+_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name|delta)"\s*:\s*"[^"]')
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
+_END = re.compile(rb"(?:^|\n)(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\b)")
+_LONGEST_END = 64
 _USAGE = b'"usage"'
 _decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one answer."""
+    """Tokens of one answer; `cached` are among the prompt's."""
 
     prompt: int = 0
     completion: int = 0
@@ -28,22 +30,31 @@ class Meter:
     Attributes:
         first_at: when the first content passed (`time.perf_counter`), None before that.
         last_at: when the last bytes passed.
+        produced: events with content so far: about as many tokens, where no usage was ever said.
     """
 
     def __init__(self, *, streamed: bool) -> None:
         self.first_at: float | None = None
         self.last_at: float | None = None
+        self.produced = 0
         self._streamed = streamed
         self._tail = bytearray()
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes, seen at `now`."""
-        if self.first_at is None and self._streamed and _SPOKEN.search(chunk):
-            self.first_at = now
+        if self._streamed:
+            if self.first_at is None and _SPOKEN.search(chunk):
+                self.first_at = now
+            if self.first_at is not None:
+                self.produced += chunk.count(b"\ndata:") + chunk.startswith(b"data:")
         self.last_at = now
         self._tail += chunk
         if len(self._tail) > 2 * TAIL_BYTES:
             del self._tail[:-TAIL_BYTES]
+
+    def ended(self, last: int) -> bool:
+        """Whether a stream says within its last `last` bytes that it is complete."""
+        return self._streamed and _END.search(self._tail, max(0, len(self._tail) - last - _LONGEST_END)) is not None
 
     def failed(self) -> bool:
         """Whether a stream has said in its last events that it failed."""
@@ -58,10 +69,18 @@ class Meter:
                 return None
             found = _object_after(self._tail[end + len(_USAGE) :].decode("utf-8", "replace"))
             if found is not None:
-                details = found.get("prompt_tokens_details")
-                cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-                return Usage(_count(found.get("prompt_tokens")), _count(found.get("completion_tokens")), cached)
+                return _usage(found)
         return None
+
+
+def _usage(found: dict[str, Any]) -> Usage:
+    """Chat and completions say prompt and completion, Responses say input and output."""
+    details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
+    return Usage(
+        _count(found.get("prompt_tokens") or found.get("input_tokens")),
+        _count(found.get("completion_tokens") or found.get("output_tokens")),
+        _count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
+    )
 
 
 def _object_after(text: str) -> dict[str, Any] | None:

@@ -1,162 +1,197 @@
 """Forwards one request to a node and its answer back, byte for byte."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterable
-from io import BytesIO
+from collections.abc import Awaitable, Callable
 
-import aiohttp
+import orjson
 
-from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
-from helexa.cortex.decision import decide
+from helexa.core.sse import KEEP_ALIVE
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet import Fleet
-from helexa.cortex.loader import Loader
+from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
 from helexa.cortex.meter import Meter
-from helexa.cortex.node_client import endpoint_url
-from helexa.cortex.placement import Cold
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
-from helexa.cortex.router import Warm, warm
+from helexa.cortex.router import Warm
+from helexa.cortex.upstream import Answer, Silent, Upstream, UpstreamError
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_SECS = 2.0
-IDLE_TIMEOUT_SECS = 300.0
+KEEP_ALIVE_AFTER_SECS = 3.0
+KEEP_ALIVE_SECS = 1.0
 
-_WRITTEN_AT_ONCE_BYTES = 1 << 20
-_HOP_BY_HOP = {
-    "connection",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-}
-_CREDENTIALS = {"authorization", "x-api-key", "cookie"}
-# `accept-encoding` is dropped so that nodes answer in plain bytes, which the meter can read.
-_NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | {"host", "content-length", "expect", "accept-encoding"}
-_IDENTITY_PREFIX = "x-helexa-"
-_NOT_RETURNED = _HOP_BY_HOP | {"date", "server"}
+_MAX_REFUSAL_BYTES = 64 << 10
+_LOGGED_CHARS = 600
+_BUSY = (429, 503)
+_EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+Settle = Callable[[], Awaitable[None]]
 
 
-class _NoAnswer(Exception):
-    """The node failed before the first byte of its answer: another may still be asked."""
+class NoAnswer(Exception):
+    """The node failed, or had no room, before the first byte of its answer: another may still be asked.
+
+    Attributes:
+        refusal: what the client is told if there is no other.
+    """
+
+    def __init__(self, reason: str, refusal: ApiError) -> None:
+        super().__init__(reason)
+        self.refusal = refusal
 
 
 class Proxy:
-    """Answers questions by asking nodes."""
+    """Asks nodes."""
 
-    def __init__(self, session: aiohttp.ClientSession, fleet: Fleet, catalogue: Catalogue, loader: Loader) -> None:
-        self._session = session
+    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+        self._upstream = upstream
         self._fleet = fleet
-        self._catalogue = catalogue
-        self._loader = loader
-        self._timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_TIMEOUT_SECS, sock_read=IDLE_TIMEOUT_SECS
-        )
 
-    async def answer(self, question: Question, reply: Reply, exchange: Exchange) -> None:
-        """Route the question, load its model if need be, and pass the answer on.
+    async def ask(
+        self, target: Warm, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None, *, last: bool
+    ) -> None:
+        """Put the question to a node and pass its answer on.
+
+        Args:
+            target: the node.
+            settle: awaited before the end of a complete answer is passed on.
+            last: no other node can be asked: a refusal for want of room is passed on too.
 
         Raises:
-            ApiError: refused or failed; the caller ends the reply with it.
+            NoAnswer: nothing was passed on, so another node may be asked.
+            ApiError: the answer broke off, or the node is silent; the caller ends the reply with it.
         """
-        target = await self._route(question, exchange)
-        try:
-            await self._ask(target, question, reply, exchange)
-        except _NoAnswer as error:
-            log.warning("%s gave no answer for %s: %s", target.node, target.model, error)
-            other = warm(self._fleet.view(), target.model, avoid={target.node})
-            if other is None:
-                raise _unreachable(target.node) from error
+        node, model = target.node, target.model
+        exchange.node, exchange.waited = node, time.perf_counter() - exchange.started
+        with self._fleet.request(node, model):
+            answer: Answer | None = None
             try:
-                await self._ask(other, question, reply, exchange)
-            except _NoAnswer as second:
-                log.warning("%s gave no answer for %s: %s", other.node, other.model, second)
-                raise _unreachable(other.node) from second
-
-    async def _route(self, question: Question, exchange: Exchange) -> Warm:
-        view = self._fleet.view()
-        model = self._catalogue.resolve(question.model)
-        if self._catalogue.profile(model) is not None or view.knows(model):
-            exchange.model = model
-        decision = decide(view, self._catalogue, question.model)
-        exchange.node = decision.node
-        return await self._loader.load(decision) if isinstance(decision, Cold) else decision
-
-    async def _ask(self, target: Warm, question: Question, reply: Reply, exchange: Exchange) -> None:
-        exchange.node, exchange.waited = target.node, time.perf_counter() - exchange.started
-        with self._fleet.request(target.node, target.model):
-            try:
-                response = await self._session.post(
-                    endpoint_url(target.url, question.path),
-                    data=_payload(question.body_for(target.model)),
-                    headers=forwarded_headers(question.headers),
-                    timeout=self._timeout,
-                    allow_redirects=False,
+                answer = await self._upstream.post(
+                    target.url, question.path, self._headers(question, exchange, node), question.body_for(model)
                 )
-            except aiohttp.SocketTimeoutError as error:
-                raise _unreachable(target.node) from error  # it has the request: asking another would run it twice
-            except (aiohttp.ClientError, OSError) as error:
-                raise _NoAnswer(type(error).__name__) from error
+                first = await answer.chunk()
+            except UpstreamError as error:
+                self._fleet.transport_fault(node, model)
+                if answer is not None:
+                    answer.close()
+                if isinstance(error, Silent):  # it has the request: asking another would run it twice
+                    raise _unreachable(node) from error
+                raise NoAnswer(_reason(error), _unreachable(node)) from error
+            except asyncio.CancelledError:
+                if answer is not None:
+                    answer.close()
+                raise
             try:
-                await self._relay(response, reply, exchange)
+                exchange.answered = time.perf_counter() - exchange.started - exchange.waited
+                self._fleet.transport_ok(node, model)
+                if answer.status in _BUSY:
+                    self._fleet.busy(node, model)
+                    if not last:
+                        raise NoAnswer(f"busy (HTTP {answer.status})", _unreachable(node))
+                if answer.status >= 400:
+                    await self._refuse(answer, first, reply, exchange)
+                else:
+                    await self._relay(answer, first, reply, exchange, settle)
             finally:
-                response.close()
+                answer.close()
 
-    async def _relay(self, response: aiohttp.ClientResponse, reply: Reply, exchange: Exchange) -> None:
-        content = response.content
+    async def wait(self, work: Awaitable[Warm], stream: bool, reply: Reply) -> Warm:
+        """Wait for a model to load. Who wants a stream hears meanwhile that the connection lives."""
+        task = asyncio.ensure_future(work)
         try:
-            chunk = await content.readany()
-        except aiohttp.SocketTimeoutError as error:
-            raise _unreachable(exchange.node) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswer(type(error).__name__) from error
-        streamed = response.content_type == "text/event-stream"
+            patience = KEEP_ALIVE_AFTER_SECS if stream else None
+            while not (await asyncio.wait((task,), timeout=patience))[0]:
+                if not reply.started:
+                    await reply.start(200, _EVENT_STREAM, streamed=True)
+                await reply.write(KEEP_ALIVE)
+                patience = KEEP_ALIVE_SECS
+            return task.result()
+        finally:
+            task.cancel()
+
+    def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
+        headers = forwarded_headers(question.headers)
+        headers.append((b"x-request-id", exchange.request_id.encode()))
+        if exchange.principal is not None:
+            headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
+            headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
+        bearer = self._fleet.bearer(node)
+        if bearer is not None:
+            headers.append((b"authorization", b"Bearer " + bearer.encode()))
+        return headers
+
+    async def _relay(
+        self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange, settle: Settle | None
+    ) -> None:
+        headers = returned_headers(answer.headers)
+        streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
         exchange.meter = meter = Meter(streamed=streamed)
-        exchange.status = response.status
-        exchange.failed = response.status >= 400
-        await reply.start(response.status, returned_headers(response.raw_headers), streamed=streamed)
+        if not reply.started:
+            exchange.status = answer.status
+            await reply.start(answer.status, headers, streamed=streamed)
+        else:
+            exchange.status = 200
         while chunk:
             meter.feed(chunk, time.perf_counter())
+            if not streamed:  # the last piece waits until it is known to be the last, and paid for
+                following = await self._next(answer, exchange)
+                if not following and settle is not None:
+                    await settle()
+                await reply.write(chunk)
+                chunk = following
+                continue
+            if settle is not None and meter.ended(len(chunk)):
+                await settle()
             await reply.write(chunk)
-            try:
-                chunk = await content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, type(error).__name__)
-                raise ApiError(
-                    502, "upstream_connection_error", "the node broke off its answer", type="api_error"
-                ) from error
+            chunk = await self._next(answer, exchange)
+        await reply.finish()
+
+    async def _next(self, answer: Answer, exchange: Exchange) -> bytes:
+        try:
+            return await answer.chunk()
+        except UpstreamError as error:
+            self._fleet.transport_fault(exchange.node, exchange.model)
+            log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, _reason(error))
+            raise ApiError(
+                502, "upstream_connection_error", "the node broke off its answer", type="api_error"
+            ) from error
+
+    async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange) -> None:
+        """Pass on a refusal as it is; where a stream has begun already, as the event that ends it."""
+        body = bytearray()
+        while chunk and len(body) <= _MAX_REFUSAL_BYTES:
+            body += chunk
+            chunk = await self._next(answer, exchange)
+        text = body[:_LOGGED_CHARS].decode("utf-8", "replace")
+        log.info("request=%s node=%s refused: status=%d %r", exchange.request_id, exchange.node, answer.status, text)
+        exchange.failed = True
+        exchange.status = exchange.status or answer.status
+        error = _envelope(bytes(body))
+        exchange.code = error.get("code")
+        if reply.started:
+            message = error.get("message") or f"the node answered HTTP {answer.status}"
+            raise ApiError(answer.status, exchange.code, message, type=error.get("type") or "api_error")
+        headers = [header for header in returned_headers(answer.headers) if header[0] != b"content-length"]
+        await reply.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
+        await reply.write(bytes(body))
         await reply.finish()
 
 
-def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """A client's headers as a node may see them: no credentials, no claims of identity, nothing of the connection."""
-    pairs = [(name.decode("ascii", "replace").lower(), value.decode("utf-8", "replace")) for name, value in headers]
-    dropped = _NOT_FORWARDED | _named_by_connection(pairs)
-    return [pair for pair in pairs if pair[0] not in dropped and not pair[0].startswith(_IDENTITY_PREFIX)]
+def _envelope(body: bytes) -> dict[str, str]:
+    """What an error says of itself, as far as it is text."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    error = found.get("error") if isinstance(found, dict) else None
+    return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
-def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A node's headers as the client may see them: all but those of the connection."""
-    pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers]
-    dropped = _NOT_RETURNED | _named_by_connection(pairs)
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs if name not in dropped]
-
-
-def _payload(body: bytes) -> bytes | BytesIO:
-    """A large body is written in pieces, so that it does not hold up the event loop."""
-    return body if len(body) <= _WRITTEN_AT_ONCE_BYTES else BytesIO(body)
-
-
-def _named_by_connection(headers: Iterable[tuple[str, str]]) -> set[str]:
-    values = [value for name, value in headers if name == "connection"]
-    return {token.strip().lower() for value in values for token in value.split(",")}
+def _reason(error: UpstreamError) -> str:
+    return f"{type(error).__name__} ({error})"
 
 
 def _unreachable(node: str) -> ApiError:

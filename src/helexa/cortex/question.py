@@ -3,7 +3,9 @@
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import orjson
 from starlette.types import Receive
 
@@ -11,9 +13,24 @@ from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_m
 
 BODY_IDLE_SECS = 60.0
 
+Headers = list[tuple[bytes, bytes]]
+
 
 class ClientGone(Exception):
     """The client hung up."""
+
+
+class _Members(msgspec.Struct):
+    """What is looked at of a body; the node judges the rest."""
+
+    model: Any = None
+    stream: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+
+
+_members = msgspec.json.Decoder(_Members)
 
 
 @dataclass(frozen=True)
@@ -23,14 +40,18 @@ class Question:
     Attributes:
         path: the API path, asked of the node too.
         headers: as the client sent them.
-        body: the client's JSON, verbatim.
+        body: JSON in the node's dialect: the client's own bytes, unless its dialect had to be translated.
         model: the name it asks for: a model id or an alias.
+        stream: the answer is wanted as events.
+        max_output: tokens that the answer may have, None when the client did not say.
     """
 
     path: str
-    headers: list[tuple[bytes, bytes]]
+    headers: Headers
     body: bytes
     model: str
+    stream: bool = False
+    max_output: int | None = None
 
     def body_for(self, model: str) -> bytes:
         """The body that names `model`: the client's own bytes, in which at most the name is replaced."""
@@ -43,25 +64,36 @@ class Question:
         return orjson.dumps({**orjson.loads(self.body), "model": model})
 
 
-def parse_question(path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> Question:
-    """Read the model's name out of a body.
+def parse_question(path: str, headers: Headers, body: bytes) -> Question:
+    """Read what matters to a gateway out of a body.
 
     Raises:
         ApiError: not JSON, not an object, or no model named.
     """
     try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise malformed_json(str(error)) from None
-    if not isinstance(content, dict):
-        raise invalid_body("the request body must be a JSON object")
-    model = content.get("model")
-    if not isinstance(model, str) or not model:
+        if not body.isascii():
+            body.decode()  # what is skipped below would not be looked at
+        members = _members.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _unreadable(body, error) from None
+    if not isinstance(members.model, str) or not members.model:
         raise missing_model()
-    return Question(path, headers, body, model)
+    limits = (members.max_completion_tokens, members.max_tokens, members.max_output_tokens)
+    max_output = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+    return Question(path, headers, body, members.model, members.stream is True, max_output)
 
 
-async def read_body(receive: Receive, headers: list[tuple[bytes, bytes]], limit: int) -> bytes:
+def _unreadable(body: bytes, error: Exception) -> ApiError:
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError as problem:
+        return malformed_json(str(problem))
+    if not isinstance(content, dict):
+        return invalid_body("the request body must be a JSON object")
+    return malformed_json(str(error))
+
+
+async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """All bytes of a request's body.
 
     Raises:

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
-from starlette.types import Receive, Scope, Send
+import orjson
+from starlette.types import Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.refusal import refusal, refusal_event
+from helexa.cortex.headers import Headers
+from helexa.cortex.refusal import refusal_event
 
 MAX_HELD_BYTES = 64 << 10
 
@@ -17,30 +19,31 @@ class Reply:
     whole, which costs no time (nobody can use half a line) and lets an error event follow at any moment.
 
     Attributes:
+        headers: the gateway's own, sent with every status line.
         started: the status line is sent, so that nothing but the body can follow.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope = scope
-        self._receive = receive
+    def __init__(self, send: Send) -> None:
+        self.headers: Headers = []
+        self.started = False
         self._send = send
         self._streamed = False
         self._held = b""
         self._last = b""
-        self.started = False
 
     async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, streamed: bool) -> None:
         """Send status and headers; `streamed` says that the body is an event stream."""
         self.started = True
         self._streamed = streamed
-        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})
 
     async def write(self, chunk: bytes) -> None:
         """Pass on the next bytes."""
         if self._streamed and (self._held or not chunk.endswith(b"\n")):
             chunk = self._whole_lines(chunk)
         if chunk:
-            await self._body(chunk)
+            self._last = (self._last + chunk)[-3:] if len(chunk) < 3 else chunk[-3:]
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self) -> None:
         """End a complete answer."""
@@ -49,19 +52,22 @@ class Reply:
     async def abort(self, error: ApiError) -> None:
         """End with an error: a refusal if nothing is sent yet, an event in a stream, else a closed connection."""
         if not self.started:
-            self.started = True
-            await refusal(error)(self._scope, self._receive, self._send)
+            body = self.refusal(error)
+            headers = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
+            headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+            await self.start(error.status, headers, streamed=False)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif self._streamed:
             end_of_event = b"" if self._last.endswith((b"\n\n", b"\n\r\n")) or not self._last else b"\n\n"
             body = end_of_event + refusal_event(error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def refusal(self, error: ApiError) -> bytes:
+        """The body that carries an error."""
+        return orjson.dumps(error.envelope())
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         held = self._held + chunk
         cut = held.rfind(b"\n") + 1 if len(held) <= MAX_HELD_BYTES else len(held)
         self._held = held[cut:]
         return held[:cut]
-
-    async def _body(self, chunk: bytes) -> None:
-        self._last = (self._last + chunk)[-3:] if len(chunk) < 3 else chunk[-3:]
-        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})

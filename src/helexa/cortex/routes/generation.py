@@ -1,20 +1,22 @@
-"""`POST /v1/chat/completions` and `/v1/completions`: routed, forwarded, observed."""
+"""The routes that make a model speak: admitted, routed, forwarded, paid for, observed."""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.types import Receive, Scope, Send
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.head import refuse_encoded, request_id
 from helexa.cortex.question import ClientGone, parse_question, read_body
 from helexa.cortex.reply import Reply
+from helexa.cortex.service import serve
 
 log = logging.getLogger(__name__)
-completions = logging.getLogger("helexa.cortex.requests")
+requests = logging.getLogger("helexa.cortex.requests")
 
 CLIENT_CLOSED_REQUEST = 499
 
@@ -25,12 +27,18 @@ class Generation:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Every way out leads through one observation."""
         gateway: Gateway = scope["app"].state.gateway
-        exchange, reply = Exchange(), Reply(scope, receive, send)
+        headers = scope["headers"]
+        exchange, reply = Exchange(request_id(headers), scope["path"]), Reply(send)
+        reply.headers.append((b"x-request-id", exchange.request_id.encode()))
         failure: ApiError | None = None
+        hang_up = _HangUp(receive)
         try:
-            body = await read_body(receive, scope["headers"], gateway.max_body_bytes)
-            question = parse_question(scope["path"], scope["headers"], body)
-            await _while_connected(receive, gateway.proxy.answer(question, reply, exchange))
+            exchange.principal = gateway.gatekeeper.admit(headers)
+            refuse_encoded(headers)
+            body = await read_body(receive, headers, gateway.max_body_bytes)
+            question = parse_question(exchange.api, headers, body)
+            with hang_up.watched():
+                await serve(gateway, question, reply, exchange)
         except ClientGone:
             exchange.client_gone = True
             exchange.status = exchange.status or CLIENT_CLOSED_REQUEST
@@ -44,32 +52,43 @@ class Generation:
         if failure is not None:
             exchange.failed = True
             exchange.status = exchange.status or failure.status
+            exchange.code = failure.code
         exchange.end()
-        gateway.metrics.observe(exchange)
-        completions.info("%s", exchange.summary())
+        gateway.observe(exchange)
+        requests.log(logging.INFO if exchange.failed or exchange.client_gone else logging.DEBUG, "%s", exchange)
         if failure is not None:
             await reply.abort(failure)
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`, and cancel it at once when the client hangs up.
+class _HangUp:
+    """Cancels the current task at once when the client hangs up."""
 
-    Raises:
-        ClientGone: it did.
-    """
-    task = asyncio.create_task(work)
-    hang_up = asyncio.create_task(_hang_up(receive))
-    try:
-        await asyncio.wait((task, hang_up), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        task.result()
-    finally:
-        hang_up.cancel()
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch for as long as the block runs.
+
+        Raises:
+            ClientGone: the client hung up; the block was cancelled.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = asyncio.create_task(self._watch(task))
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._gone:
+                task.uncancel()
+                raise ClientGone from None
+            raise
+        finally:
+            watcher.cancel()
+
+    async def _watch(self, task: asyncio.Task[None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
         task.cancel()
-        await asyncio.wait((task, hang_up))
-
-
-async def _hang_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -1,0 +1,52 @@
+"""Which headers pass: what a node may see of a client's, and a client of a node's."""
+
+from collections.abc import Iterable
+
+Headers = list[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
+# `accept-encoding` is dropped so that nodes answer in plain bytes, which the meter can read.
+_NOT_FORWARDED = (
+    _HOP_BY_HOP | _CREDENTIALS | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
+)
+_IDENTITY_PREFIX = b"x-helexa-"
+_NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
+_LINE_BREAKS = (b"\r", b"\n", b"\0")
+
+
+def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """A client's headers as a node may see them: no credentials, no claims of identity, nothing of the connection."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    dropped = _NOT_FORWARDED | _named_by_connection(pairs)
+    return [
+        (name, value)
+        for name, value in pairs
+        if name not in dropped
+        and not name.startswith(_IDENTITY_PREFIX)
+        and not any(mark in value for mark in _LINE_BREAKS)
+    ]
+
+
+def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """A node's headers, names in lower case, as the client may see them: all but those of the connection."""
+    pairs = list(headers)
+    dropped = _NOT_RETURNED | _named_by_connection(pairs)
+    return [(name, value) for name, value in pairs if name not in dropped]
+
+
+def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    return {token.strip().lower() for value in values for token in value.split(b",")} if values else set()
