@@ -1,13 +1,16 @@
 """What a key is made with and may be changed to, as the admin API and the command line take it."""
 
 import secrets
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from helexa.core.errors import invalid_body, malformed_json
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError, invalid_body, malformed_json
 from helexa.cortex.config import WindowSection
+from helexa.cortex.key import Key
 from helexa.cortex.principal import Principal, Role, Window
 
 # Names travel in URLs, headers and metrics.
@@ -40,8 +43,8 @@ class _Terms(BaseModel):
         return cls._checked(cls.model_validate_json, body)
 
     @classmethod
-    def of(cls, **fields: Any) -> Self:
-        """The same of values.
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Read the same from values.
 
         Raises:
             ApiError: 422 naming the field.
@@ -59,11 +62,11 @@ class _Terms(BaseModel):
             path = ".".join(str(part) for part in first["loc"])[:200]
             raise invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None) from None
 
-    def _values(self) -> dict[str, Any]:
-        """What was said of the principal's attributes."""
+    def _values(self, catalogue: Catalogue) -> dict[str, Any]:
+        """What was said of the principal's attributes; models by their ids, whatever they were called."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         if values.get("models") is not None:
-            values["models"] = frozenset(values["models"])
+            values["models"] = frozenset(catalogue.resolve(name) for name in values["models"])
         if "window" in values:
             values["window"] = Window(self.window.kind, self.window.seconds)
         return values
@@ -82,15 +85,38 @@ class NewKey(_Terms):
     key_id: Name | None = None
     role: Role = "user"
 
-    def principal(self) -> Principal:
+    def principal(self, catalogue: Catalogue) -> Principal:
         """Whom the key will stand for."""
         key_id = self.key_id or f"{self.account_id}-{secrets.token_hex(3)}"
-        return Principal(**{**self._values(), "key_id": key_id})
+        return Principal(**{**self._values(catalogue), "key_id": key_id})
 
 
 class KeyChange(_Terms):
     """Terms to be changed. What is absent stays, what is null is lifted."""
 
-    def applied(self, principal: Principal) -> Principal:
+    def applied(self, principal: Principal, catalogue: Catalogue) -> Principal:
         """The same holder on other terms."""
-        return replace(principal, **self._values())
+        return replace(principal, **self._values(catalogue))
+
+
+def refuse_static(static: Iterable[Key], key_id: str) -> None:
+    """Refuse to make or change what stands in cortex.toml.
+
+    Raises:
+        ApiError: 409.
+    """
+    if any(key.principal.key_id == key_id for key in static):
+        raise ApiError(409, "static_key", f"the key '{key_id}' stands in cortex.toml", param="key_id")
+
+
+def described(key: Key, source: str = "database") -> dict[str, Any]:
+    """A key as JSON shows it: everything but its secret."""
+    principal = asdict(key.principal)
+    models = key.principal.models
+    return principal | {
+        "models": None if models is None else sorted(models),
+        "source": source,
+        "hint": key.hint or None,
+        "created_at": key.created_at or None,
+        "revoked_at": key.revoked_at,
+    }

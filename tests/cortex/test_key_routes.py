@@ -1,0 +1,183 @@
+"""`/api/keys` over a real socket, on a real database."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.applications import Starlette
+
+from cortex.running import listening
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError
+from helexa.cortex.auth import Gatekeeper
+from helexa.cortex.config import EntitlementsSection
+from helexa.cortex.key import static_keys
+from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.refusal import refuse_api_error
+from helexa.cortex.routes.keys import key_routes
+from helexa.cortex.server import Listener
+
+ROOT, USER = "root-secret", "user-secret"
+CONFIG = EntitlementsSection.model_validate(
+    {
+        "keys": [
+            {"key": ROOT, "account_id": "ops", "role": "admin"},
+            {"key": USER, "account_id": "alice", "hard_cap": 5},
+        ]
+    }
+)
+
+
+@dataclass
+class Part:
+    """The part of a gateway that these routes need."""
+
+    keyring: Keyring
+    catalogue: Catalogue = field(default_factory=lambda: Catalogue.model_validate({"aliases": {"small": "Org/M"}}))
+
+
+@dataclass
+class Api:
+    url: str
+    keyring: Keyring
+    client: aiohttp.ClientSession
+
+    async def __call__(
+        self, method: str, path: str = "/api/keys", body: Any = None, secret: str | None = ROOT
+    ) -> tuple[int, Any]:
+        headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+        data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+        async with self.client.request(method, self.url + path, data=data, headers=headers) as response:
+            return response.status, await response.json()
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
+    await database.migrate()
+    keyring = Keyring(KeyStore(database), Gatekeeper(False, static_keys(CONFIG)))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.gateway = Part(keyring)
+        async with keyring.watching():
+            yield
+        await database.close()
+
+    app = Starlette(routes=key_routes, exception_handlers={ApiError: refuse_api_error}, lifespan=lifespan)
+    async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
+        yield Api(url, keyring, client)
+
+
+def admitted(api: Api, secret: str) -> Any:
+    return api.keyring.gatekeeper.admit([(b"x-api-key", secret.encode())])
+
+
+async def test_a_key_from_its_making_to_its_end(api: Api) -> None:
+    wish = {
+        "account_id": "bob",
+        "key_id": "bob-1",
+        "models": ["small", "Org/X"],
+        "hard_cap": 100,
+        "window": {"kind": "rolling", "seconds": 60},
+        "requests_per_minute": 5,
+        "expires_at": time.time() + 1000,
+    }
+    status, made = await api("POST", body=wish)
+    assert status == 201
+    secret = made.pop("key")
+    assert secret.startswith("hlx_") and made["hint"] == secret[:8]
+    assert made | {"models": None} == made | wish | {"models": None}
+    assert (made["models"], made["role"], made["concurrency"]) == (["Org/M", "Org/X"], "user", None)
+    assert admitted(api, secret).models == {"Org/M", "Org/X"}
+
+    status, answer = await api("GET")
+    assert status == 200
+    assert [key["key_id"] for key in answer["keys"]] == ["ops", "alice", "bob-1"]
+    assert answer["keys"][2] == made
+    assert not any(word in json.dumps(answer) for word in (secret, ROOT, USER))
+
+    status, changed = await api("PATCH", "/api/keys/bob-1", {"hard_cap": None, "concurrency": 2, "models": None})
+    assert (status, changed) == (200, made | {"hard_cap": None, "concurrency": 2, "models": None})
+    assert admitted(api, secret).concurrency == 2
+
+    for _ in range(2):
+        status, revoked = await api("DELETE", "/api/keys/bob-1")
+        assert status == 200
+        assert revoked == changed | {"revoked_at": revoked["revoked_at"]}
+    with pytest.raises(ApiError, match="revoked"):
+        admitted(api, secret)
+    assert (await api("POST", body=wish))[0] == 409
+
+
+async def test_a_key_needs_a_name_no_more_than_an_account(api: Api) -> None:
+    made = [(await api("POST", body={"account_id": "bob"}))[1] for _ in range(3)]
+    assert len({key["key_id"] for key in made}) == 3
+    assert all(key["key_id"].startswith("bob-") for key in made)
+    assert [admitted(api, key["key"]).account_id for key in made] == ["bob"] * 3
+
+
+async def test_only_admins(api: Api) -> None:
+    _, made = await api("POST", body={"account_id": "bob", "role": "admin"})
+    for method, path in (
+        ("GET", "/api/keys"),
+        ("POST", "/api/keys"),
+        ("PATCH", "/api/keys/x"),
+        ("DELETE", "/api/keys/x"),
+    ):
+        for secret, status in ((None, 401), ("placeholder", 401), (USER, 403)):
+            code, answer = await api(method, path, {"account_id": "eve", "role": "admin"}, secret)
+            assert code == status
+            assert answer["error"]["code"] in ("invalid_api_key", "admin_only")
+    assert (await api("GET", secret=made["key"]))[0] == 200
+    assert (await api("DELETE", f"/api/keys/{made['key_id']}", secret=made["key"]))[0] == 200
+    assert (await api("GET", secret=made["key"]))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"\xff", 400, None),
+        ([], 422, None),
+        ({}, 422, "account_id"),
+        ({"account_id": ""}, 422, "account_id"),
+        ({"account_id": "a b"}, 422, "account_id"),
+        ({"account_id": "a\nb"}, 422, "account_id"),
+        ({"account_id": "a", "key_id": "../x"}, 422, "key_id"),
+        ({"account_id": "a", "hard_cap": -1}, 422, "hard_cap"),
+        ({"account_id": "a", "hard_cap": 2**63}, 422, "hard_cap"),
+        ({"account_id": "a", "hard_cap": "5"}, 422, "hard_cap"),
+        ({"account_id": "a", "concurrency": 0}, 422, "concurrency"),
+        ({"account_id": "a", "window": {"kind": "rolling"}}, 422, "window"),
+        ({"account_id": "a", "window": None}, 422, "window"),
+        ({"account_id": "a", "models": [""]}, 422, "models.0"),
+        ({"account_id": "a", "role": "god"}, 422, "role"),
+        ({"account_id": "a", "expires_at": 5}, 422, "expires_at"),
+        ({"account_id": "a", "key": "my own"}, 422, "key"),
+        ({"account_id": "a", "key_id": "alice"}, 409, "key_id"),
+    ],
+)
+async def test_what_cannot_be_made(api: Api, body: Any, status: int, param: str | None) -> None:
+    code, answer = await api("POST", body=body)
+    assert (code, answer["error"]["param"]) == (status, param)
+    assert (await api("GET"))[1]["keys"][2:] == []
+
+
+async def test_what_cannot_be_changed(api: Api) -> None:
+    assert (await api("PATCH", "/api/keys/nobody", {}))[0] == 404
+    assert (await api("DELETE", "/api/keys/nobody"))[0] == 404
+    for method in ("PATCH", "DELETE"):
+        status, answer = await api(method, "/api/keys/alice", {})
+        assert (status, answer["error"]["code"]) == (409, "static_key")
+    await api("POST", body={"account_id": "bob", "key_id": "bob"})
+    for body in ({"account_id": "eve"}, {"role": "admin"}, {"revoked_at": None}, {"hard_cap": 1.5}):
+        assert (await api("PATCH", "/api/keys/bob", body))[0] == 422
+    assert (await api("POST", body=b'{"account_id": "' + b"x" * (256 << 10) + b'"}'))[0] == 413
