@@ -1,6 +1,7 @@
 """The management calls that the gateway makes to a node."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -11,12 +12,15 @@ from yarl import URL
 
 from helexa.core.errors import HelexaError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
+from helexa.cortex.picture import Node, Report
 
 POLL_TIMEOUT_SECS = 5.0
+MAX_MODELS = 1000
 UNLOAD_TIMEOUT_SECS = 60.0
 MAX_REPLY_BYTES = 8 << 20
 MAX_REASON_CHARS = 300
 
+_MAX_ASKED = 64
 _LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 _REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
 
@@ -42,23 +46,35 @@ class NodeError(HelexaError):
 
 
 class NodeClient:
-    """Calls to any node, by its configured base URL. Every method raises `NodeError`."""
+    """Calls to any node, by its configured base URL, with the key that it asks for. Every method raises `NodeError`."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def discovery(self, endpoint: str) -> Discovery:
+    async def look(self, node: Node, bearer: str | None = None) -> Report:
+        """What a node of kind `neuron` says of itself. `/models` decides; the rest is best effort, and what cannot
+        change is not asked again while the node is up."""
+        models = await self.models(node.endpoint, bearer)
+        health, discovery, urls = await asyncio.gather(
+            or_none(self.health(node.endpoint, bearer)),
+            or_none(self.discovery(node.endpoint, bearer)) if node.discovery is None or node.misses else _none(),
+            self._urls(node, models, bearer),
+        )
+        return Report(models, health, discovery, urls)
+
+    async def discovery(self, endpoint: str, bearer: str | None = None) -> Discovery:
         """`GET /discovery`."""
-        return _parse(_discovery, await self._get(endpoint, "/discovery"))
+        return parse(_discovery, await self.get(endpoint, "/discovery", bearer))
 
-    async def health(self, endpoint: str) -> Health:
+    async def health(self, endpoint: str, bearer: str | None = None) -> Health:
         """`GET /health`."""
-        return _parse(_health, await self._get(endpoint, "/health"))
+        return parse(_health, await self.get(endpoint, "/health", bearer))
 
-    async def models(self, endpoint: str) -> dict[str, ModelInfo]:
-        """`GET /models`, by id. An entry in a state that this gateway does not know is left out."""
+    async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
+        """`GET /models`, by id, at most `MAX_MODELS`. An entry in a state that this gateway does not know is left
+        out."""
         found: dict[str, ModelInfo] = {}
-        for entry in _parse(_entries, await self._get(endpoint, "/models")):
+        for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
             try:
                 info = _model_info.validate_python(entry)
             except ValidationError:
@@ -66,45 +82,62 @@ class NodeClient:
             found[info.id] = info
         return found
 
-    async def url(self, endpoint: str, model: str) -> str:
+    async def url(self, endpoint: str, model: str, bearer: str | None = None) -> str:
         """Base URL of a model's API: the node's word, or `endpoint` where it says nothing usable."""
         try:
-            reply = _parse(_endpoint, await self._get(endpoint, f"/models/{quote(model, safe='')}/endpoint"))
+            reply = parse(_endpoint, await self.get(endpoint, f"/models/{quote(model, safe='')}/endpoint", bearer))
         except NodeError:
             return endpoint
         url = reply.get("url")
         return reachable_url(url, endpoint) if isinstance(url, str) else endpoint
 
-    async def load(self, endpoint: str, spec: ModelSpec) -> None:
+    async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
         """`POST /models/load`; returns once the model serves. A model that was loaded already is a success.
 
         It waits for as long as that takes: whoever watches the load's progress gives it up.
         """
-        status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()))
+        status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
             return
         reason, kind = _refusal(body)
         temporary = status >= 500 or kind in _REFUSALS_WORTH_A_RETRY
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
 
-    async def unload(self, endpoint: str, model: str) -> None:
+    async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
         """`POST /models/unload`; returns once the model's memory is free. A model that is not there is a success."""
         status, body = await self._call(
-            "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model})
+            "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status != 404:
             raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
 
-    async def _get(self, endpoint: str, path: str) -> bytes:
-        status, body = await self._call("GET", endpoint, path, POLL_TIMEOUT_SECS)
+    async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
+        """The body of a GET, which must be a 200."""
+        return await self._poll("GET", endpoint, path, None, bearer)
+
+    async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
+        """The body that answers a JSON POST, which must be a 200 and not take long."""
+        return await self._poll("POST", endpoint, path, orjson.dumps(content), bearer)
+
+    async def _poll(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
+        status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, data, bearer)
         if status != 200:
             raise NodeError(f"{path} answered HTTP {status}")
         return body
 
+    async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
+        """Where each model is served; a node is asked once per model, of the many that are new a part each time."""
+        new = [model for model in models if model not in node.urls][:_MAX_ASKED]
+        found = await asyncio.gather(*(self.url(node.endpoint, model, bearer) for model in new))
+        known = {model: node.urls[model] for model in models if model in node.urls}
+        return known | dict(zip(new, found, strict=True))
+
     async def _call(
-        self, method: str, endpoint: str, path: str, timeout_secs: float | None, data: bytes | None = None
+        self, method: str, endpoint: str, path: str, timeout_secs: float | None, data: bytes | None, bearer: str | None
     ) -> tuple[int, bytes]:
         headers = {"content-type": "application/json"} if data else {}
+        if bearer is not None:
+            headers["authorization"] = f"Bearer {bearer}"
         timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)
         body = bytearray()
         try:
@@ -143,7 +176,12 @@ def reachable_url(url: str, endpoint: str) -> str:
     return urlunsplit((said.scheme, f"{host}:{port}" if port else host, said.path.rstrip("/"), "", ""))
 
 
-def _parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
+def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
+    """A node's JSON as the record it should be.
+
+    Raises:
+        NodeError: it is another.
+    """
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
@@ -167,3 +205,15 @@ def _refusal(body: bytes) -> tuple[str, str | None]:
         return "", kind
     line = " ".join(error.split())
     return line[:MAX_REASON_CHARS], kind
+
+
+async def or_none(asking: Awaitable[ValueT]) -> ValueT | None:
+    """What a node said, None when it did not."""
+    try:
+        return await asking
+    except NodeError:
+        return None
+
+
+async def _none() -> None:
+    return None

@@ -2,14 +2,22 @@
 
 import asyncio
 import logging
+import random
 import time
+from collections.abc import Awaitable, Callable, Mapping
 
-from helexa.cortex.fleet import Fleet, Node, Report
+from helexa.cortex.fleet import MISSES_TO_DOWN, Fleet
 from helexa.cortex.node_client import NodeClient, NodeError
+from helexa.cortex.openai_node import OpenAINode
+from helexa.cortex.picture import Node, Report
 
 log = logging.getLogger(__name__)
 
-UNSETTLED_INTERVAL_SECS = 1.0  # what is down or recovering serves nobody: notice soon when it is back
+UNSETTLED_INTERVAL_SECS = 1.0  # what is failing or recovering serves nobody: notice soon when it is back
+MAX_BACK_OFF = 30  # times that
+
+Look = Callable[[Node, str | None], Awaitable[Report]]
+Address = tuple[str, str, str]
 
 
 class Poller:
@@ -17,57 +25,61 @@ class Poller:
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
-        self._client = client
+        self._looks: Mapping[str, Look] = {"neuron": client.look, "openai": OpenAINode(client).look}
         self._interval_secs = interval_secs
 
     async def run(self) -> None:
-        """Poll all nodes, the first time at once, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for node in self._fleet.view().nodes:
-                group.create_task(self._watch(node.name))
+        """Poll all nodes, the first time at once, until cancelled; nodes that come and go are followed."""
+        watches: dict[Address, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._fleet.reconfigured.clear()
+                wanted = {(node.name, node.endpoint, node.kind): node for node in self._fleet.view().nodes}
+                await _stop([watches.pop(address) for address in watches.keys() - wanted.keys()])
+                for address in wanted.keys() - watches.keys():
+                    watches[address] = asyncio.create_task(self._watch(wanted[address]), name=f"poll {address[0]}")
+                await self._fleet.reconfigured.wait()
+        finally:
+            await _stop(list(watches.values()))
 
     async def poll(self, name: str) -> None:
-        """Look at one node once. `/models` decides its health; the rest is best effort."""
+        """Look at one node once."""
         node = self._fleet.node(name)
         began = time.monotonic()
-        models, health, discovery = await asyncio.gather(
-            self._client.models(node.endpoint),
-            self._client.health(node.endpoint),
-            self._client.discovery(node.endpoint) if node.discovery is None or node.misses else _nothing(),
-            return_exceptions=True,
-        )
-        for outcome in (models, health, discovery):
-            if isinstance(outcome, BaseException) and not isinstance(outcome, NodeError):
-                raise outcome
-        if isinstance(models, BaseException):
-            self._fleet.missed(name, str(models))
-            return
-        report = Report(
-            models=models,
-            health=None if isinstance(health, BaseException) else health,
-            discovery=None if isinstance(discovery, BaseException) else discovery,
-            urls=await self._urls(node, list(models)),
-        )
-        self._fleet.answered(name, report, began)
+        try:
+            report = await self._looks[node.kind](node, self._fleet.bearer(name))
+        except NodeError as error:
+            if self._fleet.has(node):
+                self._fleet.missed(name, str(error))
+        else:
+            if self._fleet.has(node):
+                self._fleet.answered(name, report, began)
 
-    async def _watch(self, name: str) -> None:
-        while True:
+    async def _watch(self, node: Node) -> None:
+        while self._fleet.has(node):
             try:
-                await self.poll(name)
+                await self.poll(node.name)
             except Exception as error:  # a fault in reading one node must not end the polling of all
-                log.exception("polling %s failed", name)
-                self._fleet.missed(name, type(error).__name__)
-            node = self._fleet.node(name)
-            settled = node.healthy and all(info.status != "recovering" for info in node.models.values())
-            await asyncio.sleep(self._interval_secs if settled else min(self._interval_secs, UNSETTLED_INTERVAL_SECS))
-
-    async def _urls(self, node: Node, models: list[str]) -> dict[str, str]:
-        """Where each model is served; a node is asked once per model."""
-        new = [model for model in models if model not in node.urls]
-        found = await asyncio.gather(*(self._client.url(node.endpoint, model) for model in new))
-        known = {model: node.urls[model] for model in models if model in node.urls}
-        return known | dict(zip(new, found, strict=True))
+                log.exception("polling %s failed", node.name)
+                self._fleet.missed(node.name, type(error).__name__)
+            if self._fleet.has(node):
+                await asyncio.sleep(pause_secs(self._fleet.node(node.name), self._interval_secs, random.random()))
 
 
-async def _nothing() -> None:
-    return None
+def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
+    """Seconds until a node is looked at again: longer and longer while it is down.
+
+    Args:
+        chance: from 0 to 1; spreads the polls of nodes that went down together.
+    """
+    if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
+        return interval_secs
+    soon = min(interval_secs, UNSETTLED_INTERVAL_SECS)
+    doublings = max(0, node.misses - MISSES_TO_DOWN)
+    return soon * min(2**doublings, MAX_BACK_OFF) * (1 - chance / 2) if doublings else soon
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
