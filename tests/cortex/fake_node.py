@@ -54,6 +54,9 @@ class FakeNode:
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer_polls: asyncio.Event = field(default_factory=asyncio.Event)
     loads: list[dict[str, Any]] = field(default_factory=list)
+    unloads: list[str] = field(default_factory=list)
+    sizes_mb: dict[str, int] = field(default_factory=dict)
+    vram_total_mb: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
@@ -69,6 +72,15 @@ class FakeNode:
         self.models += [{"id": model, "harness": "torch", "status": "loaded", "devices": [], **fields} for model in ids]
         return self
 
+    def with_accelerator(self, vram_total_mb: int, sizes_mb: dict[str, int]) -> "FakeNode":
+        """One device, in which every loaded model takes its size."""
+        self.vram_total_mb, self.sizes_mb = vram_total_mb, sizes_mb
+        self.discovery["devices"] = [{"index": 0, "name": "GPU", "vram_total_mb": vram_total_mb}]
+        return self
+
+    def free_mb(self) -> int:
+        return self.vram_total_mb - sum(self.sizes_mb.get(model["id"], 0) for model in self.models)
+
     @asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator["FakeNode"]:
         app = web.Application(client_max_size=1 << 30)
@@ -77,6 +89,7 @@ class FakeNode:
         app.router.add_get("/models", self._models)
         app.router.add_get("/models/{id}/endpoint", self._endpoint)
         app.router.add_post("/models/load", self._load)
+        app.router.add_post("/models/unload", self._unload)
         app.router.add_post("/v1/chat/completions", self._speak)
         app.router.add_post("/v1/completions", self._speak)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
@@ -98,7 +111,11 @@ class FakeNode:
         return await self._poll(request, self.discovery)
 
     async def _health(self, request: web.Request) -> web.Response:
-        return await self._poll(request, self.health)
+        if not self.vram_total_mb:
+            return await self._poll(request, self.health)
+        free = self.free_mb()
+        devices = [{"index": 0, "vram_used_mb": self.vram_total_mb - free, "vram_free_mb": free}]
+        return await self._poll(request, {"devices": devices} | self.health)
 
     async def _models(self, request: web.Request) -> web.Response:
         return await self._poll(request, list(self.models))
@@ -116,6 +133,12 @@ class FakeNode:
             return web.json_response(body, status=status)
         self.holds(spec["model_id"])
         return web.json_response({"status": "loaded"})
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        model = (await request.json())["model_id"]
+        self.unloads.append(model)
+        self.models = [entry for entry in self.models if entry["id"] != model]
+        return web.json_response({"status": "unloaded"})
 
     async def _speak(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())

@@ -39,29 +39,28 @@ class Change:
 
 @dataclass
 class _Page:
-    """One node's changes, and what was free before the first of them."""
+    """One node's changes, what was free before the first of them, and what its last reading says."""
 
-    free: Megabytes
+    before: Megabytes
+    latest: Megabytes
     changes: list[Change] = field(default_factory=list[Change])
 
 
 class MemoryBook:
     """Reserves memory when a load is decided, until the node's own reading includes it.
 
-    While a node has changes, what is free there is what was free before them, less what they take: its readings would
-    show an unknown part of each change.
+    While a node has changes, what is free there is what was free before them, less what they take: its readings show an
+    unknown part of each change. Others may take memory too, so it is never more than the reading and what comes back.
     """
 
     def __init__(self) -> None:
         self._pages: dict[str, _Page] = {}
 
-    def begin(self, node: Node, megabytes: Megabytes) -> Change:
+    def begin(self, node: Node, change: Change) -> None:
         """Count a change from now on."""
-        change = Change(megabytes)
         free = reading(node)
         if free is not None:
-            self._pages.setdefault(node.name, _Page(free)).changes.append(change)
-        return change
+            self._pages.setdefault(node.name, _Page(free, free)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
         """A change will not happen."""
@@ -72,10 +71,11 @@ class MemoryBook:
                 del self._pages[node]
 
     def turn(self, node: Node) -> None:
-        """Believe the node's reading again once it is younger than all changes."""
-        page = self._pages.get(node.name)
-        if page is None or node.read_at is None:
+        """Look at the node's reading, and believe it again once it is younger than all changes."""
+        page, latest = self._pages.get(node.name), reading(node)
+        if page is None or latest is None or node.read_at is None:
             return
+        page.latest = latest
         ends = [change.ended_at for change in page.changes]
         if all(end is not None and node.read_at >= end + READING_LAG_SECS for end in ends):
             del self._pages[node.name]
@@ -86,5 +86,9 @@ class MemoryBook:
 
 
 def _after(page: _Page) -> Megabytes:
-    taken = {index: sum(change.megabytes.get(index, 0) for change in page.changes) for index in page.free}
-    return {index: free - taken[index] for index, free in page.free.items()}
+    free: dict[int, int] = {}
+    for index, before in page.before.items():
+        sizes = [change.megabytes.get(index, 0) for change in page.changes]
+        coming_back = sum(-size for size in sizes if size < 0)
+        free[index] = min(before - sum(sizes), page.latest.get(index, 0) + coming_back)
+    return free

@@ -1,7 +1,7 @@
 """Where a model that is not warm is to be loaded, and what must leave for it: pure functions of a situation."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from helexa.core.catalogue import Catalogue, Profile
@@ -78,7 +78,7 @@ def place(situation: Situation, model: str, since: float = inf, claimed: Collect
         raise _unknown(situation, healthy, model)
     candidates = [node for node in unloaded or takers if feasible(profile, node) and _vacant(situation, node, model)]
     trusted = [node for node in candidates if not _failing(situation, node, model)]
-    found = [(node, clearing(situation, node, profile, since)) for node in trusted]
+    found = [(node, _way(situation, node, profile, since)) for node in trusted]
     ways = [(node, way) for node, way in found if way is not None]
     if not ways:
         raise _refused(situation, profile, healthy, candidates, trusted)
@@ -155,6 +155,13 @@ def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | No
             if not _failing(situation, node, model):
                 return Cold(model, node.name, _spec(situation, node, model), joined=True)
     return None
+
+
+def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
+    """How to make room there; a model that is on its way out has to be gone before it may come back."""
+    way = clearing(situation, node, profile, since)
+    leaving = (node.name, profile.id) in situation.view.draining
+    return replace(way, ready_at=inf) if way is not None and leaving else way
 
 
 def _vacant(situation: Situation, node: Node, model: str) -> bool:

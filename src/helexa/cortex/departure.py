@@ -1,0 +1,115 @@
+"""A model leaves a node: no new requests, the last one done, then unloaded."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from helexa.cortex.breaker import Pair
+from helexa.cortex.fleet import Fleet
+from helexa.cortex.memory import Change, Megabytes, MemoryBook
+from helexa.cortex.node_client import NodeClient, NodeError
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECS = 300.0
+LOOK_SECS = 0.02
+
+
+class StillNeededError(Exception):
+    """A model was not left alone in time, or nobody wants its place any more: it stays."""
+
+
+class Departure:
+    """One model on its way out."""
+
+    def __init__(self, departures: "Departures", pair: Pair, change: Change) -> None:
+        self._departures = departures
+        self._change = change
+        self.pair = pair
+
+    async def idle(self, wanted: Callable[[], bool]) -> None:
+        """Wait until nothing is in flight there.
+
+        Raises:
+            StillNeededError: that takes too long, or `wanted()` is no longer true.
+        """
+        fleet, (name, model) = self._departures.fleet, self.pair
+        deadline = asyncio.get_running_loop().time() + DRAIN_SECS
+        while True:
+            view = fleet.view()
+            node = next((node for node in view.nodes if node.name == name), None)
+            if node is None or not view.load(node, model):
+                return
+            if asyncio.get_running_loop().time() > deadline or not wanted():
+                raise StillNeededError
+            await asyncio.sleep(LOOK_SECS)
+
+    async def unload(self) -> None:
+        """Unload it.
+
+        Raises:
+            NodeError: the node would not.
+        """
+        await self._departures.unload(self.pair)
+        self._change.ended_at = self._departures.clock()
+
+    def left(self) -> bool:
+        """Whether it is gone."""
+        return self._change.ended_at is not None
+
+
+class Departures:
+    """Lets models leave.
+
+    Args:
+        evicted: told of every model that left, with its node.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: NodeClient,
+        book: MemoryBook,
+        clock: Callable[[], float],
+        evicted: Callable[[str, str], None],
+    ) -> None:
+        self.fleet = fleet
+        self.clock = clock
+        self.warn_after = 0
+        self._client = client
+        self._book = book
+        self._evicted = evicted
+        self._cycles: dict[str, int] = {}
+
+    @contextmanager
+    def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
+        """From now on the model takes no new requests, and its memory counts as free; until the block ends."""
+        node = self.fleet.node(pair[0])
+        change = Change({index: -size for index, size in megabytes.items()})
+        departure = Departure(self, pair, change)
+        self._book.begin(node, change)
+        try:
+            with self.fleet.drain(*pair):
+                yield departure
+        finally:
+            if not departure.left():
+                self._book.cancel(node.name, change)
+
+    async def unload(self, pair: Pair) -> None:
+        """Have the node unload a model, and count it.
+
+        Raises:
+            NodeError: the node would not.
+        """
+        name, model = pair
+        node = next((node for node in self.fleet.view().nodes if node.name == name), None)
+        if node is None:
+            raise NodeError("the node was taken out of the configuration")
+        await self._client.unload(node.endpoint, model)
+        self.fleet.unloaded(name, model)
+        cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
+        log.info("unloaded %s on %s", model, name)
+        if self.warn_after and cycles % self.warn_after == 0:
+            log.warning("node %s has unloaded %d models: restart it if its free memory shrinks", name, cycles)
+        self._evicted(model, name)
