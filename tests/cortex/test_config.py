@@ -54,7 +54,7 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
     ("text", "said"),
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
-        ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons, routing"),
+        ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
         ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),

@@ -92,6 +92,11 @@ class ModelLoad(Record):
     max_in_flight: WireInt = 0
     max_queue_depth: WireInt = 0
     rejected_queue_full: WireInt = 0
+    rejected_timeout: WireInt = 0
+    rejected_per_principal: WireInt = 0
+    rejected_anon_yield: WireInt = 0
+    anon_in_flight: WireInt = 0
+    anon_max_in_flight: WireInt = 0
     kv_pages_total: WireInt = 0
     kv_pages_free: WireInt = 0
     prompt_tokens_total: WireInt = 0

@@ -30,6 +30,8 @@ class Exchange:
         estimated: the usage is counted here, since the node did not come to say it.
         started: when the request came (`time.perf_counter`).
         started_at: the same in Unix seconds.
+        read: when its body was there (`time.perf_counter`), 0 before that.
+        loading: seconds of waiting for a model to load.
         waited: seconds until the node was asked; a cold load makes them many.
         answered: seconds that the node took from being asked to the first byte of its answer.
         duration: seconds from the request to its end.
@@ -51,9 +53,18 @@ class Exchange:
     usage: Usage | None = None
     started: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
-    waited: float = 0.0
+    read: float = 0.0
+    loading: float = 0.0
+    waited: float | None = None
     answered: float | None = None
     duration: float = 0.0
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds that the gateway itself took before it asked a node; None when it asked none."""
+        if self.waited is None:
+            return None
+        return max(0.0, self.started + self.waited - self.read - self.loading)
 
     def end(self) -> None:
         """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event."""
@@ -72,7 +83,7 @@ class Exchange:
     @property
     def tokens_per_second(self) -> float | None:
         """Completion tokens over the time in which they came, or since the node was asked if that was too short."""
-        window = self.duration - self.waited
+        window = self.duration - (self.waited or 0.0)
         if self.usage is None or not self.usage.completion or window <= 0:
             return None
         if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:

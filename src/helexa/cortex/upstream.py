@@ -249,7 +249,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _something(self) -> None:
-        """Wait until more is known."""
+        """Wait until more is known. A failure is told only to those who have taken all that came before it."""
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
@@ -276,8 +276,7 @@ class _Connection(asyncio.Protocol):
     def _fail(self, failure: UpstreamError) -> None:
         if self._failure is None:
             self._failure = failure
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(self._failure)
+        self._wake()
         self.cut()
 
     # What the event loop calls.
@@ -315,6 +314,10 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("bytes after the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)

@@ -1,0 +1,69 @@
+"""What can be said of a prompt before a node has seen it: whether it can fit at all, and advice for known clients."""
+
+from typing import Any
+
+import orjson
+
+from helexa.core.errors import ApiError
+from helexa.cortex.headers import Headers
+
+_BYTES_PER_TOKEN = 4
+_MESSAGE_BYTES = 8
+_ADVICE = {
+    b"litellm": "retry 429 and 503 after Retry-After; context_length_exceeded is final until messages are shorter",
+    b"agent-zero": "limits are in /v1/models; compact before `limit.input` is reached",
+    b"agent zero": "limits are in /v1/models; compact before `limit.input` is reached",
+    b"zed": "limits are in /v1/models as max_model_len and max_output_tokens",
+}
+
+
+def estimated_tokens(body: bytes) -> int:
+    """About how many tokens a request's prompt has: a quarter of its bytes, at least one.
+
+    Text counts, and eight bytes for each message; a body without messages or a prompt counts as a whole.
+    """
+    content = orjson.loads(body)
+    messages, prompt = content.get("messages"), content.get("prompt")
+    if isinstance(messages, list):
+        size = sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
+    elif isinstance(prompt, str):
+        size = len(prompt.encode())
+    else:
+        size = len(body)
+    return max(1, size // _BYTES_PER_TOKEN)
+
+
+def check_prompt(body: bytes, context: int) -> None:
+    """Refuse a prompt that cannot fit into `context` tokens by far, before it costs a node anything.
+
+    Raises:
+        ApiError: 400 `context_length_exceeded`.
+    """
+    if len(body) // _BYTES_PER_TOKEN <= context:  # the text is no longer than the body
+        return
+    estimate = estimated_tokens(body)
+    if estimate > context:
+        raise ApiError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {context} tokens. However, your messages resulted in about "
+            f"{estimate} tokens. Please reduce the length of the messages.",
+            param="messages",
+            max=context,
+            estimated_prompt_tokens=estimate,
+        )
+
+
+def advice(headers: Headers) -> bytes | None:
+    """A hint for the people behind a known client, as the value of `X-Helexa-Advice`."""
+    agent = next((value.lower() for name, value in headers if name == b"user-agent"), b"")
+    return next((text.encode() for name, text in _ADVICE.items() if name in agent), None)
+
+
+def _text_bytes(message: Any) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return len(content.encode())
+    parts = content if isinstance(content, list) else []
+    texts = (part.get("text") for part in parts if isinstance(part, dict))
+    return sum(len(text.encode()) for text in texts if isinstance(text, str))

@@ -1,0 +1,115 @@
+"""Hot reload: the configuration and the catalogue are read anew when their files change.
+
+What is wrong is said and changes nothing: the gateway goes on with what it had. What changed is logged, and takes effect
+at once and as a whole.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from helexa.core import catalogue as catalogues
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ConfigError, HelexaError
+from helexa.cortex import config as configs
+from helexa.cortex.config import CortexConfig
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECS = 1.0
+
+_NAMES = ("id", "name", "key_id", "account_id")
+_ONLY_AT_START = ("gateway.listen", "gateway.metrics_listen", "gateway.cors_origins", "gateway.insecure", "ledger")
+_MAX_SAID = 20
+
+_Stamp = tuple[int, int, int] | None
+Apply = Callable[[CortexConfig, Catalogue], None]
+
+
+class Reloader:
+    """Watches the files of one gateway.
+
+    Args:
+        path: cortex.toml; None when the configuration came from variables alone.
+        config, catalogue: what is in force.
+        apply: puts a new pair in force, or raises `HelexaError` and changes nothing.
+    """
+
+    def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
+        self._path = path
+        self._config = config
+        self._catalogue = catalogue
+        self._apply = apply
+        self._seen = self._stamps()
+
+    async def run(self) -> None:
+        """Look at the files each second, until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_SECS)
+            stamps = await asyncio.to_thread(self._stamps)
+            if stamps != self._seen:
+                self._seen = stamps
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Read both files now."""
+        try:
+            config, catalogue = await asyncio.to_thread(self._read)
+            self._apply(config, catalogue)
+        except HelexaError as error:
+            log.error("not reloaded, and nothing changed: %s", error)
+            return
+        changed = [*differences(self._config, config), *differences(self._catalogue, catalogue)]
+        self._config, self._catalogue = config, catalogue
+        self._seen = self._stamps()
+        for line in changed[:_MAX_SAID]:
+            late = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
+            log.info("reloaded: %s%s", line, late)
+        if len(changed) > _MAX_SAID:
+            log.info("reloaded: and %d more", len(changed) - _MAX_SAID)
+
+    def _read(self) -> tuple[CortexConfig, Catalogue]:
+        config = configs.load(self._path)
+        if self._catalogue.models and not config.models_config.exists():  # an editor may be writing it just now
+            raise ConfigError(f"{config.models_config} is gone")
+        return config, catalogues.load(config.models_config)
+
+    def _stamps(self) -> tuple[_Stamp, _Stamp]:
+        return _stamp(self._path), _stamp(self._config.models_config)
+
+
+def differences(before: BaseModel, after: BaseModel) -> list[str]:
+    """What changed between two configurations, one line each; secrets are never said."""
+    old, new = dict(_leaves("", before)), dict(_leaves("", after))
+    lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
+    lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
+    return lines + [f"{key} is gone" for key in old if key not in new]
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """All values with their dotted names; entries of lists are named by what identifies them."""
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, dict):
+        for key, member in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), member)
+    elif isinstance(value, list) and value and all(isinstance(entry, BaseModel) for entry in value):
+        for place, entry in enumerate(value):
+            name = next((str(getattr(entry, name)) for name in _NAMES if getattr(entry, name, None)), str(place))
+            yield from _leaves(f"{path}[{name}]", entry)
+    else:
+        yield path, value
+
+
+def _stamp(path: Path | None) -> _Stamp:
+    if path is None:
+        return None
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
