@@ -137,8 +137,9 @@ class Lifecycle:
         """Look again and again at those who wait for room, and at those whom nobody wants; until cancelled."""
         while True:
             held = any(demand.job is None for demand in self._demands.values())
+            rest = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
             with suppress(TimeoutError):
-                async with asyncio.timeout(HOLD_SECS if held else REST_SECS):
+                async with asyncio.timeout(HOLD_SECS if held else rest):
                     await self._wake.wait()
             self._wake.clear()
             try:

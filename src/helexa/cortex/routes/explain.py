@@ -1,0 +1,18 @@
+"""`GET /api/explain?model=`: where a request would go, without sending one."""
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import ApiError
+from helexa.cortex.explain import explain
+from helexa.cortex.lifecycle import Lifecycle
+
+
+async def get_explanation(request: Request) -> Response:
+    """The dry run for one model id or alias."""
+    name = request.query_params.get("model", "")
+    if not name:
+        raise ApiError(400, "missing_model_field", "which model? write ?model=ID", param="model")
+    lifecycle: Lifecycle = request.app.state.gateway.lifecycle
+    return Response(orjson.dumps(explain(lifecycle.situation(), name[:200])), media_type="application/json")
