@@ -131,7 +131,8 @@ async def test_nodes_are_shown_with_all_that_is_known() -> None:
 
         await eventually(one_is_up)
         first, second = (await cortex.get("/api/nodes"))["nodes"]
-    assert second == {"name": "down", "endpoint": down.url, "healthy": False, "models": []}
+    assert second.items() >= {"name": "down", "endpoint": down.url, "healthy": False, "models": []}.items()
+    assert not second.keys() & {"discovery", "devices", "load", "activation"}
     assert (first["name"], first["endpoint"], first["healthy"]) == ("up", up.url, True)
     assert first["discovery"]["memory_total_mb"] == 999
     assert [model["id"] for model in first["models"]] == ["Org/M"]

@@ -16,8 +16,9 @@ from helexa.cortex.cors import Cors
 from helexa.cortex.metrics import Metrics
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error
 from helexa.cortex.routes.generation import Generation
-from helexa.cortex.routes.health import get_health, list_nodes
+from helexa.cortex.routes.health import get_health
 from helexa.cortex.routes.models import get_model, list_models
+from helexa.cortex.routes.nodes import list_nodes
 
 
 class HotPaths:

@@ -37,6 +37,7 @@ class Fleet:
     ) -> None:
         routing = routing or RoutingSection()
         self.reconfigured = asyncio.Event()
+        self._freed = asyncio.Event()
         self._clock = clock
         self._nodes: dict[str, Node] = {}
         self._configured: dict[str, NeuronSection] = {}
@@ -193,6 +194,12 @@ class Fleet:
             self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
             self._changed()
 
+    async def emptied(self, name: str) -> None:
+        """Wait until nothing runs on a node through this gateway: no request, no load."""
+        while any(node == name for node, _ in (*self._in_flight, *self._loading)):
+            self._freed.clear()
+            await self._freed.wait()
+
     @contextmanager
     def request(self, name: str, model: str) -> Iterator[None]:
         """Count one request as in flight on a node for as long as the block runs."""
@@ -209,6 +216,7 @@ class Fleet:
             self._in_flight[pair] -= 1
             if not self._in_flight[pair]:
                 del self._in_flight[pair]
+                self._freed.set()
             if probe:
                 self._breakers.ended(pair, self._clock())
                 self._changed()
@@ -222,6 +230,7 @@ class Fleet:
             yield
         finally:
             self._loading.discard((name, model))
+            self._freed.set()
             self._changed()
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""`GET /health`, `GET /` and `GET /api/nodes`: how the fleet is."""
+"""`GET /health` and `GET /`: how the fleet is."""
 
 from typing import Any
 
@@ -13,11 +13,6 @@ from helexa.cortex.gateway import Gateway
 async def get_health(request: Request) -> Response:
     """Whether requests can be served; always 200."""
     return _json(fleet_health(_view(request)))
-
-
-async def list_nodes(request: Request) -> Response:
-    """Everything known of every node."""
-    return _json({"nodes": [_node(node) for node in _view(request).nodes]})
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:
@@ -36,21 +31,6 @@ def _unservable(node: Node) -> list[dict[str, Any]]:
         for info in node.models.values()
         if info.servable is not None and not info.servable.ok
     ]
-
-
-def _node(node: Node) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "name": node.name,
-        "endpoint": node.endpoint,
-        "healthy": node.healthy,
-        "models": [info.json_dict() for info in node.models.values()],
-    }
-    if node.discovery is not None:
-        entry["discovery"] = node.discovery.json_dict()
-    if node.health is not None:
-        health = node.health.json_dict()
-        entry |= {"activation": health["activation"], "devices": health["devices"], "load": health["models"]}
-    return entry
 
 
 def _view(request: Request) -> FleetView:

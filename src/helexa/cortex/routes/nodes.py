@@ -1,0 +1,105 @@
+"""`/api/nodes`: what is known of every node, and taking one out of service."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import ApiError
+from helexa.cortex.fleet import Fleet
+from helexa.cortex.picture import FleetView, Node
+
+MAX_WAIT_SECS = 600.0
+
+
+async def list_nodes(request: Request) -> Response:
+    """`GET /api/nodes`: everything known of every node."""
+    view = _fleet(request).view()
+    return _json({"nodes": [_entry(view, node) for node in view.nodes]})
+
+
+async def cordon_node(request: Request) -> Response:
+    """`POST /api/nodes/{name}/cordon`: give it nothing new; what runs there goes on."""
+    return _cordon(request, True)
+
+
+async def uncordon_node(request: Request) -> Response:
+    """`POST /api/nodes/{name}/uncordon`: give it requests and loads again."""
+    return _cordon(request, False)
+
+
+async def drain_node(request: Request) -> Response:
+    """`POST /api/nodes/{name}/drain`: cordon it, and answer when nothing runs there through this gateway any more, or
+    after `wait_secs` (600 unless asked for less); the counts say which. It stays cordoned in either case."""
+    wait_secs = _wait_secs(request)
+    fleet, name = _fleet(request), _cordoned(request, True)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_secs):
+            await fleet.emptied(name)
+    return _json(_state(fleet, name))
+
+
+def _cordon(request: Request, cordoned: bool) -> Response:
+    return _json(_state(_fleet(request), _cordoned(request, cordoned)))
+
+
+def _cordoned(request: Request, cordoned: bool) -> str:
+    name = request.path_params["name"]
+    try:
+        _fleet(request).cordon(name, cordoned)
+    except KeyError:
+        raise ApiError(404, "node_not_found", f"there is no node '{name[:200]}'", param="name") from None
+    return name
+
+
+def _wait_secs(request: Request) -> float:
+    text = request.query_params.get("wait_secs")
+    if text is None:
+        return MAX_WAIT_SECS
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) > MAX_WAIT_SECS:
+        message = f"wait_secs must be whole seconds up to {MAX_WAIT_SECS:g}"
+        raise ApiError(400, "invalid_value", message, param="wait_secs")
+    return float(text)
+
+
+def _state(fleet: Fleet, name: str) -> dict[str, Any]:
+    view = fleet.view()
+    return {
+        "name": name,
+        "cordoned": any(node.cordoned for node in view.nodes if node.name == name),
+        "in_flight": sum(view.running(name).values()),
+        "loading": sum(node == name for node, _ in view.loading),
+    }
+
+
+def _entry(view: FleetView, node: Node) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": node.name,
+        "endpoint": node.endpoint,
+        "kind": node.kind,
+        "healthy": node.healthy,
+        "cordoned": node.cordoned,
+        "misses": node.misses,
+        "models": [info.json_dict() for info in node.models.values()],
+        "in_flight": view.running(node.name),
+        "loading": sorted(model for name, model in view.loading if name == node.name),
+        "draining": sorted(model for name, model in view.draining if name == node.name),
+        "failing": sorted(model for name, model in view.open if name == node.name),
+    }
+    if node.discovery is not None:
+        entry["discovery"] = node.discovery.json_dict()
+    if node.health is not None:
+        health = node.health.json_dict()
+        entry |= {"activation": health["activation"], "devices": health["devices"], "load": health["models"]}
+    return entry
+
+
+def _fleet(request: Request) -> Fleet:
+    return request.app.state.gateway.fleet
+
+
+def _json(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
