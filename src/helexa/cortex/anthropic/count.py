@@ -1,0 +1,88 @@
+"""`POST /v1/messages/count_tokens`: counted by a node that has the model warm, else estimated.
+
+No model is loaded for it.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import orjson
+
+from helexa.cortex.anthropic.body import encoded, read_object
+from helexa.cortex.anthropic.request import to_prompt
+
+TOKENIZE_PATH = "/tokenize"
+
+_BYTES_PER_TOKEN = 4
+_BYTES_PER_MESSAGE = 8
+_BYTES_PER_IMAGE = 4096
+
+Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
+"""Posts a body to `TOKENIZE_PATH` of a node; gives status and body, or None if no node could be asked."""
+
+
+@dataclass(frozen=True)
+class CountRequest:
+    """A question for the length of a prompt.
+
+    Attributes:
+        model: the name by which the client asked.
+        body: for `POST /tokenize` of a node, as JSON; it names the model as the client did.
+        estimate: tokens, by rule of thumb.
+    """
+
+    model: str
+    body: bytes
+    estimate: int
+
+    @classmethod
+    def parse(cls, body: bytes) -> Self:
+        """Read and translate the body of `POST /v1/messages/count_tokens`.
+
+        Raises:
+            ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
+        """
+        prompt = to_prompt(read_object(body))
+        variables = prompt["chat_template_kwargs"]
+        ending = {
+            "add_generation_prompt": variables.pop("add_generation_prompt", True),
+            "continue_final_message": variables.pop("continue_final_message", False),
+        }
+        return cls(prompt["model"], encoded(prompt | ending), estimated_tokens(prompt))
+
+
+async def count_tokens(request: CountRequest, ask: Ask) -> bytes:
+    """The body of the reply: `{"input_tokens"}`, exact if a node counted them."""
+    answer = await ask(request.body)
+    count = None if answer is None else counted(*answer)
+    return orjson.dumps({"input_tokens": request.estimate if count is None else count})
+
+
+def counted(status: int, body: bytes) -> int | None:
+    """The count in a node's reply to `POST /tokenize`, None if there is none."""
+    if status != 200:
+        return None
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    count = reply.get("count") if isinstance(reply, dict) else None
+    return count if type(count) is int and count >= 0 else None
+
+
+def estimated_tokens(chat: Mapping[str, Any]) -> int:
+    """Tokens that the prompt of a chat request has, by rule of thumb; at least 1."""
+    size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
+    if tools := chat.get("tools"):
+        size += len(encoded({"tools": tools}))
+    return max(size // _BYTES_PER_TOKEN, 1)
+
+
+def _size(message: Mapping[str, Any]) -> int:
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    size = sum(len(part["text"].encode()) if part["type"] == "text" else _BYTES_PER_IMAGE for part in parts)
+    if calls := message.get("tool_calls"):
+        size += len(encoded({"calls": calls}))
+    return size + len(message.get("reasoning_content", "").encode())

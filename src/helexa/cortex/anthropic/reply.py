@@ -1,0 +1,109 @@
+"""The answer to a client of Anthropic's API: what a node says, translated on its way."""
+
+from collections.abc import Iterable
+
+import orjson
+from starlette.types import Send
+
+from helexa.core.errors import ApiError
+from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
+from helexa.cortex.anthropic.response import malformed
+from helexa.cortex.anthropic.stream import MessageStream
+from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.reply import Reply
+
+MAX_ANSWER_BYTES = 64 << 20
+
+_OF_THE_BODY = (b"content-length", b"content-type", b"content-encoding", b"etag", b"cache-control")
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class AnthropicReply(Reply):
+    """One response on its way to the client. It is written to with a node's bytes, as every reply is.
+
+    A stream is translated as it comes. Anything else is held until it is whole, so that a refusal can still follow.
+
+    Attributes:
+        translation: of the request; errors only can be sent while it is None.
+    """
+
+    def __init__(self, send: Send, request_id: str | None = None) -> None:
+        super().__init__(send)
+        self.translation: Translation | None = None
+        self._request_id = request_id
+        self._events: MessageStream | None = None
+        self._status = 0
+        self._node_headers: list[tuple[bytes, bytes]] = []
+        self._answer = bytearray()
+        if request_id is not None:
+            self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
+
+    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, streamed: bool) -> None:
+        """Take the node's status and headers.
+
+        Raises:
+            ApiError: 502 `upstream_malformed_response`: events instead of a whole answer, or the reverse.
+        """
+        assert self.translation is not None
+        self._status, self._node_headers = status, [pair for pair in headers if pair[0] not in _OF_THE_BODY]
+        if not 200 <= status < 300:
+            return
+        if streamed != self.translation.stream:
+            raise malformed("events were expected" if self.translation.stream else "no events were expected")
+        if streamed:
+            self._events = self.translation.events(self._request_id)
+            await super().start(status, [*_STREAM_HEADERS, *self._node_headers], streamed=False)
+            await super().write(self._events.start())
+
+    async def write(self, chunk: bytes) -> None:
+        """Take the node's next bytes.
+
+        Raises:
+            ApiError: the answer cannot go on; its client has been told if it has been told anything.
+        """
+        if self._events is not None:
+            await self._pass_on(self._events, self._events.feed(chunk))
+            return
+        self._answer += chunk
+        if len(self._answer) > MAX_ANSWER_BYTES:
+            raise malformed(f"it is larger than {MAX_ANSWER_BYTES} bytes")
+
+    async def finish(self) -> None:
+        """The node has said everything.
+
+        Raises:
+            ApiError: it refused, it broke off, or its answer is malformed.
+        """
+        assert self.translation is not None
+        if self._events is not None:
+            await self._pass_on(self._events, self._events.finish())
+        else:
+            body = self.translation.whole(self._status, bytes(self._answer), self._retry_after())
+            length = (b"content-length", b"%d" % len(body))
+            headers = [(b"content-type", b"application/json"), length, *self._node_headers]
+            await super().start(self._status, headers, streamed=False)
+            await super().write(body)
+        await super().finish()
+
+    async def abort(self, error: ApiError) -> None:
+        """End with an error: a refusal if nothing is sent yet, else the stream's last event."""
+        if self._events is not None:
+            await super().write(self._events.fail(error))
+            await super().finish()
+            return
+        extra = error_headers(error).items() - error.headers().items()
+        self.headers += [(name.encode(), value.encode()) for name, value in extra]
+        await super().abort(error)
+
+    def refusal(self, error: ApiError) -> bytes:
+        """The body that carries an error."""
+        return orjson.dumps(to_anthropic_error(error, self._request_id))
+
+    async def _pass_on(self, events: MessageStream, data: bytes) -> None:
+        await super().write(data)
+        if events.failure is not None:
+            raise events.failure
+
+    def _retry_after(self) -> int | None:
+        value = dict(self._node_headers).get(b"retry-after", b"")
+        return int(value) if value.isdigit() and len(value) < 9 else None

@@ -1,0 +1,41 @@
+"""Pieces of streams as nodes send them."""
+
+import json
+from typing import Any
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"
+
+
+def delta(**fields: Any) -> bytes:
+    return event({"id": "c1", "model": "Org/M", "choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
+
+
+def said(text: str) -> bytes:
+    return delta(content=text)
+
+
+def thought(text: str) -> bytes:
+    return delta(reasoning_content=text)
+
+
+def calls(*pieces: Any) -> bytes:
+    return delta(tool_calls=list(pieces))
+
+
+def piece(index: int | None, arguments: Any = "", *, name: str | None = None, id: str | None = None) -> dict[str, Any]:
+    function = {"arguments": arguments} | ({"name": name} if name is not None else {})
+    numbered = {} if index is None else {"index": index}
+    return numbered | {"function": function} | ({"id": id, "type": "function"} if id is not None else {})
+
+
+def finish(reason: str = "stop", **fields: Any) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason, **fields}]})
+
+
+def usage(prompt: int, completion: int, **fields: Any) -> bytes:
+    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **fields}})

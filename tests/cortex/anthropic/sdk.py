@@ -1,0 +1,77 @@
+"""What Anthropic's own client makes of a stream, and the order of events that it and others rely on."""
+
+from typing import Any
+
+from anthropic.lib.streaming._messages import accumulate_event
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from helexa.core.sse import EventParser
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def parsed(stream: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, pings left out, each checked against the client's own types."""
+    assert stream.endswith(b"\n\n")
+    found = []
+    for event in EventParser().feed(stream):
+        content = TypeAdapter(dict[str, Any]).validate_json(event.data)
+        assert content["type"] == event.event
+        if event.event == "error":
+            assert content["error"].keys() == {"type", "message"}
+        elif event.event == "ping":
+            assert content == {"type": "ping"}
+            continue
+        else:
+            EVENTS.validate_json(event.data)
+        found.append(content)
+    return found
+
+
+def check_order(events: list[dict[str, Any]]) -> None:
+    """One message, its blocks one after another, then its end; or an error, with nothing after it."""
+    kinds = [event["type"] for event in events]
+    assert kinds[0] == "message_start" and kinds.count("message_start") == 1
+    assert kinds[-1] in ("message_stop", "error")
+    assert kinds.count("message_stop") + kinds.count("error") == 1
+    if kinds[-1] == "message_stop":
+        assert kinds[-2] == "message_delta"
+        assert kinds.count("content_block_start") == kinds.count("content_block_stop") > 0
+    open_block, begun = None, 0
+    for event in events[1:]:
+        match event["type"]:
+            case "content_block_start":
+                assert (open_block, event["index"]) == (None, begun)
+                open_block, begun = event["content_block"]["type"], begun + 1
+            case "content_block_delta":
+                assert event["index"] == begun - 1
+                expected = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking"}
+                assert expected.get(event["delta"]["type"], "tool_use") == open_block
+            case "content_block_stop":
+                assert open_block is not None and event["index"] == begun - 1
+                open_block = None
+            case "message_delta":
+                assert open_block is None
+            case _:
+                pass
+
+
+def message(stream: bytes) -> Message:
+    """The message that the client puts together from a stream that succeeded."""
+    events = parsed(stream)
+    check_order(events)
+    assert events[-1]["type"] == "message_stop", events[-1]
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
+    for event in events:
+        snapshot = accumulate_event(event=EVENTS.validate_python(event), current_snapshot=snapshot, json_bufs=buffers)
+    return Message.model_validate(snapshot.to_dict())
+
+
+def failure(stream: bytes) -> dict[str, Any]:
+    """What a stream failed with."""
+    events = parsed(stream)
+    check_order(events)
+    assert events[-1]["type"] == "error"
+    return events[-1]["error"]

@@ -1,0 +1,363 @@
+"""Streams of nodes, as events of Anthropic's API."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.anthropic import sdk
+from cortex.anthropic.openai_stream import (
+    DONE,
+    KEEP_ALIVE,
+    calls,
+    delta,
+    event,
+    finish,
+    piece,
+    said,
+    thought,
+    usage,
+)
+from helexa.core.errors import ApiError
+from helexa.cortex.anthropic import blocks
+from helexa.cortex.anthropic.stream import PING, MessageStream
+
+ROLE = delta(role="assistant", content="")
+CACHED = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 1}}
+
+
+def translated(*chunks: bytes, **options: Any) -> bytes:
+    stream = MessageStream("small", "msg_1", input_tokens=11, request_id="req_1", **options)
+    return b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
+
+
+def types(stream: bytes) -> list[str]:
+    return [event["type"] for event in sdk.parsed(stream)]
+
+
+def test_text_comes_as_anthropic_sends_it() -> None:
+    stream = translated(ROLE, said("Hel"), said("lo é"), finish(), usage(7, 2, **CACHED), DONE)
+    assert stream.decode() == (
+        'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message",'
+        '"role":"assistant","model":"small","content":[],"stop_reason":null,"stop_sequence":null,"usage":'
+        '{"input_tokens":11,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}\n\n'
+        'event: ping\ndata: {"type":"ping"}\n\n'
+        'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
+        '{"type":"text","text":""}}\n\n'
+        'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+        '{"type":"text_delta","text":"Hel"}}\n\n'
+        'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
+        '{"type":"text_delta","text":"lo é"}}\n\n'
+        'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn",'
+        '"stop_sequence":null},"usage":{"input_tokens":4,"cache_creation_input_tokens":0,'
+        '"cache_read_input_tokens":3,"output_tokens":2,"output_tokens_details":{"thinking_tokens":1}}}\n\n'
+        'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    )
+
+
+def test_the_client_puts_the_message_together() -> None:
+    message = sdk.message(translated(ROLE, said("Hel"), said("lo é"), finish(), usage(7, 2, **CACHED), DONE))
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello é"}]
+    assert (message.id, message.model, message.stop_reason) == ("msg_1", "small", "end_turn")
+    counts = message.usage
+    assert (counts.input_tokens, counts.cache_read_input_tokens, counts.output_tokens) == (4, 3, 2)
+
+
+def test_each_piece_is_passed_on_when_it_comes() -> None:
+    stream = MessageStream("small", "msg_1")
+    assert b"message_start" in stream.start() and stream.start() == b""
+    assert stream.feed(ROLE) == b""
+    assert b'"text":"a"' in stream.feed(said("a"))
+    first, rest = said("b")[:20], said("b")[20:]
+    assert stream.feed(first) == b""
+    assert b'"text":"b"' in stream.feed(rest)
+    assert b'"partial_json":"{"' in stream.feed(calls(piece(0, "{", name="f", id="1")))
+    assert b'"partial_json":"}"' in stream.feed(calls(piece(0, "}")))
+    assert stream.feed(finish("tool_calls")) == b""
+    assert stream.feed(DONE).endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
+    assert stream.feed(said("more")) == stream.finish() == stream.fail(ApiError(500, None, "late")) == b""
+    assert stream.failure is None
+
+
+def test_silence_is_filled_with_pings() -> None:
+    stream = MessageStream("small", "msg_1")
+    assert stream.feed(KEEP_ALIVE).endswith(PING + PING)
+    assert stream.feed(KEEP_ALIVE[:5]) == b""
+    assert stream.feed(KEEP_ALIVE[5:] + KEEP_ALIVE) == PING + PING
+
+
+def test_thinking_has_a_block_of_its_own() -> None:
+    for name in ("reasoning_content", "reasoning"):
+        pieces = [delta(**{name: text}) for text in ("Hm", ", yes")]
+        message = sdk.message(translated(ROLE, *pieces, said("Yes"), finish(), DONE))
+        assert [block.to_dict() for block in message.content] == [
+            {"type": "thinking", "thinking": "Hm, yes", "signature": ""},
+            {"type": "text", "text": "Yes"},
+        ]
+    order = types(translated(thought("Hm"), said("Yes"), finish(), DONE))
+    assert order[1:4] == ["content_block_start", "content_block_delta", "content_block_delta"]
+
+
+def tool_uses(stream: bytes) -> list[tuple[str, str, Any]]:
+    message = sdk.message(stream)
+    assert message.stop_reason == "tool_use"
+    return [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
+
+
+FIRST = ("call_1", "Bash", {"command": "ls"})
+SECOND = ("call_2", "Read", {"file_path": "/a", "lines": [1, 2]})
+
+
+def pieces_of(index: int | None, call: tuple[str, str, Any], size: int = 7) -> list[dict[str, Any]]:
+    text = json.dumps(call[2])
+    cut = [text[at : at + size] for at in range(0, len(text), size)]
+    return [piece(index, "", name=call[1], id=call[0]), *(piece(index, part) for part in cut)]
+
+
+ONE_BY_ONE = [*pieces_of(0, FIRST), *pieces_of(1, SECOND)]
+MIXED = [pieces[at] for at in range(9) for pieces in (pieces_of(0, FIRST), pieces_of(1, SECOND)) if at < len(pieces)]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [calls(one) for one in ONE_BY_ONE],
+        [calls(*ONE_BY_ONE)],
+        [calls(one) for one in MIXED],
+        [calls(one) for one in [*pieces_of(None, FIRST), *pieces_of(None, SECOND)]],
+        [calls(one) for one in [*pieces_of(0, FIRST), *pieces_of(0, SECOND)]],
+        [calls(piece(0, json.dumps(call[2]), name=call[1], id=call[0])) for call in (FIRST, SECOND)],
+        [calls(piece(index, call[2], name=call[1], id=call[0])) for index, call in enumerate((FIRST, SECOND))],
+        [calls(pieces_of(7, FIRST)[0], pieces_of(3, SECOND)[0], *pieces_of(7, FIRST)[1:], *pieces_of(3, SECOND)[1:])],
+    ],
+    ids=["in order", "at once", "mixed", "no index", "one index", "whole", "objects", "late"],
+)
+def test_tool_calls_in_parallel(sent: list[bytes]) -> None:
+    assert tool_uses(translated(ROLE, said("Let me see."), *sent, finish("tool_calls"), DONE)) == [FIRST, SECOND]
+
+
+def test_a_call_that_the_node_ends_with_stop_is_a_call() -> None:
+    assert tool_uses(translated(*[calls(one) for one in pieces_of(0, FIRST)], finish("stop"), DONE)) == [FIRST]
+
+
+def test_a_call_without_arguments() -> None:
+    sent = [calls(piece(0, "", name="now", id="1")), calls(piece(1, " ", name="here"))]
+    assert tool_uses(translated(*sent, finish("tool_calls"), DONE)) == [("1", "now", {}), ("toolu_1", "here", {})]
+
+
+def test_a_call_that_never_was_one_comes_as_text() -> None:
+    garbage = calls(piece(0, "ls -l", name="Bash", id="1"))
+    message = sdk.message(translated(said("So:"), garbage, finish("tool_calls"), DONE))
+    assert [block.type for block in message.content] == ["text", "text"]
+    assert message.content[1].to_dict()["text"] == '{"name":"Bash","arguments":"ls -l"}'
+    assert message.stop_reason == "end_turn"
+
+
+def test_a_call_that_turns_out_to_be_none_is_an_error() -> None:
+    broken = [calls(piece(0, '{"command": ', name="Bash", id="1")), calls(piece(0, "ls"))]
+    assert sdk.failure(translated(*broken, finish("tool_calls"), DONE))["type"] == "api_error"
+    whole = [calls(piece(0, "{}", name="f", id="1")), said("x"), calls(piece(0, "{}"))]
+    assert sdk.failure(translated(*whole, finish("tool_calls"), DONE))["type"] == "api_error"
+
+
+def test_a_call_that_is_cut_off_is_told_as_such() -> None:
+    message = sdk.message(translated(calls(piece(0, '{"command": "l', name="Bash", id="1")), finish("length"), DONE))
+    assert message.stop_reason == "max_tokens"
+    assert message.content[0].type == "tool_use"
+
+
+def test_text_between_calls_keeps_its_place() -> None:
+    stream = translated(
+        calls(piece(0, '{"a"', name="f", id="1")),
+        said("between"),
+        thought("hm"),
+        calls(piece(0, ":1}")),
+        said("after"),
+        finish("tool_calls"),
+        DONE,
+    )
+    content = [block.to_dict() for block in sdk.message(stream).content]
+    assert [block["type"] for block in content] == ["tool_use", "text", "thinking", "text"]
+    assert (content[0]["input"], content[1]["text"], content[3]["text"]) == ({"a": 1}, "between", "after")
+
+
+def test_nothing_said_is_an_empty_text() -> None:
+    message = sdk.message(translated(ROLE, finish(), DONE))
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields", "expected"),
+    [
+        ("stop", {}, ("end_turn", None)),
+        ("stop", {"stop_reason": "END"}, ("stop_sequence", "END")),
+        ("stop", {"stop_reason": "never asked for"}, ("end_turn", None)),
+        ("stop", {"stop_reason": 151645}, ("end_turn", None)),
+        ("length", {}, ("max_tokens", None)),
+        ("content_filter", {}, ("refusal", None)),
+        ("tool_calls", {}, ("end_turn", None)),
+        ("abort", {}, ("end_turn", None)),
+    ],
+)
+def test_why_it_stopped(reason: str, fields: dict[str, Any], expected: tuple[str, str | None]) -> None:
+    message = sdk.message(translated(said("x"), finish(reason, **fields), DONE, stop_sequences=["END"]))
+    assert (message.stop_reason, message.stop_sequence) == expected
+
+
+def test_a_node_that_counts_nothing_is_counted_for() -> None:
+    message = sdk.message(translated(said("a"), said("b"), finish(), DONE))
+    assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
+
+
+def test_the_end_may_come_without_the_last_word() -> None:
+    assert sdk.message(translated(said("a"), finish(), usage(1, 1))).stop_reason == "end_turn"
+    assert sdk.message(translated(said("a"), DONE)).stop_reason == "end_turn"
+
+
+# Failures
+
+
+ENVELOPE = {"message": "the engine died", "type": "api_error", "code": None, "param": None}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ENVELOPE, {"type": "api_error", "message": "the engine died"}),
+        (ENVELOPE | {"type": "rate_limit_error"}, {"type": "rate_limit_error", "message": "the engine died"}),
+        ({"message": "at /srv/node.py:7"}, {"type": "api_error", "message": "upstream returned 500"}),
+        ("at /srv/node.py:7", {"type": "api_error", "message": "upstream returned 500"}),
+    ],
+)
+def test_an_error_in_a_stream_ends_it(error: Any, expected: dict[str, Any]) -> None:
+    stream = translated(said("a"), event({"error": error}), said("b"), finish(), DONE)
+    assert sdk.failure(stream) == expected
+    assert b'"text":"a"' in stream and b'"text":"b"' not in stream
+    assert b'"request_id":"req_1"' in stream
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [],
+        [ROLE],
+        [said("a")],
+        [said("a")[:-10]],
+        [b"data: {]\n\n"],
+        [b"data: [1]\n\n"],
+        [b"<html>502 Bad Gateway</html>"],
+        [b"data: " + b"[" * 5000 + b"\n\n"],
+        [b"data: \xff\xfe\n\n"],
+    ],
+)
+def test_a_stream_without_an_end_is_an_error(chunks: list[bytes]) -> None:
+    stream = MessageStream("small", "msg_1")
+    sent = stream.start() + b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
+    assert sdk.failure(sent)["type"] == "api_error"
+    assert stream.failure is not None and stream.failure.code == "upstream_malformed_response"
+
+
+def test_what_the_gateway_fails_with_is_the_last_event() -> None:
+    stream = MessageStream("small", "msg_1")
+    sent = stream.start() + stream.feed(said("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
+    assert sdk.failure(sent) == {"type": "overloaded_error", "message": "full"}
+
+
+def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MAX_HELD_CHARS", 10_000)
+    unfinished = calls(piece(0, '{"a": "', name="f", id="1"))
+    assert "without an end" in sdk.failure(translated(unfinished, *[calls(piece(0, "x" * 99))] * 200))["message"]
+    assert "without an end" in sdk.failure(translated(unfinished, *[said("x" * 99)] * 200))["message"]
+    assert sdk.message(translated(*[said("x" * 99), thought("y" * 99)] * 200, finish(), DONE))
+    assert "tool calls" in sdk.failure(translated(calls(*[piece(n, "{}", name="f") for n in range(600)])))["message"]
+
+
+# Any bytes
+
+WHOLE = [ROLE, thought("hm"), KEEP_ALIVE, said("Grüße 🦊"), *[calls(one) for one in MIXED], finish("tool_calls")]
+WHOLE += [usage(7, 2, **CACHED), DONE]
+
+
+@given(st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_however_it_is_cut_the_events_are_the_same(data: st.DataObject, newline: bytes) -> None:
+    raw = b"".join(WHOLE).replace(b"\n", newline)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    chunks = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    assert translated(*chunks) == translated(*WHOLE)
+
+
+def test_byte_by_byte_the_events_are_the_same() -> None:
+    raw = b"".join(WHOLE)
+    assert translated(*[raw[at : at + 1] for at in range(len(raw))]) == translated(*WHOLE)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=4) | st.sampled_from(["{", "}", '{"a"', ":1}"]),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3),
+    max_leaves=5,
+)
+PIECES = st.fixed_dictionaries(
+    {},
+    optional={
+        "index": st.integers(0, 2) | JSON,
+        "id": st.sampled_from(["1", "2"]) | JSON,
+        "function": JSON
+        | st.fixed_dictionaries(
+            {},
+            optional={"name": st.sampled_from(["f", ""]) | JSON, "arguments": st.sampled_from(["{", "}", "{}"]) | JSON},
+        ),
+    },
+)
+DELTAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "content": st.text(max_size=5) | JSON,
+        "reasoning_content": st.text(max_size=5) | JSON,
+        "reasoning": JSON,
+        "refusal": JSON,
+        "tool_calls": st.lists(PIECES | JSON, max_size=3) | JSON,
+    },
+)
+CHOICES = st.fixed_dictionaries(
+    {}, optional={"delta": DELTAS | JSON, "finish_reason": st.sampled_from(["stop", "length", None]) | JSON}
+)
+FRAMES = st.fixed_dictionaries(
+    {}, optional={"choices": st.lists(CHOICES | JSON, max_size=2) | JSON, "usage": JSON, "error": st.none()}
+)
+CHUNKS = st.one_of(
+    FRAMES.map(event), JSON.map(event), st.binary(max_size=20), st.sampled_from([DONE, KEEP_ALIVE, finish(), b"\n"])
+)
+
+
+@given(st.lists(CHUNKS, max_size=12))
+def test_whatever_a_node_sends_the_client_gets_a_message_or_an_error(chunks: list[bytes]) -> None:
+    stream = MessageStream("small", "msg_1")
+    sent = stream.start() + b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
+    events = sdk.parsed(sent)
+    sdk.check_order(events)
+    assert (events[-1]["type"] == "error") == (stream.failure is not None)
+    if stream.failure is None:
+        sdk.message(sent)
+
+
+SAYINGS = st.lists(st.tuples(st.sampled_from(["text", "thinking"]), st.text(min_size=1, max_size=6)), max_size=8)
+
+
+@given(SAYINGS, st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=3), st.randoms())
+def test_nothing_that_a_node_says_is_lost(sayings: Any, arguments: list[Any], random: Any) -> None:
+    spoken = [said(text) if kind == "text" else thought(text) for kind, text in sayings]
+    called = [pieces_of(index, (f"c{index}", "f", value), 2) for index, value in enumerate(arguments)]
+    while called:  # the pieces of all calls, mixed, each call's in their order
+        chosen = random.choice(called)
+        spoken.insert(random.randint(len(sayings), len(spoken)), b"") if random.random() < 0.1 else None
+        spoken.append(calls(chosen.pop(0)))
+        called = [left for left in called if left]
+    content = sdk.message(translated(*spoken, finish("tool_calls"), DONE)).content
+    for kind in ("text", "thinking"):
+        texts = "".join([block.to_dict()[kind] for block in content if block.type == kind])
+        assert texts == "".join([text for its, text in sayings if its == kind])
+    uses = {block.id: block.input for block in content if block.type == "tool_use"}
+    assert uses == {f"c{index}": value for index, value in enumerate(arguments)}
