@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
@@ -15,16 +16,9 @@ import aiohttp
 import pytest
 
 from cortex import fake_node
+from cortex.command import COMMAND, run
 from cortex.fake_node import FakeNode
 from cortex.running import eventually
-
-COMMAND = (sys.executable, "-m", "helexa.cortex")
-
-
-async def run(*arguments: str, cwd: Path | None = None) -> tuple[int | None, str, str]:
-    process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=PIPE, stderr=PIPE, cwd=cwd)
-    stdout, stderr = await process.communicate()
-    return process.returncode, stdout.decode(), stderr.decode()
 
 
 @pytest.fixture
@@ -39,9 +33,11 @@ def config(tmp_path: Path, node: FakeNode) -> Path:
 
 
 @asynccontextmanager
-async def serving(config: Path) -> AsyncIterator[tuple[Process, str, str]]:
+async def serving(config: Path, *options: str, **variables: str) -> AsyncIterator[tuple[Process, str, str]]:
     """A gateway process with its API's and its metrics' URL."""
-    process = await asyncio.create_subprocess_exec(*COMMAND, "serve", "-c", str(config), stderr=PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "serve", "-c", str(config), *options, stderr=PIPE, env={**os.environ, **variables}
+    )
     assert process.stderr is not None
     try:
         async for line in process.stderr:
@@ -110,13 +106,28 @@ async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) ->
     assert await run("serve", cwd=Path("/")) == (1, "", "cortex: cortex.toml: no such file\n")
     code, _, err = await run("serve", "-c", str(config), "--listen", "here")
     assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
-    code, _, err = await run("serve", "-c", str(config), "--listen", "a..b:1")
+    code, _, err = await run("serve", "-c", str(config), "--insecure", "--listen", "a..b:1")
     assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: there can be no such host")
     assert "Traceback" not in err
     (tmp_path / "models.toml").write_text("nonsense")
     code, _, err = await run("serve", "-c", str(config))
     assert (code, err.count("\n")) == (1, 1)
     assert "models.toml" in err
+
+
+async def test_a_network_without_keys_is_refused_unless_it_is_meant(config: Path) -> None:
+    code, out, err = await run("serve", "-c", str(config), "--listen", "0.0.0.0:0")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    for way_out in ("127.0.0.1", "entitlements.require_auth", "--insecure"):
+        assert way_out in err
+    for options, variables in (
+        (["--insecure"], {}),
+        ([], {"CORTEX_ENTITLEMENTS__REQUIRE_AUTH": "true"}),
+        ([], {"CORTEX_GATEWAY__INSECURE": "true"}),
+    ):
+        async with serving(config, "--listen", "0.0.0.0:0", *options, **variables) as (process, _, _):
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
 
 
 async def test_status_of_nobody_is_one_line_and_code_3() -> None:

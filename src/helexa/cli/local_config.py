@@ -70,6 +70,7 @@ class LocalConfig:
         gateway = {
             "listen": _address(self.host, self.port),
             "metrics_listen": _address(LOOPBACK, self.metrics_port),
+            "insecure": self.is_open,  # `--host` said so
             "poll_interval_secs": 1.0,
         }
         neuron.write_text(

@@ -8,13 +8,24 @@ from cyclopts import App, Parameter
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
+from helexa.cortex.api_client import GatewayApi
 
 app = App(name="cortex", help="The gateway: one address in front of any number of nodes.", version=__version__)
+keys = App(name="keys", help="Make, list and revoke keys, on the host of the ledger.")
+app.command(keys)
+keys.command("helexa.cortex.key_commands:create", name="create", help="Make a key and show its secret, this once.")
+keys.command("helexa.cortex.key_commands:list_keys", name="list", help="List all keys, without their secrets.")
+keys.command("helexa.cortex.key_commands:revoke", name="revoke", help="End a key for good.")
+app.command("helexa.cortex.check:check", help="Say what is wrong with a configuration, or what it would serve.")
+app.command("helexa.cortex.top:top", help="Show the newest requests, refreshed each second.")
+app.command("helexa.cortex.fleet_commands:explain", help="Say where a request for a model would go, and why.")
+app.command("helexa.cortex.fleet_commands:cordon", help="Send nothing new to a node.")
+app.command("helexa.cortex.fleet_commands:uncordon", help="Send requests to a node again.")
+app.command("helexa.cortex.fleet_commands:drain", help="Cordon a node, and wait until nothing runs there any more.")
 
 EXIT_FAILED = 1
-EXIT_UNREACHABLE = 3
-_STATUS_TIMEOUT_SECS = 10
 _ID_COLUMNS = 40
+_HERE = GatewayApi()
 
 
 @app.command
@@ -23,6 +34,7 @@ def serve(
     config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("cortex.toml"),
     listen: str | None = None,
     metrics_listen: str | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run the gateway.
 
@@ -30,6 +42,7 @@ def serve(
         config: the configuration file.
         listen: address of the API, instead of the configured one.
         metrics_listen: address of the Prometheus text, instead of the configured one.
+        insecure: listen on the network without keys all the same.
     """
     import logging
 
@@ -37,6 +50,7 @@ def serve(
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
     from helexa.cortex.config import load, parse_address
+    from helexa.cortex.exposure import check_exposure
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = load(config)
@@ -47,24 +61,21 @@ def serve(
             setattr(settings.gateway, name, parse_address(text))
         except ValueError as error:
             raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
+    settings.gateway.insecure |= insecure
+    check_exposure(settings)
     _run(server.serve(settings, catalogue.load(settings.models_config)))
 
 
 @app.command
-def status(*, endpoint: Annotated[str, Parameter(name=["--endpoint", "-e"])] = "http://localhost:31313") -> None:
-    """Show a running gateway's health and where its models are.
-
-    Args:
-        endpoint: base URL of the gateway.
-    """
+def status(*, api: GatewayApi = _HERE) -> None:
+    """Show a running gateway's health and where its models are."""
     import json
 
-    base = endpoint.rstrip("/")
-    health, models = _get(f"{base}/health"), _get(f"{base}/v1/models")
+    health, models = api.get("/health"), api.get("/v1/models")
     try:
         lines = [_model_line(model) for model in models["data"]]
     except (KeyError, TypeError):
-        raise HelexaError(f"{base} does not answer as a gateway does") from None
+        raise HelexaError(f"{api.endpoint} does not answer as a gateway does") from None
     print(json.dumps(health, indent=2), *lines, sep="\n")
 
 
@@ -74,27 +85,12 @@ def main() -> None:
         app()
     except HelexaError as error:
         print(f"cortex: {error}", file=sys.stderr)
-        sys.exit(EXIT_FAILED)
+        sys.exit(getattr(error, "exit_code", EXIT_FAILED))
 
 
 def _model_line(model: dict[str, Any]) -> str:
     places = ", ".join(f"{place['node']}({place['status']})" for place in model["locations"])
     return f"{model['id']:<{_ID_COLUMNS}} {places}".rstrip()
-
-
-def _get(url: str) -> Any:
-    import json
-    import urllib.request
-    from http.client import HTTPException
-
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as nodes are asked: past any proxy
-    try:
-        with direct.open(url, timeout=_STATUS_TIMEOUT_SECS) as response:
-            return json.load(response)
-    except (OSError, ValueError, HTTPException) as error:
-        reason = " ".join(str(getattr(error, "reason", error)).split())
-        print(f"cortex: {url} gave no answer: {reason}", file=sys.stderr)
-        sys.exit(EXIT_UNREACHABLE)
 
 
 def _run(work: Any) -> None:

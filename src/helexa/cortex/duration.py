@@ -1,0 +1,24 @@
+"""Durations as people write them: `90s`, `15m`, `24h`, `30d`, `2w`."""
+
+from helexa.core.errors import HelexaError
+
+_UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def parse_duration(text: str) -> int:
+    """Seconds.
+
+    Raises:
+        HelexaError: it is no duration.
+    """
+    number, unit = text[:-1], text[-1:]
+    if not (number.isascii() and number.isdigit() and unit in _UNITS and 0 < int(number) < 10**6):
+        raise HelexaError(f"'{text[:40]}' is not a duration; write it like 90s, 15m, 24h, 30d or 2w")
+    return int(number) * _UNITS[unit]
+
+
+def duration_text(seconds: float) -> str:
+    """The same the other way round, in the largest unit that loses nothing but fractions of a second."""
+    whole = round(seconds)
+    unit = next((unit for unit, size in _UNITS.items() if whole and whole % size == 0), "s")
+    return f"{whole // _UNITS[unit]}{unit}"
