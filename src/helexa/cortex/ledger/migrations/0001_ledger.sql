@@ -1,4 +1,4 @@
--- Written in SQLite's types; PostgreSQL's are substituted. Times are Unix seconds.
+-- Written in SQLite's types; PostgreSQL's are substituted. Times are Unix milliseconds.
 
 -- One row per gateway at work. `batch` counts its commits and is its heartbeat; entries below `low` are all closed.
 CREATE TABLE gateways (
@@ -44,18 +44,18 @@ CREATE TABLE entries (
     completion INTEGER NOT NULL,
     cached INTEGER NOT NULL,
     estimated INTEGER NOT NULL,
-    reserved_at REAL NOT NULL,
-    closed_at REAL,
+    reserved_ms INTEGER NOT NULL,
+    closed_ms INTEGER,
     PRIMARY KEY (gateway, seq)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX entries_reserved_at ON entries (reserved_at);
+CREATE INDEX entries_reserved_ms ON entries (reserved_ms);
 
 -- The newest requests, for people to look at.
 CREATE TABLE activity (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     request_id TEXT NOT NULL,
-    started_at REAL NOT NULL,
+    started_ms INTEGER NOT NULL,
     account_id TEXT,
     key_id TEXT,
     api TEXT NOT NULL,

@@ -1,0 +1,131 @@
+"""What one gateway knows of budgets: its leases, the reservations open under them, and what is still to be written.
+
+Memory only. Everything here already counts what the next batch will write; the ledger sees to it that each batch is
+written, once, before the next.
+"""
+
+from collections.abc import Callable, Sequence
+
+from helexa.cortex.ledger.database import Args, Step
+from helexa.cortex.ledger.gateways import SPEND, Taken
+from helexa.cortex.ledger.lease import FORGOTTEN_SECS, IDLE_SECS, Lease
+from helexa.cortex.ledger.reservation import Asked, Closing, Reservation
+
+_COUNT = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
+_RESERVE = (
+    "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "
+    "state, charged, prompt, completion, cached, estimated) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'reserved', 0, 0, 0, 0, 0)"
+)
+_CLOSE = (
+    "UPDATE entries SET state = $3, node = $4, charged = $5, prompt = $6, completion = $7, cached = $8, "
+    "estimated = $9, closed_ms = $10 WHERE gateway = $1 AND seq = $2"
+)
+_LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
+_GIVE_UP = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
+
+
+class Budgets:
+    """The budgets of one gateway.
+
+    Attributes:
+        gateway: its id.
+        batch: how many batches were made so far.
+        leases: what it took, by key and window.
+        open: reservations neither settled nor released, oldest first.
+    """
+
+    def __init__(self, gateway: int) -> None:
+        self.gateway = gateway
+        self.batch = 0
+        self.leases: dict[tuple[str, int], Lease] = {}
+        self.open: dict[int, Reservation] = {}
+        self._current: dict[str, Lease] = {}  # by key: the lease of its newest window
+        self._seq = 0
+        self._changed: set[Lease] = set()
+        self._rows: dict[str, list[Args]] = {_RESERVE: [], _CLOSE: [], SPEND: [], _GIVE_UP: []}
+
+    def admit(self, asked: Asked, now: float, close: Callable[[Closing], None]) -> Reservation | None:
+        """Reserve from the key's lease, or None if it does not suffice."""
+        principal = asked.principal
+        lease = self._current.get(principal.key_id)
+        if lease is None or not lease.has(principal, asked.tokens, now):
+            return None
+        self._seq += 1
+        reservation = Reservation(self.gateway, self._seq, asked, lease, close)
+        self.open[self._seq] = reservation
+        lease.reserved += asked.tokens
+        lease.used_at = now
+        self._rows[_RESERVE].append(
+            (
+                self.gateway,
+                self._seq,
+                asked.request_id,
+                principal.account_id,
+                principal.key_id,
+                lease.window_id,
+                asked.model,
+                asked.tokens,
+                int(now * 1000),
+            )
+        )
+        return reservation
+
+    def close(self, closing: Closing, now: float) -> None:
+        """Settle or release one of this gateway's reservations."""
+        reservation = closing.reservation
+        lease = reservation.lease
+        del self.open[reservation.seq]
+        lease.reserved -= reservation.tokens
+        lease.spent += closing.charged
+        lease.used_at = now
+        if closing.charged:
+            self._changed.add(lease)
+        self._rows[_CLOSE].append((self.gateway, reservation.seq, closing.state, *closing.values(now)))
+
+    def adopt(self, taken: Taken, now: float) -> None:
+        """Take over what the database granted."""
+        lease, principal = taken.lease, taken.principal
+        lease.granted, lease.cap = taken.granted, principal.hard_cap
+        lease.window, lease.ends_at, lease.used_at = principal.window, taken.ends_at, now
+        self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
+
+    def tidy(self, now: float) -> None:
+        """Give back what lies idle, and give up leases of windows that are over or that nobody uses."""
+        for lease in list(self.leases.values()):
+            idle = now - lease.used_at
+            over = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
+            if not lease.reserved and (over or idle >= FORGOTTEN_SECS):
+                self._give_up(lease)
+            elif lease.free and (over or idle >= IDLE_SECS):
+                lease.granted -= lease.free
+                self._changed.add(lease)
+
+    def next_batch(self, more: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
+        """The guard and the steps that bring the database up to this state, with `more` of others'."""
+        self.batch += 1
+        low = next(iter(self.open), self._seq + 1)
+        leases = sorted(
+            (lease.key_id, lease.window_id, self.gateway, lease.granted, lease.spent) for lease in self._changed
+        )
+        self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)  # rows are locked in one order everywhere
+        steps: list[Step] = [(_LEASE, leases)] if leases else []
+        steps += [(sql, rows) for sql, rows in self._rows.items() if rows]
+        self._rows = {sql: [] for sql in self._rows}
+        self._changed = set()
+        return (_COUNT, (self.gateway, self.batch, low)), [*steps, *more]
+
+    @property
+    def written(self) -> bool:
+        """Whether there is nothing to write."""
+        return not self._changed and not any(self._rows.values())
+
+    def _give_up(self, lease: Lease) -> None:
+        name = (lease.key_id, lease.window_id)
+        del self.leases[name]
+        if self._current.get(lease.key_id) is lease:
+            del self._current[lease.key_id]
+        self._changed.discard(lease)
+        if lease.spent:
+            self._rows[SPEND].append((*name, lease.spent))
+        self._rows[_GIVE_UP].append((*name, self.gateway))

@@ -1,0 +1,157 @@
+"""The ledger of one gateway: reserve, settle, release, and the log of what went on."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import date
+from typing import Any
+
+from helexa.core.errors import overloaded, shutting_down
+from helexa.cortex.ledger import gateways
+from helexa.cortex.ledger.activity import Activity, recent
+from helexa.cortex.ledger.committer import Committer, unavailable
+from helexa.cortex.ledger.database import Database, DatabaseError
+from helexa.cortex.ledger.reservation import Asked, Reservation, bounded, plain
+from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
+from helexa.cortex.principal import Principal
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 10_000
+_TIDY_SECS = 0.25
+_HEARTBEAT_SECS = 2.0
+_DEAD_AFTER_SECS = 15.0
+_CLOSE_SECS = 10.0
+
+
+class Ledger:
+    """Budgets and activity, as one gateway keeps them in the database that it may share with others.
+
+    Spend is durable against the death of a process. A power failure may take the last moments from SQLite.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], float] = time.time,
+        dead_after_secs: float = _DEAD_AFTER_SECS,
+    ) -> None:
+        """Nothing happens before `start`.
+
+        Args:
+            database: open, its tables up to date; the ledger does not close it.
+            clock: Unix seconds, for windows and idleness.
+            dead_after_secs: gateways that show no life for so long are taken for dead.
+        """
+        self._database = database
+        self._clock = clock
+        self._watch = gateways.Watch(dead_after_secs)
+        self._heartbeat_secs = min(_HEARTBEAT_SECS, dead_after_secs / 4)
+        self._committer = Committer(database, clock, socket.gethostname())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Take a gateway's place in the database.
+
+        Raises:
+            HelexaError: the database is another gateway's alone.
+            DatabaseError: the database does not answer.
+        """
+        alone = await self._database.claim()
+        if alone:  # whoever was here before is gone
+            await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
+        await self._committer.join()
+        self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
+        if not alone:
+            self._tasks.append(asyncio.create_task(self._keep_watch()))
+
+    async def close(self) -> None:
+        """Write what waits and leave the database to others. Reservations still open are charged in full."""
+        self._committer.wake(end=True)
+        try:
+            async with asyncio.timeout(_CLOSE_SECS):
+                await asyncio.shield(self._tasks[0])
+                budgets = self._committer.budgets
+                await gateways.sweep(self._database, [(budgets.gateway, budgets.batch)], self._clock())
+        except (TimeoutError, DatabaseError) as error:
+            log.warning("the ledger was closed without its database: %s", error or type(error).__name__)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+
+    @property
+    def open(self) -> int:
+        """How many reservations are neither settled nor released."""
+        return len(self._committer.budgets.open)
+
+    @property
+    def available(self) -> bool:
+        """Whether the database answers."""
+        return not self._committer.down
+
+    async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
+        """Hold tokens of the key's budget; durable on return. A key without a cap is recorded all the same.
+
+        Args:
+            principal: whose key.
+            request_id: name of the request in the ledger. Each call is a reservation of its own, whatever the name.
+            model: the resolved model id.
+            tokens: the most that the request may use.
+
+        Raises:
+            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) when the budget does not
+                suffice; 503 when too many wait, the database does not answer, or the ledger is being closed.
+        """
+        committer = self._committer
+        if committer.ending:
+            raise shutting_down()
+        if committer.down:
+            raise unavailable()
+        if len(committer.asked) >= MOST_WAITING:
+            raise overloaded("too many requests wait for the ledger", retry_after=1)
+        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        committer.ask(Asked(principal, plain(request_id), plain(model), max(1, bounded(tokens)), answer))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled() and answer.exception() is None:  # it came in the moment of the cancellation
+                answer.result().abandon()
+            raise
+
+    def record(self, activity: Activity) -> None:
+        """Put a request into the activity log, soon; nobody waits for it."""
+        self._committer.activity.append(activity)
+        self._committer.wake()
+
+    async def recent(
+        self, limit: int = 100, before: int | None = None, **filters: str | int | None
+    ) -> list[dict[str, Any]]:
+        """The activity log, newest first: see `activity.recent`."""
+        return await recent(self._database, limit, before, **filters)
+
+    async def statement(self, since: date, until: date, account_id: str | None = None) -> list[Spend]:
+        """What was spent per day, account, key and model: see `statement.spend`."""
+        return await spend(self._database, since, until, account_id)
+
+    async def budget(self, principal: Principal) -> Budget:
+        """Where the key stands in its window."""
+        return await budget(self._database, principal, self._clock())
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            await asyncio.sleep(_TIDY_SECS)
+            self._committer.wake(tidy=True)
+
+    async def _keep_watch(self) -> None:
+        """Show that this gateway lives, and look after those that do not."""
+        while True:
+            await asyncio.sleep(self._heartbeat_secs)
+            self._committer.wake(beat=True)
+            with suppress(DatabaseError):  # the committer says so
+                own = self._committer.budgets.gateway
+                others = [row for row in await gateways.present(self._database) if row[0] != own]
+                await gateways.sweep(self._database, self._watch.dead(others, time.monotonic()), self._clock())

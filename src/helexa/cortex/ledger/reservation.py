@@ -1,0 +1,147 @@
+"""One request's claim on its key's budget."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from helexa.cortex.ledger.lease import Lease
+from helexa.cortex.principal import Principal
+
+MOST_TOKENS = 1 << 31  # nodes and clients say numbers; a column holds 64 bits
+_LONGEST_TEXT = 200
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A reservation that somebody waits for."""
+
+    principal: Principal
+    request_id: str
+    model: str
+    tokens: int
+    answer: "asyncio.Future[Reservation]"
+
+
+@dataclass(slots=True, eq=False)
+class Closing:
+    """How a reservation ends; `done` is resolved once that is durable."""
+
+    reservation: "Reservation"
+    state: Literal["settled", "released"]
+    prompt: int
+    completion: int
+    cached: int
+    node: str | None
+    estimated: bool
+    done: "asyncio.Future[None]"
+
+    @property
+    def charged(self) -> int:
+        """Tokens to be paid."""
+        return self.prompt + self.completion
+
+    def values(self, now: float) -> tuple[object, ...]:
+        """Columns of the entry: node, charged, prompt, completion, cached, estimated, closed_ms."""
+        return (
+            self.node,
+            self.prompt + self.completion,
+            self.prompt,
+            self.completion,
+            self.cached,
+            int(self.estimated),
+            int(now * 1000),
+        )
+
+
+class Reservation:
+    """Tokens held for a request until it is settled or released, whichever comes first; to ask again changes nothing.
+
+    As a context manager it is released at the end unless it was settled. Neither needs the caller to live on: once
+    asked for, both happen even if the caller is cancelled.
+
+    Attributes:
+        request_id: the request it belongs to.
+        tokens: how many are held.
+    """
+
+    __slots__ = ("_close", "_closing", "gateway", "lease", "request_id", "seq", "tokens")
+
+    def __init__(self, gateway: int, seq: int, asked: Asked, lease: Lease, close: Callable[[Closing], None]) -> None:
+        self.gateway, self.seq, self.lease = gateway, seq, lease
+        self.request_id, self.tokens = asked.request_id, asked.tokens
+        self._close = close
+        self._closing: Closing | None = None
+
+    async def settle(
+        self, prompt: int, completion: int, *, cached: int = 0, node: str | None = None, estimated: bool = False
+    ) -> None:
+        """Charge what was used, be it more or less than was held; durable on return.
+
+        Only when the database has been away for seconds it returns before; the settlement then follows by itself.
+
+        Args:
+            prompt: prompt tokens, `cached` of them from a cache.
+            completion: completion tokens.
+            node: who produced them.
+            estimated: they were not counted by the node.
+        """
+        await self._end("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
+
+    async def release(self) -> None:
+        """Charge nothing; durable on return."""
+        await self._end("released")
+
+    def abandon(self) -> None:
+        """Release without waiting."""
+        self._begin("released")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+    async def _end(
+        self,
+        state: Literal["settled", "released"],
+        prompt: int = 0,
+        completion: int = 0,
+        cached: int = 0,
+        node: str | None = None,
+        estimated: bool = False,
+    ) -> None:
+        closing = self._begin(state, prompt, completion, cached, node, estimated)
+        if not closing.done.done():
+            await asyncio.shield(closing.done)
+
+    def _begin(
+        self,
+        state: Literal["settled", "released"],
+        prompt: int = 0,
+        completion: int = 0,
+        cached: int = 0,
+        node: str | None = None,
+        estimated: bool = False,
+    ) -> Closing:
+        if self._closing is None:
+            done = asyncio.get_running_loop().create_future()
+            node = node and plain(node)
+            self._closing = Closing(self, state, prompt, completion, cached, node, estimated, done)
+            self._close(self._closing)
+        return self._closing
+
+
+def bounded(number: int) -> int:
+    """A number that somebody else said, as a column can hold it."""
+    return min(max(0, number), MOST_TOKENS)
+
+
+def plain(text: str) -> str:
+    """A text that somebody else said, as both databases can hold it."""
+    if len(text) <= _LONGEST_TEXT and text.isascii() and "\0" not in text:
+        return text
+    return text[:_LONGEST_TEXT].replace("\0", "").encode("utf-8", "replace").decode()
