@@ -60,6 +60,7 @@ class FakeNode:
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    shown: list[str | None] = field(default_factory=list)
     speaking: int = 0
     spoke: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,6 +105,7 @@ class FakeNode:
 
     async def _poll(self, request: web.Request, value: Any) -> web.Response:
         self.asked.append(request.rel_url.raw_path)
+        self.shown.append(request.headers.get("authorization"))
         await self.may_answer_polls.wait()
         return web.Response(status=500) if self.down else web.json_response(value)
 
@@ -122,6 +124,7 @@ class FakeNode:
 
     async def _endpoint(self, request: web.Request) -> web.Response:
         self.asked.append(request.rel_url.raw_path)
+        self.shown.append(request.headers.get("authorization"))
         return web.json_response({"url": self.endpoint} if self.endpoint else {}, status=200 if self.endpoint else 404)
 
     async def _load(self, request: web.Request) -> web.Response:

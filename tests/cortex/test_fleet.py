@@ -1,17 +1,24 @@
 """The picture of the fleet, and how polls and loads change it."""
 
+import asyncio
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running import eventually, running_cortex
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import NeuronSection
-from helexa.cortex.fleet import Fleet, Report
-from helexa.cortex.node_client import reachable_url
+from helexa.cortex.fleet import Fleet
+from helexa.cortex.node_client import MAX_MODELS, NodeClient, reachable_url
+from helexa.cortex.picture import Node, Report
+from helexa.cortex.poller import Poller, pause_secs
 
 M = ModelInfo(id="M")
 
@@ -171,3 +178,185 @@ async def test_a_node_that_comes_up_is_noticed_long_before_the_next_regular_poll
                 return (await cortex.get("/health"))["status"] == "ok"
 
             await eventually(up)
+
+
+def neuron(name: str, endpoint: str = "http://n", **fields: Any) -> NeuronSection:
+    return NeuronSection.model_validate({"name": name, "endpoint": endpoint, **fields})
+
+
+def test_the_picture_is_the_same_object_until_something_changes(fleet: Fleet) -> None:
+    view = fleet.view()
+    assert fleet.view() is view
+    with fleet.request("n1", "M"):
+        assert fleet.view() is view
+        assert view.in_flight == {("n1", "M"): 1} and view.running("n1") == {"M": 1}
+    for change in (
+        lambda: fleet.answered("n1", report(M), 0.0),
+        lambda: fleet.missed("n1", "slow"),
+        lambda: fleet.loaded("n1", M, "http://n1"),
+        lambda: fleet.unloaded("n1", "M"),
+        lambda: fleet.cordon("n1", True),
+        lambda: fleet.transport_fault("n1", "M"),
+        lambda: fleet.transport_ok("n1", "M"),
+        lambda: fleet.busy("n1", "M"),
+        lambda: fleet.configure([]),
+    ):
+        change()
+        assert fleet.view() is not view
+        view = fleet.view()
+    for block in (fleet.load("n1", "M"), fleet.drain("n1", "M")):
+        with block:
+            assert fleet.view().loading | fleet.view().draining == {("n1", "M")}
+        assert fleet.view().loading | fleet.view().draining == frozenset()
+
+
+def test_counts_and_times_in_a_picture_cannot_be_changed_by_its_readers(fleet: Fleet) -> None:
+    for live in (fleet.view().in_flight, fleet.view().used_at, fleet.view().loaded_at):
+        with pytest.raises(TypeError):
+            live["n1", "M"] = 1  # type: ignore[index]
+
+
+def test_nodes_come_and_go_and_those_that_stay_keep_their_state() -> None:
+    fleet = Fleet([neuron("stays"), neuron("moves"), neuron("goes")])
+    for name in ("stays", "moves", "goes"):
+        fleet.answered(name, report(M), 0.0)
+    with fleet.request("goes", "M"), fleet.load("goes", "M"), fleet.drain("goes", "M"):
+        fleet.configure([neuron("stays"), neuron("comes"), neuron("moves", "http://elsewhere")])
+        assert [(node.name, node.healthy) for node in fleet.view().nodes] == [
+            ("stays", True),
+            ("comes", False),
+            ("moves", False),
+        ]
+        fleet.answered("goes", report(M), 0.0)
+        fleet.missed("goes", "gone")
+        fleet.loaded("goes", M, "http://goes")
+        fleet.unloaded("goes", "M")
+        fleet.transport_fault("goes", "M")
+        fleet.transport_ok("goes", "M")
+        fleet.busy("goes", "M")
+    view = fleet.view()
+    assert len(view.nodes) == 3 and not view.in_flight and not view.open | view.wary
+    with pytest.raises(KeyError):
+        fleet.cordon("goes", True)
+
+
+def test_a_cordon_by_hand_outlives_a_reload_that_says_nothing_new() -> None:
+    fleet = Fleet([neuron("a"), neuron("b", cordoned=True)])
+
+    def cordoned() -> list[bool]:
+        return [node.cordoned for node in fleet.view().nodes]
+
+    fleet.cordon("a", True)
+    fleet.cordon("b", False)
+    fleet.configure([neuron("a"), neuron("b", cordoned=True)])
+    assert cordoned() == [True, False]
+    fleet.configure([neuron("a", cordoned=True), neuron("b", cordoned=False)])
+    assert cordoned() == [True, False]
+    fleet.configure([neuron("a", cordoned=False), neuron("b", cordoned=True)])
+    assert cordoned() == [False, True]
+
+
+async def test_it_is_noticed_when_nothing_runs_on_a_node_any_more(fleet: Fleet) -> None:
+    await fleet.emptied("n1")
+    with fleet.request("n1", "M"):
+        waits = [asyncio.create_task(fleet.emptied("n1")) for _ in range(2)]
+        with fleet.request("n1", "M"), fleet.request("n2", "M"):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not any(wait.done() for wait in waits)
+    await asyncio.gather(*waits)
+
+
+def test_a_node_that_stays_down_is_asked_less_and_less_and_never_much_less() -> None:
+    node = Node("n", "http://n", healthy=True)
+    assert pause_secs(node, 10.0, 0.5) == 10.0
+    assert pause_secs(replace(node, misses=1), 10.0, 0.5) == 1.0
+    assert pause_secs(replace(node, models={"M": ModelInfo(id="M", status="recovering")}), 10.0, 0.5) == 1.0
+    down = [pause_secs(Node("n", "http://n", misses=misses), 10.0, 0.0) for misses in range(12)]
+    assert down == [1, 1, 1, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    for misses in range(2000):
+        assert 0.5 <= pause_secs(Node("n", "http://n", misses=misses), 10.0, 1.0) <= 30
+    assert pause_secs(Node("n", "http://n", misses=9), 0.05, 0.0) == pytest.approx(1.5)
+
+
+@asynccontextmanager
+async def polled(*neurons: NeuronSection) -> AsyncIterator[Fleet]:
+    fleet = Fleet(neurons)
+    async with aiohttp.ClientSession() as session:
+        poller = asyncio.create_task(Poller(fleet, NodeClient(session), 0.02).run())
+        try:
+            yield fleet
+        finally:
+            poller.cancel()
+            await asyncio.gather(poller, return_exceptions=True)
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
+
+
+async def test_the_poller_follows_the_configuration() -> None:
+    async with (
+        FakeNode("a").holds("A").serving() as a,
+        FakeNode("b").holds("B").serving() as b,
+        polled(neuron("n", a.url)) as fleet,
+    ):
+
+        def holds(name: str, *models: str) -> bool:
+            return fleet.node(name).healthy and list(fleet.node(name).models) == list(models)
+
+        await eventually(lambda: holds("n", "A"))
+        a.may_answer_polls.clear()
+        asked = len(a.asked)
+        await eventually(lambda: len(a.asked) > asked)  # a poll is out when the node moves
+        fleet.configure([neuron("n", b.url)])
+        a.may_answer_polls.set()
+        await eventually(lambda: holds("n", "B"))
+        asked = len(a.asked)
+        fleet.configure([neuron("n", b.url), neuron("m", a.url)])
+        await eventually(lambda: holds("m", "A"))
+        assert holds("n", "B") and len(a.asked) > asked
+        fleet.configure([])
+        asked = len(b.asked)
+        await asyncio.sleep(0.1)
+        assert len(b.asked) <= asked + 1
+
+
+async def test_a_fault_in_reading_one_node_ends_the_polling_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeNode("a").holds("A").serving() as a, polled(neuron("bad\n", a.url), neuron("n", a.url)) as fleet:
+        answered = fleet.answered
+
+        def fail_for_one(name: str, seen: Report, began: float) -> None:
+            if name == "bad\n":
+                raise ZeroDivisionError
+            answered(name, seen, began)
+
+        monkeypatch.setattr(fleet, "answered", fail_for_one)
+        await eventually(lambda: fleet.node("bad\n").misses > 3 and fleet.node("n").healthy)
+
+
+async def test_three_nodes_that_hang_do_not_age_the_picture_of_two_that_live() -> None:
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(FakeNode(f"n{i}").holds("M").serving()) for i in range(5)]
+        for hung in nodes[:3]:
+            hung.may_answer_polls.clear()
+        fleet = await stack.enter_async_context(polled(*(neuron(node.name, node.url) for node in nodes)))
+        for model in ("X", "Y", "Z"):
+            for live in nodes[3:]:
+                live.holds(model)
+            await eventually(lambda model=model: all(model in fleet.node(live.name).models for live in nodes[3:]))
+        assert [hung.asked for hung in nodes[:3]] == [["/models"]] * 3
+        for hung in nodes:
+            hung.may_answer_polls.set()
+
+
+async def test_a_node_that_says_far_too_much_is_heard_in_part() -> None:
+    async with FakeNode().holds(*(f"M{i}" for i in range(MAX_MODELS + 50))).serving() as node, polled() as fleet:
+        fleet.configure([neuron("n", node.url)])
+        await eventually(lambda: fleet.node("n").healthy)
+        assert len(fleet.node("n").models) == MAX_MODELS
+
+
+async def test_the_key_of_a_neuron_goes_with_every_question(node: FakeNode) -> None:
+    async with polled(neuron("n", node.url, bearer="s3cret")) as fleet:
+        await eventually(lambda: fleet.node("n").healthy)
+    assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.asked)
+    assert set(node.shown) == {"Bearer s3cret"}
+    assert "s3cret" not in repr(fleet.view())
