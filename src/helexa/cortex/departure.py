@@ -23,10 +23,11 @@ class StillNeededError(Exception):
 class Departure:
     """One model on its way out."""
 
-    def __init__(self, departures: "Departures", pair: Pair, change: Change) -> None:
+    def __init__(self, departures: "Departures", pair: Pair, megabytes: Megabytes, change: Change) -> None:
         self._departures = departures
         self._change = change
         self.pair = pair
+        self.megabytes = megabytes
 
     async def idle(self, wanted: Callable[[], bool]) -> None:
         """Wait until nothing is in flight there.
@@ -52,6 +53,7 @@ class Departure:
             NodeError: the node would not.
         """
         await self._departures.unload(self.pair)
+        self._change.megabytes = {index: -size for index, size in self.megabytes.items()}
         self._change.ended_at = self._departures.clock()
 
     def left(self) -> bool:
@@ -84,10 +86,10 @@ class Departures:
 
     @contextmanager
     def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
-        """From now on the model takes no new requests, and its memory counts as free; until the block ends."""
+        """From now on the model takes no new requests, until the block ends."""
         node = self.fleet.node(pair[0])
-        change = Change({index: -size for index, size in megabytes.items()})
-        departure = Departure(self, pair, change)
+        change = Change({})
+        departure = Departure(self, pair, megabytes, change)
         self._book.begin(node, change)
         try:
             with self.fleet.drain(*pair):

@@ -25,9 +25,10 @@ class _Answer:
 def explain(situation: Situation, name: str) -> dict[str, Any]:
     """What would happen to a request for `name` (a model id or an alias) that came now.
 
-    Returns: `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None when refused), `reason`,
-        `evict` (what would be unloaded first), `retry_after` (seconds, when refused for now), and `candidates`: for every
-        node its `node`, `warm` and a `verdict` in words.
+    Returns:
+        `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None when refused), `reason`, `evict`
+        (what would be unloaded first), `retry_after` (seconds, when refused for now), and `candidates`: for every node
+        its `node`, `warm` and a `verdict` in words.
     """
     model = situation.catalogue.resolve(name)
     answer = _answer(situation, model)
@@ -93,9 +94,7 @@ def _verdict(situation: Situation, node: Node, model: str) -> str:
     info = node.models.get(model)
     if info is not None and info.status != "unloaded":
         detail = f": {info.servable.reason}" if info.servable and info.servable.reason else ""
-        return (
-            f"has it {info.status}, but cannot serve it{detail}" if info.status == "loaded" else f"has it {info.status}"
-        )
+        return f"has it {info.status}, but cannot serve it{detail}"
     if node.kind != "neuron":
         return "loads nothing on demand"
     if profile is None:

@@ -10,7 +10,7 @@ from helexa.core.fleet import ModelInfo
 from helexa.cortex.breaker import Pair
 from helexa.cortex.departure import Departures
 from helexa.cortex.fleet import Fleet
-from helexa.cortex.memory import HOST, Change, Megabytes, MemoryBook
+from helexa.cortex.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
 from helexa.cortex.node_client import NodeClient, NodeError
 from helexa.cortex.picture import Node
 from helexa.cortex.placement import Cold
@@ -73,16 +73,18 @@ class LoadJob:
         self._stage = "making room" if cold.evict else "loading"
         self._held = ExitStack()
         node = means.fleet.node(cold.node)
-        devices = cold.spec.devices or [HOST]
-        self._change = Change({one: size_mb // len(devices) for one in devices})
-        if not cold.joined:  # else its memory is on the way already, and the node's readings show it
-            means.book.begin(node, self._change)
-            self._held.callback(self._give_back)
         self._held.enter_context(means.fleet.load(cold.node, cold.model))
         self._leaving = [
             self._held.enter_context(means.departures.departing((cold.node, model), victims[model]))
             for model in cold.evict
         ]
+        devices = cold.spec.devices or [HOST]
+        self._needs = {one: size_mb // len(devices) for one in devices}
+        self._change = Change({})
+        self._reserve()
+        if not cold.joined or reading(node) is None:  # else its memory is on the way already, and the readings show it
+            means.book.begin(node, self._change)
+            self._held.callback(self._give_back)
 
     @property
     def pair(self) -> Pair:
@@ -100,6 +102,7 @@ class LoadJob:
             await departure.idle(wanted)
         for departure in self._leaving:
             await departure.unload()
+            self._reserve()
         name, model = self.pair
         node = self._node()
         self._loading_since, self._stage = self._means.clock(), "loading"
@@ -153,6 +156,10 @@ class LoadJob:
         finally:
             task.cancel()
             await asyncio.wait((task,))
+
+    def _reserve(self) -> None:
+        """Keep for this load what it needs; what its victims still hold is kept by them being there."""
+        self._change.megabytes = beyond(self._needs, [one.megabytes for one in self._leaving if not one.left()])
 
     def _give_back(self) -> None:
         if self._change.ended_at is None:

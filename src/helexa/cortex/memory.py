@@ -1,7 +1,8 @@
 """How much memory is free where, while loads and unloads run whose effect no reading shows yet."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from helexa.cortex.picture import Node
 
@@ -31,18 +32,25 @@ def reading(node: Node) -> dict[int, int] | None:
 
 @dataclass
 class Change:
-    """Memory that is about to be taken (MB > 0) or given back (MB < 0) on a node, by device."""
+    """Memory that will be taken (MB > 0) on a node, or was given back (MB < 0), by device."""
 
     megabytes: Megabytes
     ended_at: float | None = None
+
+
+def beyond(needs: Megabytes, leaving: Iterable[Megabytes]) -> Megabytes:
+    """What a model needs beyond what those hold that leave for it. What they hold beyond its needs is nobody's until
+    they are gone."""
+    held = list(leaving)
+    return {index: max(0, need - sum(one.get(index, 0) for one in held)) for index, need in needs.items()}
 
 
 @dataclass
 class _Page:
     """One node's changes, what was free before the first of them, and what its last reading says."""
 
-    before: Megabytes
-    latest: Megabytes
+    before: Megabytes | None
+    latest: Megabytes | None
     changes: list[Change] = field(default_factory=list[Change])
 
 
@@ -59,8 +67,7 @@ class MemoryBook:
     def begin(self, node: Node, change: Change) -> None:
         """Count a change from now on."""
         free = reading(node)
-        if free is not None:
-            self._pages.setdefault(node.name, _Page(free, free)).changes.append(change)
+        self._pages.setdefault(node.name, _Page(free, free)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
         """A change will not happen."""
@@ -72,23 +79,43 @@ class MemoryBook:
 
     def turn(self, node: Node) -> None:
         """Look at the node's reading, and believe it again once it is younger than all changes."""
-        page, latest = self._pages.get(node.name), reading(node)
-        if page is None or latest is None or node.read_at is None:
+        page = self._pages.get(node.name)
+        if page is None:
             return
-        page.latest = latest
+        page.latest = reading(node) or page.latest
         ends = [change.ended_at for change in page.changes]
-        if all(end is not None and node.read_at >= end + READING_LAG_SECS for end in ends):
+        seen = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS  # without readings: the models
+        if all(end is not None and end <= seen for end in ends):
             del self._pages[node.name]
 
-    def free(self) -> dict[str, Megabytes]:
-        """Free MB by device of the nodes that have changes."""
-        return {name: _after(page) for name, page in self._pages.items()}
+    def expected_free(self) -> dict[str, Megabytes]:
+        """Free MB by device, of the nodes that have changes and tell what is free."""
+        return {
+            name: _expected(page.before, page.latest or page.before, page.changes)
+            for name, page in self._pages.items()
+            if page.before is not None
+        }
+
+    def reserved(self) -> dict[str, Megabytes]:
+        """MB by device that running loads will take, of the nodes that have any."""
+        return {
+            name: _sum(change for change in page.changes if change.ended_at is None)
+            for name, page in self._pages.items()
+        }
 
 
-def _after(page: _Page) -> Megabytes:
-    free: dict[int, int] = {}
-    for index, before in page.before.items():
-        sizes = [change.megabytes.get(index, 0) for change in page.changes]
-        coming_back = sum(-size for size in sizes if size < 0)
-        free[index] = min(before - sum(sizes), page.latest.get(index, 0) + coming_back)
-    return free
+def _expected(before: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
+    taken = _sum(changes)
+    back = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
+    return {
+        index: min(free - taken.get(index, 0), latest.get(index, 0) - back.get(index, 0))
+        for index, free in before.items()
+    }
+
+
+def _sum(changes: Iterable[Change]) -> Megabytes:
+    total: dict[int, int] = {}
+    for change in changes:
+        for index, megabytes in change.megabytes.items():
+            total[index] = total.get(index, 0) + megabytes
+    return total

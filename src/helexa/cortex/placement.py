@@ -82,6 +82,7 @@ def place(situation: Situation, model: str, since: float = inf, claimed: Collect
     ways = [(node, way) for node, way in found if way is not None]
     if not ways:
         raise _refused(situation, profile, healthy, candidates, trusted)
+    ways = [(node, way) for node, way in ways if way.fits] or ways
     ready = [(node, way) for node, way in ways if way.ready_at <= situation.now and node.name not in claimed]
     if ready:
         node, way = min(ready, key=lambda pair: _preference(situation, *pair))

@@ -70,6 +70,7 @@ class Situation:
         now: seconds of the fleet's clock.
         began: when this gateway did.
         expected_free: free MB by device, of the nodes where loads or unloads run; elsewhere nodes are believed.
+        reserved: MB by device that running loads will take, where nodes do not tell what is free.
         load_secs: measured seconds of the last loads, by (node, model).
         failures: loads that lately failed, by (node, model).
         devices: where loads of this gateway were put, by (node, model).
@@ -81,6 +82,7 @@ class Situation:
     began: float = 0.0
     settings: EvictionSection = field(default_factory=EvictionSection)
     expected_free: Mapping[str, Megabytes] = field(default_factory=dict[str, Megabytes])
+    reserved: Mapping[str, Megabytes] = field(default_factory=dict[str, Megabytes])
     load_secs: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
     failures: Mapping[Pair, Failure] = field(default_factory=dict[Pair, Failure])
     devices: Mapping[Pair, tuple[int, ...]] = field(default_factory=dict[Pair, tuple[int, ...]])
@@ -90,22 +92,19 @@ class Situation:
         known = self.expected_free.get(node.name) or reading(node)
         if known is not None:
             return dict(known)
-        free = totals(node)
-        for resident in self.residents(node):
-            for index, megabytes in resident.megabytes.items():
-                free[index] = free.get(index, 0) - megabytes
-        return free
+        held = [one.megabytes for one in self._holding(node) if (node.name, one.model) not in self.view.loading]
+        held.append(self.reserved.get(node.name, {}))
+        return {index: total - sum(one.get(index, 0) for one in held) for index, total in totals(node).items()}
 
     def residents(self, node: Node) -> list[Resident]:
-        """The models that hold memory there, without those that are on their way out."""
+        """The models that hold memory there, or soon will, without those that are on their way out."""
+        return [one for one in self._holding(node) if (node.name, one.model) not in self.view.draining]
+
+    def _holding(self, node: Node) -> list[Resident]:
         there = [info.id for info in node.models.values() if info.status not in _GONE]
         coming = [model for name, model in self.view.loading if name == node.name]
         coming += [model for model in node.activating() if self.catalogue.profile(model) is not None]
-        return [
-            self._resident(node, model, loading=model in coming)
-            for model in dict.fromkeys([*there, *coming])
-            if (node.name, model) not in self.view.draining
-        ]
+        return [self._resident(node, model, loading=model in coming) for model in dict.fromkeys([*there, *coming])]
 
     def size_mb(self, node: Node, model: str) -> int:
         """What a model holds: as the node says, else as the catalogue says, else nothing."""

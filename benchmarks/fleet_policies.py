@@ -1,0 +1,92 @@
+"""The gateway's policy, by its own functions, and the usual one: what was used longest ago leaves, in turn."""
+
+import random
+from collections.abc import Sequence
+
+from fleet_world import Queue, Request, World
+
+from helexa.cortex.config import EvictionSection, RoutingSection
+from helexa.cortex.picture import Node
+from helexa.cortex.placement import Cold, load_spec
+from helexa.cortex.router import route
+from helexa.cortex.situation import Situation
+from helexa.cortex.swap_queue import Wanted, decide
+
+
+class Ours:
+    """Affinity within a bound on load; placement, eviction and turns as the gateway decides them."""
+
+    def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
+        self._random = random.Random(seed)
+        self._eviction = eviction or EvictionSection()
+        self._routing = RoutingSection()
+
+    def target(self, world: World, request: Request) -> str | None:
+        key = request.conversation.name.encode()
+        found = route(world.fleet.view(), request.model, key, self._routing, self._random.choice)
+        return found.node if found else None
+
+    def decide(self, world: World) -> None:
+        def start(wanted: Wanted, cold: Cold) -> None:
+            world.start(world.queues[wanted.model], cold)
+
+        decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
+
+    def _look(self, world: World) -> Situation:
+        return Situation(
+            world.fleet.view(),
+            world.catalogue,
+            world.now,
+            settings=self._eviction,
+            reserved=world.book.reserved(),
+            load_secs=world.history.load_secs,
+        )
+
+
+class LruFifo:
+    """The least busy node; whoever comes first is loaded first, at once, in place of what was used longest ago.
+
+    What is in use is drained, but only when nothing else would do.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def target(self, world: World, request: Request) -> str | None:
+        found = route(world.fleet.view(), request.model, None, None, self._random.choice)
+        return found.node if found else None
+
+    def decide(self, world: World) -> None:
+        for queue in sorted((queue for queue in world.queues.values() if not queue.loading), key=lambda one: one.since):
+            cold = self._place(world, queue)
+            if cold is None:
+                return  # first come, first served
+            world.start(queue, cold)
+
+    def _place(self, world: World, queue: Queue) -> Cold | None:
+        situation = Situation(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+        profile = world.catalogue.profile(queue.model)
+        assert profile is not None
+        need, spec = profile.vram_mb or 0, load_spec(profile, [0])
+        best: tuple[tuple[bool, bool, int, str], Cold] | None = None
+        for node in situation.view.nodes:
+            victims = _oldest_first(situation, node, need)
+            if victims is None or (node.name, queue.model) in situation.view.draining:
+                continue
+            busy = any(situation.view.load(node, model) for model in victims)
+            rank = (bool(victims), busy, -situation.free(node)[0], node.name)
+            if best is None or rank < best[0]:
+                best = (rank, Cold(queue.model, node.name, spec, tuple(victims)))
+        return best[1] if best else None
+
+
+def _oldest_first(situation: Situation, node: Node, need: int) -> Sequence[str] | None:
+    """What has to leave, idle before busy, the longest unused first; None if all of it would not do."""
+    free, victims = situation.free(node)[0], list[str]()
+    there = [one for one in situation.residents(node) if not one.loading]
+    for resident in sorted(there, key=lambda one: (one.busy, one.used_at or 0.0, one.model)):
+        if free >= need:
+            break
+        free += resident.megabytes[0]
+        victims.append(resident.model)
+    return victims if free >= need else None

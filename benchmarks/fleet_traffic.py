@@ -1,0 +1,68 @@
+"""Traffic for a simulated fleet: agents' conversations, drawn once from a seed, the same for every policy."""
+
+import random
+from dataclasses import dataclass
+from itertools import accumulate
+
+from helexa.core.catalogue import Catalogue
+
+SIZES_MB = (4_000, 5_000, 6_500, 8_000, 9_000, 10_000, 12_000, 14_000, 15_000, 18_000, 21_000, 40_000)
+"""Footprints of the models."""
+
+ZIPF = 1.1
+TURNS = 8
+SYSTEM_TOKENS = (1_000, 4_000)
+USER_TOKENS = (50, 1_500)
+ANSWER_TOKENS = (30, 400)
+PAUSE_SECS = 4.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request of a conversation.
+
+    Attributes:
+        new: prompt tokens that no earlier turn had.
+        answer: tokens that the model says.
+        pause_secs: from the last answer's end to this request.
+    """
+
+    new: int
+    answer: int
+    pause_secs: float
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One agent at work with one model."""
+
+    name: str
+    model: str
+    begins: float
+    turns: tuple[Turn, ...]
+
+
+def models(count: int) -> Catalogue:
+    """`count` models; `m0` is asked for most."""
+    order = random.Random(count).sample(range(len(SIZES_MB)), len(SIZES_MB))
+    return Catalogue.model_validate({"models": [{"id": f"m{i}", "vram_mb": SIZES_MB[order[i]]} for i in range(count)]})
+
+
+def conversations(seed: int, catalogue: Catalogue, secs: float, per_minute: float) -> list[Conversation]:
+    """All conversations that begin within `secs`."""
+    rng = random.Random(seed)
+    ids = [profile.id for profile in catalogue.models]
+    weights = list(accumulate(1 / rank**ZIPF for rank in range(1, len(ids) + 1)))
+    made: list[Conversation] = []
+    begins = rng.expovariate(per_minute / 60)
+    while begins < secs:
+        turns = 1 + min(int(rng.expovariate(1 / TURNS)), 4 * TURNS)
+        model = rng.choices(ids, cum_weights=weights)[0]
+        made.append(Conversation(f"c{len(made)}", model, begins, tuple(_turn(rng, at == 0) for at in range(turns))))
+        begins += rng.expovariate(per_minute / 60)
+    return made
+
+
+def _turn(rng: random.Random, first: bool) -> Turn:
+    new = rng.randint(*USER_TOKENS) + (rng.randint(*SYSTEM_TOKENS) if first else 0)
+    return Turn(new, rng.randint(*ANSWER_TOKENS), 0.0 if first else rng.expovariate(1 / PAUSE_SECS))

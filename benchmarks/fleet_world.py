@@ -1,0 +1,244 @@
+"""A fleet under a virtual clock: nodes that load, prefill, decode and forget, asked by conversations.
+
+The picture is the gateway's own `Fleet`, and what becomes of requests is decided by a policy.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from fleet_traffic import Conversation, Turn
+
+from helexa.core.catalogue import Catalogue
+from helexa.core.fleet import Discovery, ModelInfo
+from helexa.cortex.config import NeuronSection
+from helexa.cortex.fleet import Fleet
+from helexa.cortex.history import History
+from helexa.cortex.memory import Change, MemoryBook, beyond
+from helexa.cortex.picture import Report
+from helexa.cortex.placement import Cold
+
+NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
+SLOTS = 8
+CACHED_CONVERSATIONS = 24
+LOAD_MB_PER_SEC = 900.0
+LOAD_OVERHEAD_SECS = 4.0
+UNLOAD_SECS = 1.0
+PREFILL_TOKENS_MB = 24e6  # tokens per second of a model of one MB
+DECODE_TOKENS_MB = 500e3
+TICK_SECS = 0.25
+
+
+@dataclass
+class Request:
+    """One turn on its way."""
+
+    conversation: Conversation
+    turn: Turn
+    index: int
+    prompt: int
+    came: float
+    first_token: float | None = None
+    held: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def model(self) -> str:
+        return self.conversation.model
+
+
+@dataclass
+class Queue:
+    """The requests that wait for a model which is nowhere warm."""
+
+    model: str
+    requests: list[Request]
+    loading: bool = False
+    priority: int = 0
+
+    @property
+    def since(self) -> float:
+        return self.requests[0].came
+
+
+@dataclass
+class Instance:
+    """A model on a node: slots, a queue before them, and what its cache remembers of conversations."""
+
+    size_mb: int
+    running: int = 0
+    queue: deque[Request] = field(default_factory=deque[Request])
+    cached: OrderedDict[str, int] = field(default_factory=OrderedDict[str, int])
+
+
+class Policy(Protocol):
+    """Decides where requests go, and what is loaded and evicted."""
+
+    def target(self, world: "World", request: Request) -> str | None:
+        """The node that serves a request now."""
+        ...
+
+    def decide(self, world: "World") -> None:
+        """Begin the loads that may begin now, by `world.start`."""
+        ...
+
+
+@dataclass
+class Outcome:
+    """What came of a run. Seconds."""
+
+    ttfts: list[float] = field(default_factory=list[float])
+    waits: list[float] = field(default_factory=list[float])
+    loads: int = 0
+    evictions: int = 0
+    hits: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    secs: float = 0.0
+
+
+class World:
+    """One run."""
+
+    def __init__(
+        self, catalogue: Catalogue, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
+    ) -> None:
+        self.now = 0.0
+        self.catalogue = catalogue
+        self.history = History()
+        self.book = MemoryBook()
+        self.queues: dict[str, Queue] = {}
+        self.outcome = Outcome()
+        self.fleet = Fleet(
+            [NeuronSection(name=name, endpoint=f"http://{name}") for name in nodes], clock=lambda: self.now
+        )
+        for name, megabytes in nodes.items():
+            device = {"index": 0, "name": "GPU", "vram_total_mb": megabytes}
+            facts = Discovery.model_validate({"hostname": name, "os": "Linux", "devices": [device]})
+            self.fleet.answered(name, Report({}, discovery=facts), 0.0)
+        self._policy = policy
+        self._instances: dict[tuple[str, str], Instance] = {}
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._ticking = False
+        for conversation in conversations:
+            self._at(conversation.begins, lambda one=conversation: self._ask(one, 0, 0))
+
+    def run(self) -> Outcome:
+        """Until every conversation has ended."""
+        while self._events:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        assert not self.queues, "somebody was never served"
+        self.outcome.secs = self.now
+        return self.outcome
+
+    def start(self, queue: Queue, cold: Cold) -> None:
+        """Begin a load: drain, unload, load."""
+        queue.loading = True
+        held = ExitStack()
+        held.enter_context(self.fleet.load(cold.node, cold.model))
+        for model in cold.evict:
+            held.enter_context(self.fleet.drain(cold.node, model))
+        change = Change(beyond({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
+        self.book.begin(self.fleet.node(cold.node), change)
+        held.callback(self.book.cancel, cold.node, change)
+        self._drain(cold, held, change)
+
+    def _at(self, when: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), event))
+
+    def _drain(self, cold: Cold, held: ExitStack, change: Change) -> None:
+        if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
+            self._at(self.now + TICK_SECS, lambda: self._drain(cold, held, change))
+            return
+        for model in cold.evict:
+            del self._instances[cold.node, model]
+            self.fleet.unloaded(cold.node, model)
+            self.outcome.evictions += 1
+        size = self._size(cold.model)
+        change.megabytes = {0: size}
+        secs = LOAD_OVERHEAD_SECS + size / LOAD_MB_PER_SEC
+        self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, held, secs))
+
+    def _loaded(self, cold: Cold, held: ExitStack, secs: float) -> None:
+        self._instances[cold.node, cold.model] = Instance(self._size(cold.model))
+        self.fleet.loaded(cold.node, ModelInfo(id=cold.model), "http://x")
+        held.close()
+        self.history.loaded((cold.node, cold.model), secs)
+        self.outcome.loads += 1
+        self._check_memory(cold.node)
+        for request in self.queues.pop(cold.model).requests:
+            self._route(request)
+        self._decide()
+
+    def _check_memory(self, node: str) -> None:
+        there = sum(one.size_mb for (name, _), one in self._instances.items() if name == node)
+        facts = self.fleet.node(node).discovery
+        assert facts is not None and there <= facts.devices[0].vram_total_mb, f"{node} is overfull"
+
+    def _ask(self, conversation: Conversation, index: int, before: int) -> None:
+        turn = conversation.turns[index]
+        self._route(Request(conversation, turn, index, before + turn.new, self.now))
+
+    def _route(self, request: Request) -> None:
+        name = self._policy.target(self, request)
+        if name is None:
+            queue = self.queues.setdefault(request.model, Queue(request.model, []))
+            queue.requests.append(request)
+            self._decide()
+            return
+        self.outcome.waits.append(self.now - request.came)
+        request.held.enter_context(self.fleet.request(name, request.model))
+        instance = self._instances[name, request.model]
+        instance.queue.append(request)
+        self._fill(instance)
+
+    def _fill(self, instance: Instance) -> None:
+        while instance.queue and instance.running < SLOTS:
+            request = instance.queue.popleft()
+            instance.running += 1
+            cached = min(instance.cached.pop(request.conversation.name, 0), request.prompt)
+            self.outcome.prompt_tokens += request.prompt
+            self.outcome.cached_tokens += cached
+            prefill = (request.prompt - cached) * instance.size_mb / PREFILL_TOKENS_MB
+            decode = request.turn.answer * instance.size_mb / DECODE_TOKENS_MB
+            self.outcome.ttfts.append(self.now + prefill - request.came)
+            self._at(self.now + prefill + decode, lambda one=request: self._done(instance, one))
+
+    def _done(self, instance: Instance, request: Request) -> None:
+        request.held.close()
+        instance.running -= 1
+        length = request.prompt + request.turn.answer
+        instance.cached[request.conversation.name] = length
+        while len(instance.cached) > CACHED_CONVERSATIONS:
+            instance.cached.popitem(last=False)
+        self._fill(instance)
+        following = request.index + 1
+        if following < len(request.conversation.turns):
+            pause = request.conversation.turns[following].pause_secs
+            self._at(self.now + pause, lambda: self._ask(request.conversation, following, length))
+
+    def _decide(self) -> None:
+        """Let the policy decide; again and again while somebody waits for room."""
+        self._policy.decide(self)
+        if not self._ticking and any(not queue.loading for queue in self.queues.values()):
+            self._ticking = True
+            self._at(self.now + TICK_SECS, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = False
+        for queue in [queue for queue in self.queues.values() if not queue.loading]:
+            if self._policy.target(self, queue.requests[0]) is not None:  # it became warm again
+                del self.queues[queue.model]
+                for request in queue.requests:
+                    self._route(request)
+        self._decide()
+
+    def _size(self, model: str) -> int:
+        profile = self.catalogue.profile(model)
+        assert profile is not None
+        return profile.vram_mb or 0
