@@ -84,7 +84,7 @@ async def test_a_running_gateway_learns_of_keys(config: str, url: str) -> None:
 
         code, out, err = await run("keys", "list", "-c", config, "--json")
         listed = json.loads(out)
-        assert (code, err, listed[1:]) == (0, "", [made])
+        assert (code, err, listed[1:]) == (0, "", [made | {"spent": 0}])
         assert listed[0]["source"] == "config"
         assert "s3cret" not in out and secret not in out
 

@@ -16,6 +16,7 @@ from helexa.cortex.ledger.database import Args, Database, DatabaseError, Row, Sq
 
 _BUSY_TIMEOUT_SECS = 5.0
 _NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
+_FAULTS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)  # in a statement, not in the database
 T = TypeVar("T")
 _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -69,8 +70,8 @@ class _Worker:
         self._jobs.put((job, future))
         try:
             return await future
-        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, _FAULTS) or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise
             raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
 

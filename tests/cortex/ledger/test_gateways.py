@@ -1,0 +1,225 @@
+"""Several gateways on one database: leases, the dead and those taken for dead, and a database that goes away."""
+
+import asyncio
+import random
+
+import pytest
+
+from cortex.ledger.running import Clock, charged, holder, rows, running, spent, states, try_reserve
+from cortex.postgres import running_postgres
+from cortex.running import eventually
+from helexa.core.errors import ApiError
+from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.principal import Window
+
+CAP = 10_000
+
+
+async def work(ledger: Ledger, chance: random.Random, cap: int = CAP) -> int:
+    """One request; what it used, 0 if it was refused."""
+    tokens = chance.randint(50, 200)
+    try:
+        reservation = await ledger.reserve(holder(cap), "r", "Org/M", tokens)
+    except ApiError as error:
+        assert error.code == "insufficient_quota"
+        return 0
+    await asyncio.sleep(chance.random() * 0.01)
+    if chance.random() < 0.1:
+        await reservation.release()
+        return 0
+    prompt = chance.randint(1, 40)
+    used = prompt + chance.randint(0, tokens - prompt)
+    await reservation.settle(prompt, used - prompt)
+    return used
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_200_at_once_never_pass_the_cap_and_what_is_left_can_be_had(url: str, count: int):
+    chance = random.Random(7)
+    async with running(url, count=count) as ledgers:
+        used = await asyncio.gather(*(work(ledgers[n % count], chance) for n in range(200)))
+        assert 0 < sum(used) <= CAP
+        assert sum(used) == await spent(url) == await charged(url)
+        left = CAP - sum(used)
+
+        async def all_left_is_free() -> bool:
+            outcome = await try_reserve(ledgers[0], holder(CAP), left)
+            if isinstance(outcome, Reservation):
+                await outcome.release()
+            return isinstance(outcome, Reservation)
+
+        await eventually(all_left_is_free)
+        assert isinstance(await try_reserve(ledgers[0], holder(CAP), left + 1), ApiError)
+        assert [ledger.open for ledger in ledgers] == [0] * count
+
+
+async def test_held_at_once_by_all_gateways_is_never_more_than_the_cap(url: str):
+    async with running(url, count=3) as ledgers:
+        outcomes = await asyncio.gather(*(try_reserve(ledgers[n % 3], holder(100), 7) for n in range(200)))
+        held = [outcome for outcome in outcomes if isinstance(outcome, Reservation)]
+        assert len(held) == 14
+        await asyncio.gather(*(reservation.settle(7, 0) for reservation in held))
+        assert await spent(url) == 98
+
+
+async def test_gateways_agree_on_when_a_window_began(url: str):
+    clock, key = Clock(), holder(1000, window=Window("rolling", 60))
+
+    async def use(ledger: Ledger) -> None:
+        await (await ledger.reserve(key, "r", "Org/M", 10)).settle(10, 0)
+
+    async with running(url, count=3, clock=clock) as ledgers:
+        await asyncio.gather(*(use(ledger) for ledger in ledgers))
+        clock.now += 30
+        await asyncio.gather(*(use(ledger) for ledger in ledgers))
+        clock.now += 30
+        await asyncio.gather(*(use(ledger) for ledger in ledgers))
+        budgets = [await ledger.budget(key) for ledger in ledgers]
+        assert {budget.spent for budget in budgets} == {30}
+    windows = await rows(url, "SELECT window_id, spent FROM windows ORDER BY window_id")
+    assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 60), (1_700_000_060, 30)]
+
+
+async def _die(ledger: Ledger) -> None:
+    """Stop as a killed process does: without a word."""
+    for task in ledger._tasks:
+        task.cancel()
+    await asyncio.wait(ledger._tasks)
+    ledger._tasks = [asyncio.create_task(_nothing())]
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def test_what_a_dead_gateway_held_is_charged_and_the_rest_of_its_lease_returns(url: str):
+    async with running(url, count=2, dead_after_secs=0.5) as [victim, other]:
+        await (await victim.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
+        await victim.reserve(holder(1000), "b", "Org/M", 100)
+        await _die(victim)
+
+        async def swept() -> bool:
+            return await states(url) == ["settled", "orphaned"]
+
+        await eventually(swept)
+        assert await spent(url) == await charged(url) == 130
+        assert len(await rows(url, "SELECT * FROM gateways")) == 1
+        assert isinstance(await try_reserve(other, holder(1000), 871), ApiError)
+        assert isinstance(await try_reserve(other, holder(1000), 870), Reservation)
+
+
+async def test_a_gateway_that_does_nothing_but_live_is_not_swept(url: str):
+    async with running(url, count=2, dead_after_secs=0.4) as [quiet, _]:
+        reservation = await quiet.reserve(holder(1000), "a", "Org/M", 100)
+        beats = "SELECT id, batch FROM gateways ORDER BY id"
+        first = await rows(url, beats)
+
+        async def both_beat_on() -> bool:
+            return all(
+                now["batch"] > then["batch"] + 12 for now, then in zip(await rows(url, beats), first, strict=True)
+            )
+
+        await eventually(both_beat_on)
+        await reservation.settle(5, 5)
+        assert await states(url) == ["settled"]
+
+
+async def test_a_gateway_that_was_taken_for_dead_settles_exactly_and_goes_on(url: str):
+    async with running(url, count=2) as [slow, other]:
+        done = await slow.reserve(holder(1000), "a", "Org/M", 100)
+        dropped = await slow.reserve(holder(1000), "b", "Org/M", 100)
+        lost = await slow.reserve(holder(1000), "c", "Org/M", 100)
+        await _sweep_first(url)
+        assert await states(url) == ["orphaned"] * 3
+        assert await spent(url) == 300
+        assert isinstance(await try_reserve(other, holder(1000), 701), ApiError)
+        await asyncio.gather(done.settle(10, 20), dropped.release())
+        await done.settle(10, 20)
+        assert await states(url) == ["settled", "released", "orphaned"]
+        assert await spent(url) == await charged(url) == 130
+        await (await slow.reserve(holder(1000), "d", "Org/M", 100)).settle(1, 1)
+        await lost.settle(1, 1)
+        assert await states(url) == ["settled", "released", "settled", "settled"]
+        assert await spent(url) == await charged(url) == 34
+
+
+async def _sweep_first(url: str) -> None:
+    from helexa.cortex.ledger import gateways
+
+    database = await open_database(url)
+    known = sorted(await gateways.present(database))
+    await gateways.sweep(database, known[:1], 1_700_000_000.0)
+    await database.close()
+
+
+async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(tmp_path):
+    url = f"sqlite:{tmp_path / 'cortex.db'}"
+    database = await open_database(url)
+    await database.migrate()
+    ledger = Ledger(database)
+    await ledger.start()
+    await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
+    await ledger.reserve(holder(1000), "b", "Org/M", 100)
+    await _die(ledger)
+    await database.close()
+    async with running(url) as [heir]:
+        assert await states(url) == ["settled", "orphaned"]
+        assert (await heir.budget(holder(1000))).spent == 130
+
+
+async def test_a_fault_in_a_batch_costs_that_batch_and_no_more(url: str):
+    async with running(url) as [ledger]:
+        open_before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+        ledger._committer.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
+        with pytest.raises(ApiError) as caught:
+            await ledger.reserve(holder(1000), "b", "Org/M", 100)
+        assert caught.value.status == 503
+        await open_before.settle(3, 4)
+        await (await ledger.reserve(holder(1000), "c", "Org/M", 100)).settle(1, 1)
+        assert await states(url) == ["settled", "settled"]
+        assert await spent(url) == await charged(url) == 9
+
+
+async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
+    with running_postgres() as server:
+        url = server.new_database()
+        async with running(url) as [ledger]:
+            before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+            server.stop()
+            settling = asyncio.create_task(before.settle(3, 4))
+            await eventually(lambda: not ledger.available)
+            with pytest.raises(ApiError) as caught:
+                await ledger.reserve(holder(1000), "b", "Org/M", 100)
+            assert (caught.value.status, caught.value.code) == (503, "service_unavailable")
+            assert caught.value.retry_after == 5
+            assert not settling.done()
+            server.start()
+            await settling
+            assert await spent(url) == await charged(url) == 7
+            await (await ledger.reserve(holder(1000), "c", "Org/M", 100)).settle(1, 0)
+        assert await states(url) == ["settled", "settled"]
+
+
+async def test_a_batch_whose_answer_was_lost_is_written_once(url: str):
+    async with running(url) as [ledger]:
+        reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+        database = ledger._database
+        write, lost = database.write, []
+
+        async def lose_the_answer(guard, steps) -> bool:
+            written = await write(guard, steps)
+            if not lost:
+                lost.append(guard)
+                from helexa.cortex.ledger.database import DatabaseError
+
+                raise DatabaseError("the connection was lost")
+            return written
+
+        database.write = lose_the_answer
+        await reservation.settle(10, 20)
+        assert len(lost) == 1
+        database.write = write
+        assert await states(url) == ["settled"]
+        assert await spent(url) == await charged(url) == 30

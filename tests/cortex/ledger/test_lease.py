@@ -1,0 +1,65 @@
+"""The decisions of a lease, without a database."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cortex.ledger.running import holder
+from helexa.cortex.ledger.gateways import Watch
+from helexa.cortex.ledger.lease import Lease, grant, over_budget, window_at
+from helexa.cortex.principal import Window
+
+HOUR = Window("rolling", 3600)
+
+
+def test_a_balance_has_one_window_and_a_rolling_key_one_per_period():
+    assert window_at(Window(), 0, 5000.5) == 0
+    assert window_at(HOUR, 0, 5000.5) == 5000
+    assert window_at(HOUR, 5000, 8599.9) == 5000
+    assert window_at(HOUR, 5000, 8600.0) == 8600
+    assert window_at(HOUR, 5000, 20000.0) == 20000
+
+
+def test_a_lease_is_one_reservation_near_the_cap_and_many_far_from_it():
+    assert grant(1_000_000, [100]) == 100 + 32 * 100
+    assert grant(1_000, [100]) == 100 + 900 // 8
+    assert grant(100, [100]) == 100
+    assert grant(99, [100]) == 0
+    assert grant(-5, [1]) == 0
+
+
+def test_what_does_not_fit_is_passed_over():
+    assert grant(100, [90, 50, 10]) == 100
+
+
+@given(st.integers(-10, 10_000), st.lists(st.integers(1, 2_000), max_size=20))
+def test_a_grant_never_passes_what_is_available(available: int, needs: list[int]):
+    assert 0 <= grant(available, needs) <= max(0, available)
+
+
+def test_a_lease_serves_only_the_window_and_cap_it_was_taken_for():
+    lease = Lease("key", 1000, HOUR, 4600.0, 100, granted=50, spent=20, reserved=10)
+    assert lease.has(holder(100, window=HOUR), 20, 4599.0)
+    assert not lease.has(holder(100, window=HOUR), 21, 4599.0)
+    assert not lease.has(holder(100, window=HOUR), 20, 4600.0)
+    assert not lease.has(holder(99, window=HOUR), 20, 4599.0)
+    assert not lease.has(holder(100, window=Window("rolling", 60)), 20, 4599.0)
+
+
+def test_refusals_are_as_contracted():
+    balance = over_budget(holder(100), 60, 40, float("inf"), 0.0)
+    assert (balance.status, balance.type, balance.code) == (429, "insufficient_quota", "insufficient_quota")
+    assert balance.headers() == {}
+    assert "40 of the key's 100 tokens" in str(balance)
+    rolling = over_budget(holder(100, window=HOUR), 60, 40, 4600.0, 4588.5)
+    assert (rolling.status, rolling.type, rolling.code) == (429, "rate_limit_error", "rate_limit_exceeded")
+    assert rolling.headers() == {"Retry-After": "12"}
+    assert over_budget(holder(100, window=HOUR), 60, 40, 4600.0, 4600.0).headers() == {"Retry-After": "1"}
+
+
+def test_a_gateway_is_dead_when_it_was_seen_to_do_nothing_for_long_enough():
+    watch = Watch(10.0)
+    assert watch.dead([(1, 5), (2, 9)], 100.0) == []
+    assert watch.dead([(1, 5), (2, 10)], 109.0) == []
+    assert watch.dead([(1, 5), (2, 10)], 110.0) == [(1, 5)]
+    assert watch.dead([(2, 10), (3, 0)], 118.9) == []
+    assert watch.dead([(2, 10), (3, 0)], 119.0) == [(2, 10)]
