@@ -22,7 +22,11 @@ EXPLAINED = {
     "node": "beast",
     "reason": "room after unloading",
     "evict": ["Org/A", "Org/B"],
-    "candidates": [{"node": "beast", "reason": "needs 6500 MB, 2300 free"}, {"node": "attic", "reason": "too small"}],
+    "retry_after": None,
+    "candidates": [
+        {"node": "beast", "warm": False, "verdict": "needs 6500 MB, 2300 free"},
+        {"node": "attic", "warm": False, "verdict": "too small"},
+    ],
 }
 ENDED = {
     "started_ms": 1_700_000_000_000,
@@ -78,7 +82,7 @@ async def test_explain() -> None:
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "Org/M: cold on beast",
-        "  because room after unloading",
+        "  room after unloading",
         "  unloads Org/A, Org/B",
         "  - beast: needs 6500 MB, 2300 free",
         "  - attic: too small",
@@ -87,7 +91,7 @@ async def test_explain() -> None:
 
 
 async def test_top_once() -> None:
-    async with Gateway({"/api/activity": {"activity": [ENDED]}}).serving() as gateway:
+    async with Gateway({"/api/activity": {"requests": [ENDED]}}).serving() as gateway:
         code, out, err = await run("top", "--once", "-n", "5", "-e", gateway.url, "--key", "k", TZ="UTC")
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
@@ -98,13 +102,16 @@ async def test_top_once() -> None:
 
 
 async def test_nodes_are_cordoned_uncordoned_and_drained() -> None:
-    answers = {f"/api/nodes/b/{verb}": {"node": "b", "in_flight": 0} for verb in ("cordon", "uncordon", "drain")}
-    async with Gateway(answers).serving() as gateway:
+    empty, busy = ({"cordoned": True, "in_flight": running, "loading": 0} for running in (0, 2))
+    answers: dict[str, Any] = {f"/api/nodes/b/{verb}": empty for verb in ("cordon", "uncordon", "drain")}
+    async with Gateway({**answers, "/api/nodes/busy/drain": busy}).serving() as gateway:
         said = [await run(verb, "b", "-e", f"{gateway.url}/") for verb in ("cordon", "uncordon", "drain")]
+        late = await run("drain", "busy", "-e", gateway.url)
         refused = await run("cordon", "../x", "-e", gateway.url)
     assert [(code, err) for code, _, err in said] == [(0, "")] * 3
     assert "b is cordoned" in said[0][1]
-    assert "in_flight 0" in said[2][1]
+    assert "b is drained" in said[2][1]
+    assert late == (1, "", "cortex: busy is cordoned, but 2 requests and 0 loads are not done; drain it again\n")
     assert refused == (1, "", f"cortex: {gateway.url}/api/nodes/..%2Fx/cordon: there is no such thing\n")
     assert gateway.asked[0] == ("POST", "/api/nodes/b/cordon", None)
 
@@ -122,7 +129,7 @@ async def test_a_key_goes_nowhere_else() -> None:
 
 @pytest.mark.parametrize("command", [("explain", "m"), ("top", "--once")])
 async def test_what_is_no_gateway_is_one_line(command: tuple[str, ...]) -> None:
-    for answer in ([], {"activity": [{}]}, {"activity": 5}, {}):
+    for answer in ([], {"requests": [{}]}, {"requests": 5}, {}):
         async with Gateway({"/api/explain": answer, "/api/activity": answer}).serving() as gateway:
             code, out, err = await run(*command, "-e", gateway.url)
         assert (code, out, err.count("\n")) == (1, "", 1)

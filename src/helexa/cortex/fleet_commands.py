@@ -50,7 +50,14 @@ def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
         node: name of the node.
     """
     answer = _post(api, node, "drain", _DRAIN_PATIENCE_SECS)
-    print(f"{printable(node)}: {', '.join(f'{printable(name)} {printable(value)}' for name, value in answer.items())}")
+    running, loading = answer.get("in_flight"), answer.get("loading")
+    if running or loading:
+        raise HelexaError(
+            f"{node} is cordoned, but {running} requests and {loading} loads are not done; drain it again"
+        )
+    print(
+        f"{printable(node)} is drained: nothing runs there, and nothing will until `cortex uncordon {printable(node)}`"
+    )
 
 
 def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict[str, Any]:
@@ -59,13 +66,9 @@ def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict
 
 
 def _explained(answer: dict[str, Any]) -> list[str]:
-    where = f"{answer['decision']} on {answer['node']}" if answer.get("node") else answer["decision"]
-    lines = [f"{printable(answer['model'])}: {printable(where)}"]
-    if answer.get("reason"):
-        lines.append(f"  because {printable(answer['reason'])}")
-    if answer.get("evict"):
+    where = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
+    lines = [f"{printable(answer['model'])}: {printable(where)}", f"  {printable(answer['reason'])}"]
+    if answer["evict"]:
         lines.append(f"  unloads {', '.join(printable(model) for model in answer['evict'])}")
-    for candidate in answer.get("candidates") or ():
-        said = candidate if isinstance(candidate, str) else f"{candidate['node']}: {candidate.get('reason', '')}"
-        lines.append(f"  - {printable(said)}")
-    return lines
+    candidates = answer["candidates"]
+    return lines + [f"  - {printable(node['node'])}: {printable(node['verdict'])}" for node in candidates]

@@ -16,15 +16,29 @@ from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.duration import duration_text, parse_duration
 from helexa.cortex.key import Key, static_keys
 from helexa.cortex.key_terms import NewKey, described, refuse_static
-from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.keys import KeyStore
+from helexa.cortex.ledger.statement import budget
 from helexa.cortex.text_table import text_table
 
 T = TypeVar("T")
 Config = Annotated[Path, Parameter(name=["--config", "-c"])]
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
-_HEADINGS = ("KEY ID", "ACCOUNT", "ROLE", "SECRET", "MODELS", "CAP", "WINDOW", "REQ/MIN", "TOK/MIN", "AT ONCE", "STATE")
+_HEADINGS = (
+    "KEY ID",
+    "ACCOUNT",
+    "ROLE",
+    "SECRET",
+    "MODELS",
+    "SPENT",
+    "CAP",
+    "WINDOW",
+    "REQ/MIN",
+    "TOK/MIN",
+    "AT ONCE",
+    "STATE",
+)
 
 
 def create(
@@ -77,7 +91,7 @@ def create(
     known = Catalogue() if models is None else catalogue.load(settings.models_config)
     wanted = NewKey.of(asked).principal(known)
     refuse_static(static_keys(settings.entitlements), wanted.key_id)
-    key, secret = _with_store(settings, lambda store: store.create(wanted))
+    key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(wanted))
     if as_json:
         print(json.dumps(described(key) | {"key": secret.get_secret_value()}))
         return
@@ -96,11 +110,18 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
         as_json: print JSON for programs.
     """
     settings = load(config)
-    static, stored = static_keys(settings.entitlements), _with_store(settings, KeyStore.list)
+    static = static_keys(settings.entitlements)
+
+    async def looked_up(database: Database) -> list[tuple[Key, int]]:
+        keys = [*static, *await KeyStore(database).list()]
+        return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
+
+    found = _with_ledger(settings, looked_up)
     if as_json:
-        print(json.dumps([*(described(key, "config") for key in static), *map(described, stored)], indent=2))
-    elif static or stored:
-        print(text_table(_HEADINGS, [_row(key) for key in (*static, *stored)]))
+        entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in found]
+        print(json.dumps(entries, indent=2))
+    elif found:
+        print(text_table(_HEADINGS, [_row(key, spent) for key, spent in found]))
     else:
         print(f"there is no key in {_where(settings)}; `cortex keys create --account NAME` makes one")
 
@@ -114,16 +135,16 @@ def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
     """
     settings = load(config)
     refuse_static(static_keys(settings.entitlements), key_id)
-    _with_store(settings, lambda store: store.revoke(key_id))
+    _with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
     print(f"key '{key_id}' is revoked; running gateways refuse it within a second")
 
 
-def _with_store(settings: CortexConfig, work: Callable[[KeyStore], Awaitable[T]]) -> T:
+def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
     async def opened() -> T:
         database = await open_database(settings.ledger.url.get_secret_value())
         try:
             await database.migrate()
-            return await work(KeyStore(database))
+            return await work(database)
         finally:
             await database.close()
 
@@ -139,7 +160,7 @@ def _where(settings: CortexConfig) -> str:
     return f"the ledger {parts.path.lstrip('/')} at {parts.hostname or 'the local PostgreSQL'}"
 
 
-def _row(key: Key) -> tuple[object, ...]:
+def _row(key: Key, spent: int) -> tuple[object, ...]:
     who = key.principal
     return (
         who.key_id,
@@ -147,6 +168,7 @@ def _row(key: Key) -> tuple[object, ...]:
         who.role,
         f"{key.hint}..." if key.hint else "in cortex.toml",
         "all" if who.models is None else ",".join(sorted(who.models)) or "none",
+        spent,
         who.hard_cap,
         "balance" if who.window.kind == "balance" else duration_text(who.window.seconds),
         who.requests_per_minute,

@@ -55,7 +55,7 @@ def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
 def _table(api: GatewayApi, limit: int) -> str:
     answer = api.get(f"/api/activity?limit={limit}")
     try:
-        return text_table(_HEADINGS, [_row(entry) for entry in answer["activity"]])
+        return text_table(_HEADINGS, [_row(entry) for entry in answer["requests"]])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise HelexaError(f"{api.endpoint} does not tell its activity as a gateway does") from None
 
