@@ -16,7 +16,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
 from helexa.neuron.health import HealthMonitor
 from helexa.neuron.registry import Registry
-from helexa.neuron.routes import chat, completions, health, management, models
+from helexa.neuron.routes import chat, completions, health, management, models, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources import Sources
 
@@ -54,7 +54,14 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
             await asyncio.gather(*tasks, return_exceptions=True)
 
     app = Starlette(
-        routes=[*health.routes, *management.routes, *chat.routes, *completions.routes, *models.routes],
+        routes=[
+            *health.routes,
+            *management.routes,
+            *chat.routes,
+            *completions.routes,
+            *tokenize.routes,
+            *models.routes,
+        ],
         exception_handlers=dict(HANDLERS),
         lifespan=lifespan,
     )

@@ -1,6 +1,8 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -13,6 +15,7 @@ from helexa.core.wire.openai_chat import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatMessage,
     ChatRequest,
     chat_completion,
 )
@@ -38,13 +41,19 @@ async def chat_completions(request: Request) -> Reply:
     return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
 
 
-def _prompt(model: ServedModel, chat: ChatRequest) -> tuple[list[int], int]:
-    """The prompt, and where its last turn begins if the engine has a use for that."""
-    turns = [message.for_template() for message in chat.messages]
+def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """A conversation as the model's chat template takes it."""
+    turns = [message.for_template() for message in messages]
     if "developer" not in model.text.template.source:
         for turn in turns:  # OpenAI's newer name for the system's role, which most templates refuse
             if turn["role"] == "developer":
                 turn["role"] = "system"
+    return turns
+
+
+def _prompt(model: ServedModel, chat: ChatRequest) -> tuple[list[int], int]:
+    """The prompt, and where its last turn begins if the engine has a use for that."""
+    turns = template_turns(model, chat.messages)
     variables = chat.chat_template_kwargs or {}
     try:
         if model.engine.ready.state_bytes:

@@ -1,0 +1,60 @@
+"""`POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+
+from typing import Any, NotRequired, TypedDict
+
+from pydantic import Field
+
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.openai_chat import ChatMessage
+from helexa.core.wire.request import WireRequest
+
+
+class TokenizeRequest(WireRequest):
+    """A text (`prompt`) or a conversation (`messages`) that is to be cut into tokens."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @property
+    def has_image(self) -> bool:
+        """Whether any turn contains an image."""
+        return any(message.has_image for message in self.messages or ())
+
+    def refuse_unsupported(self) -> None:
+        """Refuse both or neither of text and conversation, and a template that is not the model's."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid_body("exactly one of 'prompt' and 'messages' is required")
+        if self.messages is not None and self.add_special_tokens:
+            raise unsupported_parameter("add_special_tokens", "a chat template writes special tokens itself")
+        if self.extra("chat_template"):
+            raise unsupported_parameter("chat_template")
+        for name in ("messages", "tools"):
+            if name in (self.chat_template_kwargs or {}):
+                raise unsupported_parameter(f"chat_template_kwargs.{name}")
+
+
+class DetokenizeRequest(WireRequest):
+    """Token ids whose text is wanted."""
+
+    tokens: list[int]
+
+
+class Tokens(TypedDict):
+    """The reply to `POST /tokenize`. `token_strs` are the tokens as the vocabulary writes them, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: NotRequired[list[str | None]]
+
+
+class Detokenized(TypedDict):
+    """The reply to `POST /detokenize`; control tokens are spelled out."""
+
+    prompt: str

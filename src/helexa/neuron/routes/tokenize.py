@@ -1,0 +1,64 @@
+"""`POST /tokenize` and `POST /detokenize`: what a text or a conversation is to a model, in tokens."""
+
+import asyncio
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helexa.core.errors import ApiError, invalid_body, vision_unsupported
+from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from helexa.neuron.model import ServedModel
+from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.chat import template_turns
+from helexa.neuron.text.chat_template import TemplateError
+
+
+async def tokenize(request: Request) -> Response:
+    """The tokens of a text, or of the prompt that a conversation becomes; the engine is not asked."""
+    asked = TokenizeRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(asked.model)
+    if asked.has_image:
+        raise vision_unsupported(model.id)
+    ids = await asyncio.to_thread(_ids, model, asked)
+    tokens = Tokens(count=len(ids), max_model_len=model.context_length, tokens=ids)
+    if asked.return_token_strs:
+        tokens["token_strs"] = [model.text.tokenizer.token_text(token) for token in ids]
+    return _json(tokens)
+
+
+async def detokenize(request: Request) -> Response:
+    """The text of tokens."""
+    asked = DetokenizeRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(asked.model)
+    tokenizer = model.text.tokenizer
+    for index, token in enumerate(asked.tokens):
+        if not 0 <= token < tokenizer.vocab_size:
+            raise invalid_body(f"tokens.{index}: {token} is not a token id below {tokenizer.vocab_size}", "tokens")
+    text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special=False)
+    return _json(Detokenized(prompt=text))
+
+
+def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
+    if asked.messages is None:
+        return model.text.tokenizer.encode(asked.prompt or "", add_special=asked.add_special_tokens is not False)
+    ending = {
+        "add_generation_prompt": asked.add_generation_prompt,
+        "continue_final_message": asked.continue_final_message,
+    }
+    variables = ending | (asked.chat_template_kwargs or {})
+    try:
+        return model.text.prompt_ids(template_turns(model, asked.messages), asked.tools, **variables)
+    except TemplateError as error:
+        raise ApiError(422, "template_render_failed", str(error), param="messages") from error
+
+
+def _json(value: Tokens | Detokenized) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+routes = [
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+]

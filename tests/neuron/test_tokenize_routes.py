@@ -1,0 +1,114 @@
+"""Tokens over a real socket, with a real tokenizer."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from helexa.neuron.routes import chat, tokenize
+from helexa.neuron.routes.refusal import HANDLERS
+from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, answer, scripted_model
+
+Post = Callable[..., Awaitable[tuple[int, Any]]]
+
+HI = {"role": "user", "content": "Grüße"}
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+
+
+@asynccontextmanager
+async def serve(template: str | None = None) -> AsyncIterator[Post]:
+    """A server of one model; yields what posts a body to a path of it."""
+    app = Starlette(routes=[*chat.routes, *tokenize.routes], exception_handlers=HANDLERS)
+    app.state.registry = Registry(scripted_model(answer("x"), template=template))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            async with aiohttp.ClientSession() as http:
+
+                async def post(path: str, **body: Any) -> tuple[int, Any]:
+                    async with http.post(url + path, json={"model": MODEL, **body}) as response:
+                        return response.status, await response.json()
+
+                yield post
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def test_a_text_goes_to_tokens_and_back() -> None:
+    text = "Grüße 🦊<|im_end|>"
+    async with serve() as post:
+        status, reply = await post("/tokenize", prompt=text)
+        ids = TOKENIZER.encode(text)
+        assert (status, reply) == (200, {"count": len(ids), "max_model_len": CONTEXT, "tokens": ids})
+        assert await post("/detokenize", tokens=ids) == (200, {"prompt": text})
+        _, reply = await post("/tokenize", prompt="a b", return_token_strs=True)
+        assert reply["token_strs"] == ["a", "Ġ", "b"]
+        assert (await post("/tokenize", prompt=""))[1]["count"] == 0
+        assert (await post("/detokenize", tokens=[]))[1] == {"prompt": ""}
+
+
+async def test_a_conversation_has_the_tokens_that_a_chat_request_is_charged() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, HI]
+    async with serve() as post:
+        _, reply = await post("/tokenize", messages=messages)
+        _, completion = await post("/v1/chat/completions", messages=messages)
+        assert reply["count"] == len(reply["tokens"]) == completion["usage"]["prompt_tokens"]
+        assert TOKENIZER.decode(reply["tokens"], skip_special=False) == (
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nGrüße<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+async def test_the_end_of_a_conversation_may_be_left_open() -> None:
+    async with serve() as post:
+        _, plain = await post("/tokenize", messages=[HI], add_generation_prompt=False)
+        assert TOKENIZER.decode(plain["tokens"], skip_special=False) == "<|im_start|>user\nGrüße<|im_end|>\n"
+        begun = [HI, {"role": "assistant", "content": "Hel"}]
+        _, reply = await post("/tokenize", messages=begun, add_generation_prompt=False, continue_final_message=True)
+        assert TOKENIZER.decode(reply["tokens"], skip_special=False).endswith("<|im_start|>assistant\nHel")
+
+
+async def test_tools_and_variables_reach_the_template() -> None:
+    template = "{{ tools[0].function.name }}|{{ messages[0].content }}|{{ enable_thinking }}"
+    async with serve(template) as post:
+        _, reply = await post("/tokenize", messages=[HI], tools=[TOOL], chat_template_kwargs={"enable_thinking": False})
+        assert TOKENIZER.decode(reply["tokens"]) == "now|Grüße|False"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/tokenize", {}, 422, "invalid_request_body"),
+        ("/tokenize", {"prompt": "x", "messages": [HI]}, 422, "invalid_request_body"),
+        ("/tokenize", {"messages": []}, 422, "invalid_request_body"),
+        ("/tokenize", {"prompt": 5}, 422, "invalid_request_body"),
+        ("/tokenize", {"messages": [HI], "chat_template": "x"}, 400, "unsupported_parameter"),
+        ("/tokenize", {"messages": [HI], "add_special_tokens": True}, 400, "unsupported_parameter"),
+        ("/tokenize", {"messages": [HI], "chat_template_kwargs": {"tools": []}}, 400, "unsupported_parameter"),
+        ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "vision_unsupported"),
+        ("/tokenize", {"prompt": "x", "model": None}, 400, "missing_model_field"),
+        ("/tokenize", {"prompt": "x", "model": "Org/Other"}, 404, "model_not_found"),
+        ("/detokenize", {}, 422, "invalid_request_body"),
+        ("/detokenize", {"tokens": ["x"]}, 422, "invalid_request_body"),
+        ("/detokenize", {"tokens": [-1]}, 422, "invalid_request_body"),
+        ("/detokenize", {"tokens": [10**6]}, 422, "invalid_request_body"),
+    ],
+)
+async def test_bad_requests_are_refused_by_name(path: str, body: dict[str, Any], status: int, code: str) -> None:
+    async with serve() as post:
+        answered, reply = await post(path, **body)
+        assert (answered, reply["error"]["code"]) == (status, code)
+
+
+async def test_a_template_that_fails_is_a_422() -> None:
+    async with serve("{{ raise_exception('no') }}") as post:
+        status, reply = await post("/tokenize", messages=[HI])
+        assert (status, reply["error"]["code"]) == (422, "template_render_failed")
