@@ -15,13 +15,13 @@ CTRL_D = "\x04"
 
 
 class Screen:
-    """Runs `helexa ARGUMENTS` until it is left."""
+    """Runs `helexa ARGUMENTS`, or another module's command, until it is left."""
 
-    def __init__(self, arguments, environ):
+    def __init__(self, arguments, environ, module="helexa"):
         self.text = ""
         self._seen = 0
         self._master, slave = pty.openpty()
-        command = [sys.executable, "-c", _OWN, sys.executable, "-m", "helexa", *arguments]
+        command = [sys.executable, "-c", _OWN, sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environ, start_new_session=True
         )

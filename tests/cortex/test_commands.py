@@ -1,5 +1,7 @@
 """Commands that ask a running gateway, and `cortex check`."""
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.screen import CTRL_C, Screen
 from cortex.command import run
 from helexa.core.errors import HelexaError
 from helexa.cortex.api_client import GatewayApi, printable
@@ -99,6 +102,25 @@ async def test_top_once() -> None:
         ["22:13:21", "-", "sm", "[31mall", "beast", "200", "left", "12", "3", "4", "0.25", "1.50", "40.2"],
     ]
     assert gateway.asked == [("GET", "/api/activity?limit=5", "Bearer k")]
+
+
+async def test_top_is_refreshed_until_it_is_left() -> None:
+    answers: dict[str, Any] = {"/api/activity": {"requests": [ENDED]}}
+    terminal = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
+    async with Gateway(answers).serving() as gateway:
+        screen = Screen(["top", "-e", gateway.url], terminal, "helexa.cortex")
+        try:
+            await asyncio.to_thread(screen.expect, "beast")
+            answers["/api/activity"] = {"requests": [{**ENDED, "node": "attic"}]}
+            await asyncio.to_thread(screen.expect, "attic")
+            del answers["/api/activity"]
+            await asyncio.to_thread(screen.expect, "there is no such thing")
+            await asyncio.to_thread(screen.expect, "attic")
+            screen.type(CTRL_C)
+            assert await asyncio.to_thread(screen.leave) == 0
+        finally:
+            screen.close()
+    assert "Traceback" not in screen.text
 
 
 async def test_nodes_are_cordoned_uncordoned_and_drained() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from helexa.core.errors import HelexaError
-from helexa.cortex.api_client import GatewayApi, Unreachable
+from helexa.cortex.api_client import GatewayApi
 from helexa.cortex.text_table import text_table
 
 _HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
@@ -41,12 +41,12 @@ def top(
 
 
 def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
-    """A table each second; while the gateway is away, the last one and why."""
+    """A table each second; while the gateway gives none, the last one and why."""
     while True:
         time.sleep(_REFRESH_SECS)
         try:
             table = _table(api, limit)
-        except Unreachable as error:
+        except HelexaError as error:
             yield f"{error}\n\n{table}"
         else:
             yield table
