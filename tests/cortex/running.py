@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import aiohttp
 
 from cortex.fake_node import FakeNode
 from helexa.core.catalogue import Catalogue
+from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.gateway import Gateway
 from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.cortex.server import Listener, bind
 
@@ -23,6 +26,7 @@ class Cortex:
     url: str
     metrics_url: str
     client: aiohttp.ClientSession
+    gateway: Gateway
 
     async def get(self, path: str) -> Any:
         async with self.client.get(self.url + path) as response:
@@ -66,26 +70,34 @@ async def listening(listener: Listener) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def running_cortex(
-    *nodes: FakeNode, ready: bool = True, poll_interval_secs: float = 0.05, **catalogue: Any
+    *nodes: FakeNode,
+    ready: bool = True,
+    poll_interval_secs: float = 0.05,
+    settings: dict[str, Any] | None = None,
+    **catalogue: Any,
 ) -> AsyncIterator[Cortex]:
-    config = CortexConfig.model_validate(
-        {
+    """A gateway in front of `nodes`; `settings` are further sections of its configuration."""
+    metrics = Metrics()
+    with TemporaryDirectory() as folder:
+        sections: dict[str, Any] = {
             "gateway": {"poll_interval_secs": poll_interval_secs, "max_body_mb": 2},
+            "ledger": {"url": f"sqlite:{folder}/cortex.db"},
             "neurons": [{"name": node.name, "endpoint": node.url} for node in nodes],
         }
-    )
-    metrics = Metrics()
-    app = create_app(config, Catalogue.model_validate(catalogue), metrics)
-    async with (
-        listening(Listener(app)) as url,
-        listening(Listener(create_metrics_app(metrics))) as scrape,
-        aiohttp.ClientSession() as client,
-    ):
-        cortex = Cortex(url, f"{scrape}/metrics", client)
+        for name, section in (settings or {}).items():
+            sections[name] = {**sections.get(name, {}), **section} if isinstance(section, dict) else section
+        config = CortexConfig.model_validate(sections)
+        async with (
+            gateway.running(config, Catalogue.model_validate(catalogue), metrics) as running,
+            listening(Listener(create_app(running))) as url,
+            listening(Listener(create_metrics_app(metrics))) as scrape,
+            aiohttp.ClientSession() as client,
+        ):
+            cortex = Cortex(url, f"{scrape}/metrics", client, running)
 
-        async def all_up() -> bool:
-            return (await cortex.get("/health"))["nodes"]["healthy"] == len(nodes)
+            async def all_up() -> bool:
+                return (await cortex.get("/health"))["nodes"]["healthy"] == len(nodes)
 
-        if ready:
-            await eventually(all_up)
-        yield cortex
+            if ready:
+                await eventually(all_up)
+            yield cortex

@@ -1,24 +1,34 @@
 """The gateway as an ASGI application."""
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
-from helexa.cortex import gateway
-from helexa.cortex.config import CortexConfig
 from helexa.cortex.cors import Cors
-from helexa.cortex.metrics import Metrics
+from helexa.cortex.gateway import Gateway
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error
-from helexa.cortex.routes.generation import Generation
+from helexa.cortex.routes.access import admin, public, user, viewer
+from helexa.cortex.routes.activity import list_activity
+from helexa.cortex.routes.count_tokens import count_message_tokens
+from helexa.cortex.routes.explain import get_explanation
+from helexa.cortex.routes.generation import Generation, Messages
 from helexa.cortex.routes.health import get_health
+from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
-from helexa.cortex.routes.nodes import list_nodes
+from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
+
+_HOT: dict[str, ASGIApp] = {
+    "/v1/chat/completions": Generation(),
+    "/v1/completions": Generation(),
+    "/v1/responses": Generation(),
+    "/v1/embeddings": Generation(),
+    "/v1/images/generations": Generation(),
+    "/v1/messages": Messages(),
+}
 
 
 class HotPaths:
@@ -32,7 +42,7 @@ class HotPaths:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan."""
+        """Serve one request."""
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if endpoint is None:
             await self._app(scope, receive, send)
@@ -41,33 +51,31 @@ class HotPaths:
             await endpoint(scope, receive, send)
 
 
-def create_app(config: CortexConfig, catalogue: Catalogue, metrics: Metrics | None = None) -> ASGIApp:
-    """The API of one gateway. It polls its nodes from startup to shutdown; `metrics` is where it counts."""
-    counted = metrics or Metrics()
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with gateway.running(config, catalogue, counted) as app.state.gateway:
-            yield
-
-    generation = Generation()
+def create_app(gateway: Gateway) -> ASGIApp:
+    """The API of a running gateway."""
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", generation, methods=["POST"]),
-            Route("/v1/completions", generation, methods=["POST"]),
-            Route("/v1/models", list_models),
-            Route("/v1/models/{model:path}", get_model),
-            Route("/api/nodes", list_nodes),
-            Route("/health", get_health),
-            Route("/", get_health),
+            Route("/v1/models", user(list_models)),
+            Route("/v1/models/{model:path}", user(get_model)),
+            Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
+            Route("/api/nodes", viewer(list_nodes)),
+            Route("/api/nodes/{name}/cordon", admin(cordon_node), methods=["POST"]),
+            Route("/api/nodes/{name}/uncordon", admin(uncordon_node), methods=["POST"]),
+            Route("/api/nodes/{name}/drain", admin(drain_node), methods=["POST"]),
+            Route("/api/activity", viewer(list_activity)),
+            Route("/api/explain", viewer(get_explanation)),
+            *key_routes,
+            Route("/health", public(get_health)),
+            Route("/", public(get_health)),
+            *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
         ],
         exception_handlers={
             ApiError: refuse_api_error,
             HTTPException: refuse_http_error,
             Exception: refuse_anything,
         },
-        lifespan=lifespan,
     )
+    app.state.gateway = gateway
     app.router.redirect_slashes = False
-    hot = HotPaths(app, {"/v1/chat/completions": generation, "/v1/completions": generation})
-    return Cors(hot, config.gateway.cors_origins) if config.gateway.cors_origins else hot
+    hot = HotPaths(app, _HOT)
+    return Cors(hot, gateway.config.gateway.cors_origins) if gateway.config.gateway.cors_origins else hot

@@ -25,14 +25,21 @@ class Gatekeeper:
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
-        self.static = tuple(static)
-        self._require_auth = require_auth
+        self.static: tuple[Key, ...] = ()
+        self._stored: tuple[Key, ...] = ()
         self._clock = clock
-        self._keys = {key.digest: key for key in self.static}
+        self.configure(require_auth, static)
+
+    def configure(self, require_auth: bool, static: Iterable[Key]) -> None:
+        """Exchange the static keys, at once."""
+        self._require_auth = require_auth
+        self.static = tuple(static)
+        self._index()
 
     def replace(self, stored: Iterable[Key]) -> None:
         """Exchange all keys but the static ones, at once."""
-        self._keys = {key.digest: key for key in (*stored, *self.static)}
+        self._stored = tuple(stored)
+        self._index()
 
     def admit(self, headers: Headers) -> Principal | None:
         """Who sent a request with these headers; None is anonymous.
@@ -69,6 +76,9 @@ class Gatekeeper:
         if principal.role != "admin":
             raise ApiError(403, "admin_only", "this needs an admin's API key; yours is a user's")
         return principal
+
+    def _index(self) -> None:
+        self._keys = {key.digest: key for key in (*self._stored, *self.static)}
 
 
 def shown_secret(headers: Headers) -> bytes | None:

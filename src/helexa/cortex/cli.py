@@ -63,7 +63,7 @@ def serve(
             raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
     settings.gateway.insecure |= insecure
     check_exposure(settings)
-    _run(server.serve(settings, catalogue.load(settings.models_config)))
+    _run(server.serve(settings, catalogue.load(settings.models_config), config))
 
 
 @app.command

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.meter import Meter, Usage
 from helexa.cortex.principal import Principal
 
@@ -90,6 +91,31 @@ class Exchange:
             spoken = self.meter.last_at - self.meter.first_at
             window = spoken if spoken >= _SHORTEST_WINDOW_SECS else window
         return self.usage.completion / window
+
+    def activity(self) -> Activity:
+        """Its row in the activity log."""
+        usage, ttft = self.usage or Usage(), self.time_to_first_token
+        return Activity(
+            request_id=self.request_id,
+            started_ms=round(self.started_at * 1000),
+            api=self.api,
+            model=self.model,
+            status=self.status,
+            duration_ms=self.duration * 1000,
+            account_id=self.principal.account_id if self.principal else None,
+            key_id=self.principal.key_id if self.principal else None,
+            alias=self.name if self.name != self.model else None,
+            node=self.node,
+            route=self.route or None,
+            error_code=self.code,
+            prompt=usage.prompt,
+            completion=usage.completion,
+            cached=usage.cached,
+            ttft_ms=None if ttft is None else ttft * 1000,
+            waited_ms=(self.waited or 0.0) * 1000,
+            tokens_per_second=self.tokens_per_second,
+            client_gone=self.client_gone,
+        )
 
     def __str__(self) -> str:
         """One line for the log."""

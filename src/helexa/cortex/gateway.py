@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import aiohttp
 
@@ -11,13 +12,18 @@ from helexa.cortex.auth import Gatekeeper
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet import Fleet
+from helexa.cortex.fleet_metrics import FleetCollector
 from helexa.cortex.key import static_keys
+from helexa.cortex.ledger.database import Database, open_database
+from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.lifecycle import Lifecycle
 from helexa.cortex.limits import Limits
-from helexa.cortex.loader import Loader
 from helexa.cortex.metrics import Metrics
 from helexa.cortex.node_client import NodeClient
 from helexa.cortex.poller import Poller
 from helexa.cortex.proxy import Proxy
+from helexa.cortex.reload import Reloader
 from helexa.cortex.upstream import KEEPALIVE_SECS, Upstream
 
 
@@ -25,8 +31,7 @@ class Gateway:
     """What routes work with.
 
     Attributes:
-        config: as it was read last.
-        catalogue: as it was read last.
+        config, catalogue: as they were read last.
     """
 
     def __init__(
@@ -35,48 +40,86 @@ class Gateway:
         catalogue: Catalogue,
         metrics: Metrics,
         *,
-        fleet: Fleet,
-        loader: Loader,
-        upstream: Upstream,
+        session: aiohttp.ClientSession,
+        database: Database,
     ) -> None:
         self.config = config
         self.catalogue = catalogue
         self.metrics = metrics
-        self.fleet = fleet
-        self.loader = loader
-        self.proxy = Proxy(upstream, fleet)
-        self.gatekeeper = Gatekeeper(config.entitlements.require_auth, static_keys(config.entitlements))
+        self.fleet = Fleet(config.neurons, config.routing)
+        self.client = NodeClient(session)
+        self.upstream = Upstream()
+        self.proxy = Proxy(self.upstream, self.fleet)
+        self.lifecycle = Lifecycle(
+            self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
+        )
         self.limits = Limits()
+        self.gatekeeper = Gatekeeper(config.entitlements.require_auth, static_keys(config.entitlements))
+        self.keyring = Keyring(KeyStore(database), self.gatekeeper)
+        self.ledger = Ledger(database)
+        metrics.watch(FleetCollector(self.fleet))
 
     @property
     def max_body_bytes(self) -> int:
         """Longest request body."""
         return self.config.gateway.max_body_mb << 20
 
+    def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
+        """Follow another configuration from now on, as far as a running gateway can.
+
+        Raises:
+            ConfigError: it contradicts itself; nothing has changed.
+        """
+        self.gatekeeper.configure(config.entitlements.require_auth, static_keys(config.entitlements))
+        self.config, self.catalogue = config, catalogue
+        self.fleet.configure(config.neurons)
+        self.fleet.set_routing(config.routing)
+        self.lifecycle.configure(config, catalogue)
+
     def observe(self, exchange: Exchange) -> None:
         """Take note of a request that ended."""
         self.metrics.observe(exchange)
+        self.ledger.record(exchange.activity())
 
 
 @asynccontextmanager
-async def running(config: CortexConfig, catalogue: Catalogue, metrics: Metrics) -> AsyncIterator[Gateway]:
-    """Connect the parts and poll the nodes for as long as the block runs."""
-    fleet = Fleet(config.neurons, config.routing)
-    upstream = Upstream()
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECS),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
-    ) as session:
-        client = NodeClient(session)
-        loader = Loader(fleet, client, metrics)
-        poller = asyncio.create_task(Poller(fleet, client, config.gateway.poll_interval_secs).run())
-        try:
-            yield Gateway(config, catalogue, metrics, fleet=fleet, loader=loader, upstream=upstream)
-        finally:
-            poller.cancel()
-            with suppress(asyncio.CancelledError):
-                await poller
-            await loader.close()
-            upstream.close()
+async def running(
+    config: CortexConfig, catalogue: Catalogue, metrics: Metrics, path: Path | None = None
+) -> AsyncIterator[Gateway]:
+    """Connect the parts and keep them going for as long as the block runs.
+
+    Args:
+        path: cortex.toml, read anew when it changes.
+
+    Raises:
+        HelexaError: the database cannot be opened, or is another gateway's.
+    """
+    async with AsyncExitStack() as stack:
+        database = await open_database(config.ledger.url.get_secret_value())
+        stack.push_async_callback(database.close)
+        await database.migrate()
+        session = await stack.enter_async_context(
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECS),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            )
+        )
+        gateway = Gateway(config, catalogue, metrics, session=session, database=database)
+        stack.callback(gateway.upstream.close)
+        await gateway.ledger.start()
+        stack.push_async_callback(gateway.ledger.close)
+        await stack.enter_async_context(gateway.keyring.watching())
+        stack.push_async_callback(gateway.lifecycle.close)
+        poller = Poller(gateway.fleet, gateway.client, config.gateway.poll_interval_secs)
+        reloader = Reloader(path, config, catalogue, gateway.configure)
+        for work in (poller.run(), gateway.lifecycle.run(), reloader.run()):
+            stack.push_async_callback(_stop, asyncio.create_task(work))
+        yield gateway
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

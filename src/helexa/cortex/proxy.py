@@ -7,23 +7,25 @@ from collections.abc import Awaitable, Callable
 
 import orjson
 
-from helexa.core.errors import ApiError
-from helexa.core.sse import KEEP_ALIVE
+from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
+from helexa.cortex.load_job import Progress
 from helexa.cortex.meter import Meter
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
-from helexa.cortex.router import Warm
-from helexa.cortex.upstream import Answer, Silent, Upstream, UpstreamError
+from helexa.cortex.router import Outcome, Warm
+from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_AFTER_SECS = 3.0
 KEEP_ALIVE_SECS = 1.0
+RETRY_BUSY = 2
 
 _MAX_REFUSAL_BYTES = 64 << 10
+_MAX_CALL_BYTES = 8 << 20
 _LOGGED_CHARS = 600
 _BUSY = (429, 503)
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -35,11 +37,13 @@ class NoAnswer(Exception):
     """The node failed, or had no room, before the first byte of its answer: another may still be asked.
 
     Attributes:
+        outcome: in what way.
         refusal: what the client is told if there is no other.
     """
 
-    def __init__(self, reason: str, refusal: ApiError) -> None:
+    def __init__(self, reason: str, outcome: Outcome, refusal: ApiError) -> None:
         super().__init__(reason)
+        self.outcome: Outcome = outcome
         self.refusal = refusal
 
 
@@ -65,7 +69,7 @@ class Proxy:
             ApiError: the answer broke off, or the node is silent; the caller ends the reply with it.
         """
         node, model = target.node, target.model
-        exchange.node, exchange.waited = node, time.perf_counter() - exchange.started
+        exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
         with self._fleet.request(node, model):
             answer: Answer | None = None
             try:
@@ -77,9 +81,7 @@ class Proxy:
                 self._fleet.transport_fault(node, model)
                 if answer is not None:
                     answer.close()
-                if isinstance(error, Silent):  # it has the request: asking another would run it twice
-                    raise _unreachable(node) from error
-                raise NoAnswer(_reason(error), _unreachable(node)) from error
+                raise NoAnswer(_reason(error), _outcome(error), _unreachable(node)) from error
             except asyncio.CancelledError:
                 if answer is not None:
                     answer.close()
@@ -90,27 +92,49 @@ class Proxy:
                 if answer.status in _BUSY:
                     self._fleet.busy(node, model)
                     if not last:
-                        raise NoAnswer(f"busy (HTTP {answer.status})", _unreachable(node))
+                        busy = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
+                        raise NoAnswer(f"HTTP {answer.status}", "busy", busy)
                 if answer.status >= 400:
                     await self._refuse(answer, first, reply, exchange)
                 else:
-                    await self._relay(answer, first, reply, exchange, settle)
+                    await self._relay(answer, first, target, reply, exchange, settle)
             finally:
                 answer.close()
 
-    async def wait(self, work: Awaitable[Warm], stream: bool, reply: Reply) -> Warm:
-        """Wait for a model to load. Who wants a stream hears meanwhile that the connection lives."""
+    async def wait(
+        self, work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply
+    ) -> Warm:
+        """Wait for a model to load. Who wants a stream hears meanwhile how far it is."""
         task = asyncio.ensure_future(work)
         try:
             patience = KEEP_ALIVE_AFTER_SECS if stream else None
             while not (await asyncio.wait((task,), timeout=patience))[0]:
                 if not reply.started:
                     await reply.start(200, _EVENT_STREAM, streamed=True)
-                await reply.write(KEEP_ALIVE)
+                await reply.write(b": %s\n\n" % _in_words(progress()))
                 patience = KEEP_ALIVE_SECS
             return task.result()
         finally:
             task.cancel()
+
+    async def call(self, target: Warm, path: str, body: bytes) -> tuple[int, bytes] | None:
+        """Ask a node something small beside generating: status and body, None if it gave no answer."""
+        headers = [(b"content-type", b"application/json"), *self._bearer(target.node)]
+        try:
+            answer = await self._upstream.post(target.url, path, headers, body)
+        except UpstreamError:
+            return None
+        try:
+            reply = bytearray()
+            while chunk := await answer.chunk():
+                reply += chunk
+                if len(reply) > _MAX_CALL_BYTES:
+                    return None
+            return answer.status, bytes(reply)
+        except UpstreamError:
+            return None
+        finally:
+            answer.close()
 
     def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
         headers = forwarded_headers(question.headers)
@@ -118,15 +142,17 @@ class Proxy:
         if exchange.principal is not None:
             headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
             headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
+        return headers + self._bearer(node)
+
+    def _bearer(self, node: str) -> Headers:
         bearer = self._fleet.bearer(node)
-        if bearer is not None:
-            headers.append((b"authorization", b"Bearer " + bearer.encode()))
-        return headers
+        return [] if bearer is None else [(b"authorization", b"Bearer " + bearer.encode())]
 
     async def _relay(
-        self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange, settle: Settle | None
+        self, answer: Answer, chunk: bytes, target: Warm, reply: Reply, exchange: Exchange, settle: Settle | None
     ) -> None:
         headers = returned_headers(answer.headers)
+        headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
         exchange.meter = meter = Meter(streamed=streamed)
         if not reply.started:
@@ -188,6 +214,17 @@ def _envelope(body: bytes) -> dict[str, str]:
         return {}
     error = found.get("error") if isinstance(found, dict) else None
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+
+
+def _in_words(progress: Progress | None) -> bytes:
+    if progress is None:
+        return b"loading"
+    words = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"
+    return (words if progress.eta_secs is None else f"{words}, about {progress.eta_secs:.0f} s left").encode()
+
+
+def _outcome(error: UpstreamError) -> Outcome:
+    return "unreached" if isinstance(error, NotReached) else "silent" if isinstance(error, Silent) else "broken"
 
 
 def _reason(error: UpstreamError) -> str:

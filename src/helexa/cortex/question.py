@@ -13,6 +13,9 @@ from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_m
 
 BODY_IDLE_SECS = 60.0
 
+_BYTES_PER_TOKEN = 4
+_USUAL_OUTPUT = 4096
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -52,6 +55,21 @@ class Question:
     model: str
     stream: bool = False
     max_output: int | None = None
+
+    @property
+    def prompt_estimate(self) -> int:
+        """About how many tokens the prompt has: a quarter of the body's bytes."""
+        return max(1, len(self.body) // _BYTES_PER_TOKEN)
+
+    def tokens(self, usual_output: int | None) -> int:
+        """The most tokens that answering may take, which a budget must hold.
+
+        Args:
+            usual_output: what the node gives to those who do not say how much they want, if it says.
+        """
+        if self.path == "/v1/embeddings":
+            return self.prompt_estimate
+        return self.prompt_estimate + (self.max_output or usual_output or _USUAL_OUTPUT)
 
     def body_for(self, model: str) -> bytes:
         """The body that names `model`: the client's own bytes, in which at most the name is replaced."""

@@ -1,7 +1,7 @@
 """Hot reload: the configuration and the catalogue are read anew when their files change.
 
-What is wrong is said and changes nothing: the gateway goes on with what it had. What changed is logged, and takes effect
-at once and as a whole.
+What is wrong is said and changes nothing: the gateway goes on with what it had. What changed is logged, and takes
+effect at once and as a whole.
 """
 
 import asyncio

@@ -6,13 +6,15 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import HelexaError
+from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import Address, CortexConfig
 from helexa.cortex.metrics import Metrics, create_metrics_app
@@ -32,11 +34,12 @@ class Listener(uvicorn.Server):
                 app,
                 http="httptools",
                 ws="none",
-                lifespan="on",
+                lifespan="auto",
                 log_config=None,
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_graceful_shutdown=GRACE_SECS,
             )
         )
@@ -63,21 +66,31 @@ def bind(address: Address) -> socket.socket:
         raise HelexaError(f"cannot listen on {address}: {reason}") from None
 
 
-async def serve(config: CortexConfig, catalogue: Catalogue) -> None:
+async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = None) -> None:
     """Serve until SIGINT or SIGTERM. Streams that are open then are ended after a second.
 
+    Args:
+        path: cortex.toml, read anew when it changes.
+
     Raises:
-        HelexaError: an address cannot be listened on.
+        HelexaError: an address cannot be listened on, or the ledger cannot be opened.
     """
     metrics = Metrics()
-    sockets = [bind(config.gateway.listen)]
-    try:
-        sockets.append(bind(config.gateway.metrics_listen))
-    except HelexaError:
-        sockets[0].close()
-        raise
-    listeners = [Listener(create_app(config, catalogue, metrics)), Listener(create_metrics_app(metrics))]
+    with ExitStack() as sockets:
+        api, scrape = (
+            sockets.enter_context(bind(address)) for address in (config.gateway.listen, config.gateway.metrics_listen)
+        )
+        async with gateway.running(config, catalogue, metrics, path) as running:
+            listeners = [Listener(create_app(running)), Listener(create_metrics_app(metrics))]
+            _stop_on_signals(listeners)
+            if not config.neurons:
+                log.warning("no [[neurons]] configured: every request will be refused")
+            addresses = [Address(*bound.getsockname()[:2]) for bound in (api, scrape)]
+            log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
+            await asyncio.gather(*(one.serve([bound]) for one, bound in zip(listeners, (api, scrape), strict=True)))
 
+
+def _stop_on_signals(listeners: list[Listener]) -> None:
     def stop() -> None:
         for listener in listeners:
             listener.should_exit = True
@@ -86,8 +99,3 @@ async def serve(config: CortexConfig, catalogue: Catalogue) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError):  # not every system's loop can
             loop.add_signal_handler(number, stop)
-    if not config.neurons:
-        log.warning("no [[neurons]] configured: every request will be refused")
-    api, scrape = (Address(*bound.getsockname()[:2]) for bound in sockets)
-    log.info("listening on http://%s, metrics on http://%s/metrics", api, scrape)
-    await asyncio.gather(*(one.serve([bound]) for one, bound in zip(listeners, sockets, strict=True)))

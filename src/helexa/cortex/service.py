@@ -1,17 +1,33 @@
-"""What a request goes through between being read and being answered: permission, budget, a node."""
+"""What a request goes through between being read and being answered: permission, limits, budget, a node."""
 
+import asyncio
 import logging
+import time
+from dataclasses import dataclass, field
 
-from helexa.cortex.decision import decide
+from helexa.core.errors import model_not_found
+from helexa.core.fleet import Limit
+from helexa.cortex.affinity import affinity_key
+from helexa.cortex.auth import authorise
+from helexa.cortex.bill import Bill
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.placement import Cold
-from helexa.cortex.proxy import NoAnswer
+from helexa.cortex.picture import FleetView
+from helexa.cortex.prompt_check import advice, check_prompt
+from helexa.cortex.proxy import NoAnswer, Settle
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
-from helexa.cortex.router import Warm, warm
+from helexa.cortex.router import Outcome, Warm, failing, may_retry, route
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request that waits for its model: those with a key come first."""
+
+    priority: int
+    enqueued: float = field(default_factory=time.monotonic)
 
 
 async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange) -> None:
@@ -21,29 +37,75 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         ApiError: refused or failed; the caller ends the reply with it.
     """
     exchange.name = question.model
-    model = gateway.catalogue.resolve(question.model)
-    if gateway.catalogue.profile(model) is not None or gateway.fleet.view().knows(model):
+    model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
+    known = gateway.catalogue.profile(model) is not None or view.knows(model)
+    if known:
         exchange.model = model
-    target = await _target(gateway, question, reply, exchange)
-    other = warm(gateway.fleet.view(), model, avoid={target.node})
-    try:
-        await gateway.proxy.ask(target, question, reply, exchange, None, last=other is None)
-        return
-    except NoAnswer as error:
-        log.warning("%s gave no answer for %s: %s", target.node, model, error)
-        refusal = error
-    if other is None:
-        raise refusal.refusal from refusal
-    try:
-        await gateway.proxy.ask(other, question, reply, exchange, None, last=True)
-    except NoAnswer as error:
-        log.warning("%s gave no answer for %s: %s", other.node, model, error)
-        raise error.refusal from error
+    authorise(exchange.principal, model, question.model)
+    if not known and any(node.healthy for node in view.nodes):
+        raise model_not_found(question.model[:200])
+    limit = _widest_limit(view, model)
+    if limit is not None:
+        check_prompt(question.body, limit.context)
+    hint = advice(question.headers)
+    if hint is not None:
+        reply.headers.append((b"x-helexa-advice", hint))
+    tokens = question.tokens(limit.output if limit else None)
+    with gateway.limits.enter(exchange.principal, tokens) as granted:
+        reply.headers += granted.headers
+        try:
+            if exchange.principal is None:
+                await _ask(gateway, model, question, reply, exchange, None)
+            else:
+                reservation = await gateway.ledger.reserve(exchange.principal, exchange.request_id, model, tokens)
+                async with Bill(reservation, question, exchange) as bill:
+                    await _ask(gateway, model, question, reply, exchange, bill.settle)
+        finally:
+            if exchange.usage is not None:
+                granted.spent(exchange.usage.prompt + exchange.usage.completion)
 
 
-async def _target(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange) -> Warm:
-    decision = decide(gateway.fleet.view(), gateway.catalogue, question.model)
-    exchange.node = decision.node
-    if isinstance(decision, Cold):
-        return await gateway.proxy.wait(gateway.loader.load(decision), question.stream, reply)
-    return decision
+async def _ask(
+    gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
+) -> None:
+    """Put the question to the right node, and to another while that may help."""
+    routing, view = gateway.config.routing, gateway.fleet.view()
+    key = None
+    if routing.affinity and len(view.nodes) > 1:
+        account = exchange.principal.account_id if exchange.principal else ""
+        key = affinity_key(question.body, question.headers, account, routing.affinity_min_bytes)
+    target = route(view, model, key, routing) or await _loaded(gateway, model, question, reply, exchange)
+    outcomes: list[Outcome] = []
+    tried: set[str] = set()
+    while True:
+        tried.add(target.node)
+        last = route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
+        try:
+            await gateway.proxy.ask(target, question, reply, exchange, settle, last=last)
+            return
+        except NoAnswer as error:
+            log.warning("request=%s node=%s no answer: %s", exchange.request_id, target.node, error)
+            outcomes.append(error.outcome)
+            other = route(gateway.fleet.view(), model, key, routing, avoid=tried) if may_retry(outcomes) else None
+            if other is None:
+                raise error.refusal from error
+            target = other
+
+
+async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
+    """Where the model serves once it is loaded."""
+    refusal = failing(gateway.fleet.view(), model)
+    if refusal is not None:
+        raise refusal
+    began = asyncio.get_running_loop().time()
+    try:
+        load = gateway.lifecycle.serve(model, Waiter(1 if exchange.principal else 0))
+        return await gateway.proxy.wait(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
+    finally:
+        exchange.loading = asyncio.get_running_loop().time() - began
+
+
+def _widest_limit(view: FleetView, model: str) -> Limit | None:
+    """The largest limit that any node advertises: what exceeds it fits nowhere."""
+    limits = [node.models[model].limit for node in view.nodes if model in node.models]
+    return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

@@ -2,16 +2,20 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive, Scope, Send
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
+from helexa.cortex.anthropic.reply import AnthropicReply
+from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.head import refuse_encoded, request_id
-from helexa.cortex.question import ClientGone, parse_question, read_body
+from helexa.cortex.headers import Headers
+from helexa.cortex.question import ClientGone, Question, parse_question, read_body
 from helexa.cortex.reply import Reply
 from helexa.cortex.service import serve
 
@@ -22,13 +26,14 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class Generation:
-    """The ASGI endpoint of all routes that make a model speak."""
+    """The ASGI endpoint of all routes that make a model speak, in the nodes' own dialects."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Every way out leads through one observation."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
-        exchange, reply = Exchange(request_id(headers), scope["path"]), Reply(send)
+        exchange = Exchange(request_id(headers), scope["path"])
+        reply = self.reply(send, exchange.request_id)
         reply.headers.append((b"x-request-id", exchange.request_id.encode()))
         failure: ApiError | None = None
         hang_up = _HangUp(receive)
@@ -36,7 +41,8 @@ class Generation:
             exchange.principal = gateway.gatekeeper.admit(headers)
             refuse_encoded(headers)
             body = await read_body(receive, headers, gateway.max_body_bytes)
-            question = parse_question(exchange.api, headers, body)
+            exchange.read = time.perf_counter()
+            question = self.question(exchange.api, headers, body, reply)
             with hang_up.watched():
                 await serve(gateway, question, reply, exchange)
         except ClientGone:
@@ -58,6 +64,28 @@ class Generation:
         requests.log(logging.INFO if exchange.failed or exchange.client_gone else logging.DEBUG, "%s", exchange)
         if failure is not None:
             await reply.abort(failure)
+
+    def reply(self, send: Send, request_id: str) -> Reply:
+        """The way back to the client."""
+        return Reply(send)
+
+    def question(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+        """What a node is to be asked."""
+        return parse_question(path, headers, body)
+
+
+class Messages(Generation):
+    """`POST /v1/messages`: nodes are asked for a chat completion, and what they say is translated back."""
+
+    def reply(self, send: Send, request_id: str) -> Reply:
+        """A translating way back."""
+        return AnthropicReply(send, request_id)
+
+    def question(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+        """The same question as a chat request."""
+        assert isinstance(reply, AnthropicReply)
+        reply.translation = Translation.parse(body)
+        return parse_question("/v1/chat/completions", headers, reply.translation.body)
 
 
 class _HangUp:

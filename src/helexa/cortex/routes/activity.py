@@ -1,0 +1,30 @@
+"""`GET /api/activity`: the newest requests."""
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import ApiError
+from helexa.cortex.gateway import Gateway
+
+_TEXTS = ("account_id", "key_id", "model", "node")
+
+
+async def list_activity(request: Request) -> Response:
+    """Newest first: `limit` of them (100, at most 1000), older than the id `before`; of one account, key, model, node
+    or status."""
+    gateway: Gateway = request.app.state.gateway
+    filters: dict[str, str | int | None] = {name: request.query_params.get(name) for name in _TEXTS}
+    rows = await gateway.ledger.recent(
+        _number(request, "limit") or 100, _number(request, "before"), status=_number(request, "status"), **filters
+    )
+    return Response(orjson.dumps({"requests": rows}), media_type="application/json")
+
+
+def _number(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ApiError(400, "invalid_parameter", f"'{name}' must be a whole number", param=name)
+    return int(text)

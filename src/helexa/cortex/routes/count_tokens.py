@@ -1,0 +1,52 @@
+"""`POST /v1/messages/count_tokens`: counted where the model is warm, else estimated; nothing is loaded or charged."""
+
+import asyncio
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import ApiError
+from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
+from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
+from helexa.cortex.auth import authorise
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.head import refuse_encoded, request_id
+from helexa.cortex.question import ClientGone, parse_question, read_body
+from helexa.cortex.router import route
+
+PATIENCE_SECS = 5.0
+
+
+async def count_message_tokens(request: Request) -> Response:
+    """The count, or a refusal in Anthropic's shape."""
+    name = request_id(request.scope["headers"])
+    try:
+        body, status, headers = await _count(request), 200, dict[str, str]()
+    except ClientGone:
+        return Response(status_code=499)
+    except ApiError as error:
+        body, status, headers = orjson.dumps(to_anthropic_error(error, name)), error.status, error_headers(error)
+    return Response(body, status, {"x-request-id": name, "request-id": name, **headers}, "application/json")
+
+
+async def _count(request: Request) -> bytes:
+    gateway: Gateway = request.app.state.gateway
+    headers = request.scope["headers"]
+    principal = gateway.gatekeeper.admit(headers)
+    refuse_encoded(headers)
+    count = CountRequest.parse(await read_body(request.receive, headers, gateway.max_body_bytes))
+    model = gateway.catalogue.resolve(count.model)
+    authorise(principal, model, count.model)
+    target = route(gateway.fleet.view(), model)
+
+    async def ask(body: bytes) -> tuple[int, bytes] | None:
+        if target is None:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_SECS):
+                return await gateway.proxy.call(target, TOKENIZE_PATH, parse_question("", [], body).body_for(model))
+        except TimeoutError:
+            return None
+
+    return await count_tokens(count, ask)
