@@ -30,7 +30,7 @@ def reading(node: Node) -> dict[int, int] | None:
     return {device.index: device.vram_free_mb for device in node.health.devices}
 
 
-@dataclass
+@dataclass(eq=False)
 class Change:
     """Memory that will be taken (MB > 0) on a node, or was given back (MB < 0), by device."""
 
