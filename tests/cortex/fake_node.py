@@ -93,6 +93,7 @@ class FakeNode:
         app.router.add_post("/models/unload", self._unload)
         app.router.add_post("/v1/chat/completions", self._speak)
         app.router.add_post("/v1/completions", self._speak)
+        app.router.add_post("/tokenize", self._speak)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)

@@ -82,7 +82,7 @@ def _from_envelope(status: int, error: Any, retry_after: int | None) -> ApiError
         refusal = ApiError(status, "context_length_exceeded", text[:MAX_MESSAGE_CHARS], retry_after=retry_after)
         refusal.extras = {name: _count(error, name) for name in _SIZES}
         return refusal
-    is_ours = "param" in error and (code is None or isinstance(code, str))
+    is_ours = isinstance(code, str) or (code is None and "param" in error)
     if not is_ours or not isinstance(kind, str):
         return _upstream_error(status, retry_after)
     return ApiError(status, code, text[:MAX_MESSAGE_CHARS], type=kind, retry_after=retry_after)

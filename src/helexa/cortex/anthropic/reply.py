@@ -79,25 +79,23 @@ class AnthropicReply(Reply):
             await self._pass_on(self._events, self._events.finish())
         else:
             body = self.translation.whole(self._status, bytes(self._answer), self._retry_after())
-            length = (b"content-length", b"%d" % len(body))
-            headers = [(b"content-type", b"application/json"), length, *self._node_headers]
-            await super().start(self._status, headers, streamed=False)
-            await super().write(body)
+            await self._send_whole(self._status, self._node_headers, body)
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
         """End with an error: a refusal if nothing is sent yet, else the stream's last event."""
         if self._events is not None:
             await super().write(self._events.fail(error))
-            await super().finish()
-            return
-        extra = error_headers(error).items() - error.headers().items()
-        self.headers += [(name.encode(), value.encode()) for name, value in extra]
-        await super().abort(error)
+        else:
+            body = orjson.dumps(to_anthropic_error(error, self._request_id))
+            headers = [(name.lower().encode(), value.encode()) for name, value in error_headers(error).items()]
+            await self._send_whole(error.status, headers, body)
+        await super().finish()
 
-    def refusal(self, error: ApiError) -> bytes:
-        """The body that carries an error."""
-        return orjson.dumps(to_anthropic_error(error, self._request_id))
+    async def _send_whole(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        form = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await super().start(status, [*form, *headers], streamed=False)
+        await super().write(body)
 
     async def _pass_on(self, events: MessageStream, data: bytes) -> None:
         await super().write(data)
