@@ -20,7 +20,7 @@ from helexa.cortex.memory import READING_LAG_SECS, Change, MemoryBook, beyond
 from helexa.cortex.picture import FleetView, Node
 from helexa.cortex.placement import Cold, Hold, place
 from helexa.cortex.situation import Failure, Situation
-from helexa.cortex.swap_queue import Wanted, decide
+from helexa.cortex.swap_queue import decide
 
 NOW = 1000.0
 
@@ -229,7 +229,7 @@ def test_what_is_idle_for_long_has_expired_but_not_what_is_pinned_busy_or_new() 
         in_flight={("a", "B"): 1},
         began=NOW - 55,
     )
-    assert expired(one) == [("a", "A")] or expired(one) == []
+    assert expired(one) == []  # the gateway has not looked for so long yet
     assert expired(replace(one, began=0.0)) == [("a", "A"), ("a", "D")]
     assert expired(replace(one, began=0.0, settings=EvictionSection())) == []
 
@@ -286,7 +286,7 @@ def test_turns_go_by_priority_then_age_but_who_waited_too_long_comes_first() -> 
 
 def test_a_large_model_that_waits_is_not_overtaken_for_ever_by_small_ones() -> None:
     settings = EvictionSection(min_residency_secs=30, swap_wait_secs=10)
-    young = situation(node("a", "B"), settings=settings, loaded_at={("a", "B"): NOW - 1})
+    young = situation(node("a", "B", gpus=[26000]), settings=settings, loaded_at={("a", "B"): NOW - 1})
     started: list[str] = []
     wanted = [Queued("A", NOW - 11), Queued("C", NOW - 1)]  # C would fit beside B
     outcomes = decide(wanted, lambda: young, lambda one, cold: started.append(one.model))
