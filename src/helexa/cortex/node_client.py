@@ -1,8 +1,8 @@
 """The management calls that the gateway makes to a node."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import aiohttp
@@ -25,6 +25,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 _REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
 
 ValueT = TypeVar("ValueT")
+Params = ParamSpec("Params")
 
 _discovery = TypeAdapter(Discovery)
 _health = TypeAdapter(Health)
@@ -56,8 +57,8 @@ class NodeClient:
         change is not asked again while the node is up."""
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
-            or_none(self.health(node.endpoint, bearer)),
-            or_none(self.discovery(node.endpoint, bearer)) if node.discovery is None or node.misses else _none(),
+            or_none(self.health, node.endpoint, bearer),
+            or_none(self.discovery, node.endpoint, bearer) if node.discovery is None or node.misses else _none(),
             self._urls(node, models, bearer),
         )
         return Report(models, health, discovery, urls)
@@ -207,10 +208,12 @@ def _refusal(body: bytes) -> tuple[str, str | None]:
     return line[:MAX_REASON_CHARS], kind
 
 
-async def or_none(asking: Awaitable[ValueT]) -> ValueT | None:
+async def or_none(
+    ask: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
+) -> ValueT | None:
     """What a node said, None when it did not."""
     try:
-        return await asking
+        return await ask(*args, **kwargs)
     except NodeError:
         return None
 

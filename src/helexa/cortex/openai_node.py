@@ -117,7 +117,7 @@ class _Look:
         health = None
         if any(entry.max_model_len is not None for entry in entries.values()):
             models = {name: _info(name, "vllm", _first_int(entry.max_model_len)) for name, entry in entries.items()}
-            health = await or_none(self._vllm_load(entries))
+            health = await or_none(self._vllm_load, entries)
         elif any(entry.owned_by == "llamacpp" for entry in entries.values()):
             models = await self._llamacpp(entries, known)
         else:
@@ -138,7 +138,7 @@ class _Look:
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
         if known.keys() >= entries.keys():
             return {name: known[name] for name in entries}
-        props = await or_none(self._props()) if len(entries) == 1 else None  # of several, it would be one of them
+        props = await or_none(self._props) if len(entries) == 1 else None  # of several, it would be one of them
         models = {}
         for name, entry in entries.items():
             meta = entry.meta or {}
@@ -151,7 +151,7 @@ class _Look:
 
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
         """None when it is no Ollama. The context in memory, which Ollama cuts prompts to, comes before the model's."""
-        ps = await or_none(self._running())
+        ps = await or_none(self._running)
         if ps is None:
             return None
         new = [name for name in entries if name not in known][:_MAX_SHOWN]
@@ -159,7 +159,7 @@ class _Look:
 
         async def show(name: str) -> _Show | None:
             async with gate:
-                return await or_none(self._show(name))
+                return await or_none(self._show, name)
 
         shown = dict(zip(new, await asyncio.gather(*(show(name) for name in new)), strict=True))
         in_memory = {running.name: running.context_length for running in ps.models}
@@ -172,7 +172,7 @@ class _Look:
 
     async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
         """None when it is no LM Studio."""
-        found = await or_none(self._studios())
+        found = await or_none(self._studios)
         if found is None:
             return None
         models = {name: _info(name, "lmstudio") for name in entries}
