@@ -1,10 +1,12 @@
 """Ledgers that run, several on one database if asked for."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from helexa.core.errors import ApiError
+from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
@@ -54,6 +56,21 @@ def share(database: Database) -> None:
         return False
 
     database.claim = claim  # type: ignore[method-assign]
+
+
+async def kill(ledger: Ledger) -> None:
+    """Stop as a killed process does: without a word."""
+    for task in ledger._tasks:
+        task.cancel()
+    await asyncio.wait(ledger._tasks)
+    ledger._tasks = [asyncio.create_task(asyncio.sleep(0))]
+
+
+async def sweep(url: str, count: int | None = None) -> None:
+    """Take gateways, the oldest first, for dead."""
+    database = await open_database(url)
+    await gateways.sweep(database, sorted(await gateways.present(database))[:count], 1_700_000_000.0)
+    await database.close()
 
 
 async def try_reserve(ledger: Ledger, principal: Principal, tokens: int, request: str = "r") -> Reservation | ApiError:

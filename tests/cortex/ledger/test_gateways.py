@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from cortex.ledger.running import Clock, charged, holder, rows, running, spent, states, try_reserve
+from cortex.ledger.running import Clock, charged, holder, kill, rows, running, spent, states, sweep, try_reserve
 from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.database import DatabaseError, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.principal import Window
@@ -82,23 +82,11 @@ async def test_gateways_agree_on_when_a_window_began(url: str):
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 60), (1_700_000_060, 30)]
 
 
-async def _die(ledger: Ledger) -> None:
-    """Stop as a killed process does: without a word."""
-    for task in ledger._tasks:
-        task.cancel()
-    await asyncio.wait(ledger._tasks)
-    ledger._tasks = [asyncio.create_task(_nothing())]
-
-
-async def _nothing() -> None:
-    pass
-
-
 async def test_what_a_dead_gateway_held_is_charged_and_the_rest_of_its_lease_returns(url: str):
     async with running(url, count=2, dead_after_secs=0.5) as [victim, other]:
         await (await victim.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
         await victim.reserve(holder(1000), "b", "Org/M", 100)
-        await _die(victim)
+        await kill(victim)
 
         async def swept() -> bool:
             return await states(url) == ["settled", "orphaned"]
@@ -131,7 +119,7 @@ async def test_a_gateway_that_was_taken_for_dead_settles_exactly_and_goes_on(url
         done = await slow.reserve(holder(1000), "a", "Org/M", 100)
         dropped = await slow.reserve(holder(1000), "b", "Org/M", 100)
         lost = await slow.reserve(holder(1000), "c", "Org/M", 100)
-        await _sweep_first(url)
+        await sweep(url, 1)
         assert await states(url) == ["orphaned"] * 3
         assert await spent(url) == 300
         assert isinstance(await try_reserve(other, holder(1000), 701), ApiError)
@@ -145,15 +133,6 @@ async def test_a_gateway_that_was_taken_for_dead_settles_exactly_and_goes_on(url
         assert await spent(url) == await charged(url) == 34
 
 
-async def _sweep_first(url: str) -> None:
-    from helexa.cortex.ledger import gateways
-
-    database = await open_database(url)
-    known = sorted(await gateways.present(database))
-    await gateways.sweep(database, known[:1], 1_700_000_000.0)
-    await database.close()
-
-
 async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(tmp_path):
     url = f"sqlite:{tmp_path / 'cortex.db'}"
     database = await open_database(url)
@@ -162,7 +141,7 @@ async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(t
     await ledger.start()
     await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
     await ledger.reserve(holder(1000), "b", "Org/M", 100)
-    await _die(ledger)
+    await kill(ledger)
     await database.close()
     async with running(url) as [heir]:
         assert await states(url) == ["settled", "orphaned"]
@@ -212,8 +191,6 @@ async def test_a_batch_whose_answer_was_lost_is_written_once(url: str):
             written = await write(guard, steps)
             if not lost:
                 lost.append(guard)
-                from helexa.cortex.ledger.database import DatabaseError
-
                 raise DatabaseError("the connection was lost")
             return written
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.auth import Gatekeeper
 from helexa.cortex.key import digest_of
+from helexa.cortex.ledger import keys
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.principal import Principal, Window
@@ -45,7 +47,7 @@ async def database(url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def store(database: Database) -> KeyStore:
-    return KeyStore(database, lambda: 1000.0)
+    return KeyStore(database, count(1000.0).__next__)
 
 
 async def test_what_is_stored_is_what_was_made(store: KeyStore) -> None:
@@ -76,7 +78,7 @@ async def test_changing_and_revoking(store: KeyStore) -> None:
     assert key.principal == replace(FULL, hard_cap=None, models=None)
     assert await store.list() == [key]
     key = await store.revoke("alice-1")
-    assert key.revoked_at == 1000.0
+    assert key.revoked_at == 1001.0
     assert await store.revoke("alice-1") == key
     assert await store.list() == [key]
     unknown: list[Any] = [store.revoke("nobody"), store.change("nobody", lambda principal: principal)]
@@ -124,8 +126,9 @@ async def test_every_gateway_learns_of_changes(url: str, store: KeyStore) -> Non
 
 
 async def test_known_keys_stay_good_while_the_database_is_away(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(keys, "POLL_SECS", 0.001)
     database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
     await database.migrate()
     keyring = Keyring(KeyStore(database), Gatekeeper(True))
@@ -135,6 +138,7 @@ async def test_known_keys_stay_good_while_the_database_is_away(
         async with keyring.watching():
             await database.execute("ALTER TABLE key_changes RENAME TO gone")
             await eventually(lambda: "changes of keys are not seen" in caplog.text)
+            await asyncio.sleep(0.05)  # several looks
             assert _admitted(keyring.gatekeeper, secret.get_secret_value()) == BARE
             await database.execute("ALTER TABLE gone RENAME TO key_changes")
             await keyring.store.revoke("other")

@@ -21,6 +21,7 @@ from helexa.cortex.ledger.reservation import Asked, Closing, Reservation
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Opened = tuple[Asked, Reservation]
 
 _MOST_IN_BATCH = 512
 _PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
@@ -85,8 +86,10 @@ class Committer:
                     self._wake.clear()
                     await self._wake.wait()
                 await self._commit()
+        except Exception:
+            log.exception("the ledger has stopped")
         finally:
-            self._ended = True
+            self.ending = self._ended = True
             _finish(self._closings)
             _refuse(self.asked, unavailable())
 
@@ -95,35 +98,25 @@ class Committer:
 
     async def _commit(self) -> None:
         now, budgets = self._clock(), self.budgets
-        closings, self._closings = self._closings, []
-        late = [closing for closing in closings if closing.reservation.gateway != budgets.gateway]
-        opened: list[tuple[Asked, Reservation]] = []
-        try:
-            for closing in closings:
-                if closing.reservation.gateway == budgets.gateway:
-                    budgets.close(closing, now)
-            await self._admit(opened, now)
-            written = await self._write(opened, closings, now)
-        except Exception:  # a fault of ours must not stop the ledger
-            log.exception("a batch of the ledger failed")
-            written = False
-        if written:
-            for asked, reservation in opened:
-                if asked.answer.done():  # cancelled, or told to come back later
-                    reservation.abandon()
-                else:
-                    asked.answer.set_result(reservation)
-        else:
-            log.warning("this gateway begins anew; reservations that are still open will be settled one by one")
-            _refuse([asked for asked, _ in opened], unavailable())
-            late = closings
-            await self._insist(self._start_over)
+        ours: list[Closing] = []
+        late: list[Closing] = []
+        for closing in self._closings:
+            if closing.reservation.gateway == budgets.gateway:
+                budgets.close(closing, now)
+                ours.append(closing)
+            else:
+                late.append(closing)
+        self._closings = []
+        opened, short = self._admit(now)
+        await self._write(opened, ours, now)
+        if short:  # only now: what is taken is reckoned from what is written
+            await self._write(await self._take(short, now), [], now)
         for closing in late:
             await self._amend(closing)
-        _finish(closings)
 
-    async def _admit(self, opened: list[tuple[Asked, Reservation]], now: float) -> None:
-        """Decide what waits, from leases where they suffice. A refusal is answered at once."""
+    def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
+        """Decide what waits: what leases suffice for, and by key what they do not."""
+        opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
         again: list[Asked] = []
         for _ in range(min(len(self.asked), _MOST_IN_BATCH)):
@@ -139,11 +132,10 @@ class Committer:
             else:
                 others.append(asked)
         self.asked.extendleft(reversed(again))
-        if short:
-            await self._take(short, opened, now)
+        return opened, short
 
-    async def _take(self, short: dict[str, list[Asked]], opened: list[tuple[Asked, Reservation]], now: float) -> None:
-        """Take tokens for keys whose lease does not suffice."""
+    async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
+        """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
         budgets = self.budgets
         try:
             async with self._database.transaction() as sql:
@@ -156,9 +148,10 @@ class Committer:
                 ]
         except (DatabaseError, gateways.Swept) as error:
             log.warning("no budget could be read: %s", error or type(error).__name__)
-            self._beating = True  # the batch finds out what is the matter
+            self._beating = True  # the next batch finds out what is the matter
             _refuse((asked for group in short.values() for asked in group), unavailable())
-            return
+            return []
+        opened: list[Opened] = []
         for one in taken:
             budgets.adopt(one, now)
             for asked in short[one.lease.key_id]:
@@ -167,19 +160,39 @@ class Committer:
                     opened.append((asked, reservation))
                 else:
                     _refuse([asked], over_budget(asked.principal, asked.tokens, one.available, one.ends_at, now))
+        return opened
 
-    async def _write(
-        self, opened: Sequence[tuple[Asked, Reservation]], closings: Sequence[Closing], now: float
-    ) -> bool:
-        """Write what there is; False if this gateway is no longer one."""
+    async def _write(self, opened: Sequence[Opened], closings: Sequence[Closing], now: float) -> None:
+        """Write what there is, and tell those who wait."""
+        try:
+            written = await self._write_batch([asked for asked, _ in opened], closings, now)
+        except Exception:  # a fault of ours in this batch must not stop all that follow
+            log.exception("a batch of the ledger failed")
+            written = False
+        if written:
+            for asked, reservation in opened:
+                if asked.answer.done():  # cancelled, or told to come back later
+                    reservation.abandon()
+                else:
+                    asked.answer.set_result(reservation)
+        else:
+            log.warning("this gateway begins anew; reservations that are still open will be closed one by one")
+            _refuse((asked for asked, _ in opened), unavailable())
+            await self._insist(self._start_over)
+            for closing in closings:
+                await self._amend(closing)
+        _finish(closings)
+
+    async def _write_batch(self, asked: Sequence[Asked], closings: Sequence[Closing], now: float) -> bool:
+        """False if this gateway was taken for dead."""
         budgets = self.budgets
         if self._tidying:
             budgets.tidy(now)
         activity = self.activity.steps()
-        if not self._beating and not activity and budgets.written:
-            self._tidying = False
-            return True
+        needed = self._beating or activity or not budgets.written
         self._tidying = self._beating = False
+        if not needed:
+            return True
         guard, steps = budgets.next_batch(activity)
 
         async def write() -> bool:
@@ -188,7 +201,7 @@ class Committer:
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
             return bool(rows) and rows[0]["batch"] == budgets.batch  # written, though the connection was lost then
 
-        return await self._insist(write, [asked for asked, _ in opened], closings)
+        return await self._insist(write, asked, closings)
 
     async def _insist(
         self, work: Callable[[], Awaitable[T]], asked: Sequence[Asked] = (), closings: Sequence[Closing] = ()
@@ -231,6 +244,7 @@ class Committer:
             await self._insist(amend, closings=[closing])
         except Exception:  # a fault of ours: it stays charged in full
             log.exception("a reservation could not be closed")
+        _finish([closing])
 
 
 def unavailable() -> ApiError:

@@ -89,7 +89,8 @@ async def take(
 ) -> Taken:
     """Take tokens for what waits and for what will come, as far as the key's cap allows.
 
-    Nothing in memory changes: the caller does that once the transaction is through.
+    The leases must be as the database knows them: one that is ahead of it could be charged for more than it was granted
+    if this gateway died now. They are not changed; the caller does that once the transaction is through.
     """
     key_id, window, cap = principal.key_id, principal.window, principal.hard_cap
     await sql.execute(_LOCK_KEY, key_id)

@@ -1,0 +1,88 @@
+"""Whatever is asked for in whatever order: the ledger decides and charges as a simple model of it does."""
+
+import asyncio
+import itertools
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cortex.ledger.running import Clock, charged, holder, running, spent, try_reserve
+from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.principal import Principal, Window
+
+tokens = st.integers(1, 60)
+steps = st.one_of(
+    st.tuples(st.just("reserve"), tokens),
+    st.tuples(st.just("settle"), st.integers(0, 5), st.integers(0, 90)),
+    st.tuples(st.just("release"), st.integers(0, 5)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 1.5, 29.5, 61.0])),
+    st.tuples(st.just("cap"), st.one_of(st.none(), st.integers(0, 200))),
+)
+
+
+@dataclass
+class Model:
+    """One key, by the words of the contract."""
+
+    cap: int | None
+    seconds: int
+    began: int | None = None
+    spent: dict[int | None, int] = field(default_factory=dict)
+    held: dict[int | None, int] = field(default_factory=dict)
+
+    def reserve(self, tokens: int, now: float) -> bool:
+        if self.seconds and (self.began is None or now >= self.began + self.seconds):
+            self.began = int(now)
+        left = (self.cap or 0) - self.spent.get(self.began, 0) - self.held.get(self.began, 0)
+        if self.cap is not None and tokens > left:
+            return False
+        self.held[self.began] = self.held.get(self.began, 0) + tokens
+        return True
+
+    def close(self, window: int | None, tokens: int, used: int) -> None:
+        self.held[window] -= tokens
+        self.spent[window] = self.spent.get(window, 0) + used
+
+
+def test_any_history_ends_as_the_model_says(url: str):
+    clock, numbers = Clock(), itertools.count()
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        (ledger,) = runner.run(stack.enter_async_context(running(url, clock=clock)))
+
+        @settings(max_examples=150, deadline=None)
+        @given(st.one_of(st.none(), st.integers(0, 200)), st.sampled_from([0, 60]), st.lists(steps, max_size=25))
+        def follows(cap: int | None, seconds: int, history: list[tuple]):
+            window = Window("rolling", seconds) if seconds else Window()
+            key = holder(cap, f"key-{next(numbers)}", window)
+            runner.run(_play(ledger, clock, key, Model(cap, seconds), history, url))
+
+        follows()
+        runner.run(stack.aclose())
+
+
+async def _play(ledger: Ledger, clock: Clock, key: Principal, model: Model, history: list[tuple], url: str) -> None:
+    open_: list[tuple[Reservation, int | None]] = []
+    for step, *args in history:
+        if step == "reserve":
+            outcome = await try_reserve(ledger, key, args[0])
+            assert isinstance(outcome, Reservation) == model.reserve(args[0], clock.now)
+            if isinstance(outcome, Reservation):
+                open_.append((outcome, model.began))
+        elif step == "wait":
+            clock.now += args[0]
+            ledger._committer.wake(tidy=True)
+        elif step == "cap":
+            key, model.cap = replace(key, hard_cap=args[0]), args[0]
+        elif open_:
+            reservation, window = open_.pop(args[0] % len(open_))
+            used = args[1] if step == "settle" else 0
+            await (reservation.settle(used // 2, used - used // 2) if step == "settle" else reservation.release())
+            model.close(window, reservation.tokens, used)
+    for reservation, window in open_:
+        await reservation.settle(1, 0)
+        model.close(window, reservation.tokens, 1)
+    assert await spent(url, key.key_id) == await charged(url, key.key_id) == sum(model.spent.values())

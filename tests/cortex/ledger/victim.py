@@ -1,0 +1,45 @@
+"""A gateway's ledger in a process of its own, busy until it is killed; it keeps a journal of what it finished.
+
+Arguments: the database, the key's cap, the journal, a seed.
+"""
+
+import asyncio
+import os
+import random
+import sys
+
+from helexa.core.errors import ApiError
+from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.principal import Principal
+
+
+async def main(url: str, cap: int, journal: int, chance: random.Random) -> None:
+    database = await open_database(url)
+    await database.migrate()
+    ledger = Ledger(database, dead_after_secs=1.0)
+    await ledger.start()
+    key = Principal("account", "key", hard_cap=cap)
+
+    async def ask_for_ever() -> None:
+        while True:
+            request, tokens = f"{chance.getrandbits(64):x}", chance.randint(50, 200)
+            try:
+                reservation = await ledger.reserve(key, request, "Org/M", tokens)
+            except ApiError as error:
+                assert error.code == "insufficient_quota", error
+                os.write(journal, b"refused\n")
+                await asyncio.sleep(0.005)
+                continue
+            await asyncio.sleep(chance.random() * 0.003)
+            used = chance.randint(1, tokens)
+            await reservation.settle(used, 0)
+            os.write(journal, f"settled {request} {used}\n".encode())
+
+    await asyncio.gather(*(ask_for_ever() for _ in range(8)))
+
+
+if __name__ == "__main__":
+    url, cap, path, seed = sys.argv[1:]
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    asyncio.run(main(url, int(cap), file, random.Random(int(seed))))
