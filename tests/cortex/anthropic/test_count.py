@@ -1,0 +1,84 @@
+"""Counting a prompt's tokens."""
+
+import json
+
+import pytest
+
+from cortex.anthropic.claude_code import REQUEST
+from helexa.core.errors import ApiError
+from helexa.core.wire.tokenize import TokenizeRequest
+from helexa.cortex.anthropic.count import CountRequest, count_tokens, counted
+from helexa.cortex.anthropic.translation import Translation
+
+HI = {"role": "user", "content": "Hi"}
+
+
+def request(**fields: object) -> CountRequest:
+    return CountRequest.parse(json.dumps({"model": "m", "messages": [HI], **fields}).encode())
+
+
+def test_a_node_is_asked_for_the_prompt_that_it_would_be_given() -> None:
+    body = json.dumps(REQUEST).encode()
+    asked, chat = json.loads(CountRequest.parse(body).body), json.loads(Translation.parse(body).body)
+    for name in ("model", "messages", "tools", "chat_template_kwargs"):
+        assert asked[name] == chat[name]
+    TokenizeRequest.parse(CountRequest.parse(body).body)
+
+
+def test_an_answer_that_is_begun_is_counted_as_such() -> None:
+    asked = json.loads(request(messages=[HI, {"role": "assistant", "content": "He"}]).body)
+    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == (False, True)
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+async def test_without_a_node_there_is_an_estimate() -> None:
+    async def nobody(body: bytes) -> None:
+        return None
+
+    async def somebody(body: bytes) -> tuple[int, bytes]:
+        return 200, b'{"count": 12, "max_model_len": 9, "tokens": []}'
+
+    count = request(messages=[{"role": "user", "content": "é" * 196}])
+    assert await count_tokens(count, nobody) == b'{"input_tokens":100}'
+    assert await count_tokens(count, somebody) == b'{"input_tokens":12}'
+
+
+@pytest.mark.parametrize(
+    "reply", [(500, b'{"count": 1}'), (200, b""), (200, b"[]"), (200, b'{"count": true}'), (200, b'{"count": -1}')]
+)
+def test_a_reply_that_is_no_count(reply: tuple[int, bytes]) -> None:
+    assert counted(*reply) is None
+
+
+def test_an_estimate_grows_with_all_that_is_in_a_prompt() -> None:
+    tool = {"name": "f", "description": "x" * 400, "input_schema": {"type": "object"}}
+    image = {"type": "image", "source": {"type": "base64", "data": "x" * 9_000_000}}
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "x" * 400}}
+    small = request().estimate
+    assert small >= 1
+    assert request(system="x" * 400).estimate >= small + 100
+    assert request(tools=[tool]).estimate > small + 100
+    assert request(messages=[HI, {"role": "assistant", "content": [use]}, HI]).estimate > small + 100
+    assert small < request(messages=[{"role": "user", "content": [image]}]).estimate < 5000
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"model": "m"}', b'{"model":"m","messages":"x"}'])
+def test_what_cannot_be_read_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        CountRequest.parse(body)
+    assert refused.value.status == 400
+    with pytest.raises(ApiError):
+        Translation.parse(body)
+
+
+def test_json_of_any_depth_is_refused_or_taken() -> None:
+    for depth in (10, 200, 1000, 100_000):
+        nested = b"[" * depth + b"]" * depth
+        content = b'[{"type":"tool_use","id":"1","name":"f","input":{"a":%b}}]' % nested
+        body = b'{"model":"m","max_tokens":1,"messages":[{"role":"assistant","content":%b}]}' % content
+        try:
+            Translation.parse(body)
+        except ApiError as error:
+            assert error.status == 400 and depth > 100
+        else:
+            assert depth < 1000
