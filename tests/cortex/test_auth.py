@@ -112,6 +112,12 @@ def test_stored_keys_are_exchanged_at_once_and_static_ones_stay() -> None:
     assert refusal_of(keeper, bearer(b"root's"))[3] == "invalid API key"
 
 
+def test_endless_secrets_are_not_even_hashed() -> None:
+    endless = b"x" * (LONGEST_SECRET + 1)
+    assert Gatekeeper(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
+    assert Gatekeeper(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
+
+
 def test_the_admin_api_is_for_admins() -> None:
     for require_auth in (True, False):
         keeper = gatekeeper(require_auth=require_auth)

@@ -3,81 +3,47 @@
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from starlette.applications import Starlette
 
-from cortex.running import listening
-from helexa.core.catalogue import Catalogue
+from cortex.fake_node import FakeNode
+from cortex.running import Cortex, running_cortex
 from helexa.core.errors import ApiError
-from helexa.cortex.auth import Gatekeeper
-from helexa.cortex.config import EntitlementsSection
-from helexa.cortex.key import static_keys
-from helexa.cortex.ledger.database import open_database
-from helexa.cortex.ledger.keys import Keyring, KeyStore
-from helexa.cortex.refusal import refuse_api_error
-from helexa.cortex.routes.keys import key_routes
-from helexa.cortex.server import Listener
 
 ROOT, USER = "root-secret", "user-secret"
-CONFIG = EntitlementsSection.model_validate(
-    {
-        "keys": [
-            {"key": ROOT, "account_id": "ops", "role": "admin"},
-            {"key": USER, "account_id": "alice", "hard_cap": 5},
-        ]
-    }
-)
+ENTITLEMENTS = {
+    "keys": [
+        {"key": ROOT, "account_id": "ops", "role": "admin"},
+        {"key": USER, "account_id": "alice", "hard_cap": 5},
+    ]
+}
 
 
-@dataclass
-class Part:
-    """The part of a gateway that these routes need."""
-
-    keyring: Keyring
-    catalogue: Catalogue = field(default_factory=lambda: Catalogue.model_validate({"aliases": {"small": "Org/M"}}))
-
-
-@dataclass
 class Api:
-    url: str
-    keyring: Keyring
-    client: aiohttp.ClientSession
+    """The admin API of a gateway."""
+
+    def __init__(self, cortex: Cortex) -> None:
+        self.cortex = cortex
 
     async def __call__(
         self, method: str, path: str = "/api/keys", body: Any = None, secret: str | None = ROOT
     ) -> tuple[int, Any]:
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
-        async with self.client.request(method, self.url + path, data=data, headers=headers) as response:
+        request = self.cortex.client.request(method, self.cortex.url + path, data=data, headers=headers)
+        async with request as response:
             return response.status, await response.json()
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
-    await database.migrate()
-    keyring = Keyring(KeyStore(database), Gatekeeper(False, static_keys(CONFIG)))
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.gateway = Part(keyring)
-        async with keyring.watching():
-            yield
-        await database.close()
-
-    app = Starlette(routes=key_routes, exception_handlers={ApiError: refuse_api_error}, lifespan=lifespan)
-    async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
-        yield Api(url, keyring, client)
+async def api(node: FakeNode) -> AsyncIterator[Api]:
+    async with running_cortex(node, settings={"entitlements": ENTITLEMENTS}, aliases={"small": "Org/M"}) as cortex:
+        yield Api(cortex)
 
 
 def admitted(api: Api, secret: str) -> Any:
-    return api.keyring.gatekeeper.admit([(b"x-api-key", secret.encode())])
+    return api.cortex.gateway.gatekeeper.admit([(b"x-api-key", secret.encode())])
 
 
 async def test_a_key_from_its_making_to_its_end(api: Api) -> None:
@@ -122,6 +88,15 @@ async def test_a_key_needs_a_name_no_more_than_an_account(api: Api) -> None:
     assert len({key["key_id"] for key in made}) == 3
     assert all(key["key_id"].startswith("bob-") for key in made)
     assert [admitted(api, key["key"]).account_id for key in made] == ["bob"] * 3
+
+
+async def test_what_a_key_spent_is_told(api: Api) -> None:
+    _, made = await api("POST", body={"account_id": "bob", "key_id": "bob", "hard_cap": 10**6})
+    assert (made["spent"], made["window_ends_at"]) == (0, None)
+    body = json.dumps({"model": "small", "messages": []}).encode()
+    assert (await api("POST", "/v1/chat/completions", body, made["key"]))[0] == 200
+    _, answer = await api("GET")
+    assert answer["keys"][2]["spent"] == 9
 
 
 async def test_only_admins(api: Api) -> None:
