@@ -156,7 +156,8 @@ class World:
             self._at(self.now + TICK_SECS, lambda: self._drain(cold, held, change))
             return
         for model in cold.evict:
-            del self._instances[cold.node, model]
+            leaving = self._instances.pop((cold.node, model))
+            assert not leaving.running and not leaving.queue, f"{model} left {cold.node} while in use"
             self.fleet.unloaded(cold.node, model)
             self.outcome.evictions += 1
         size = self._size(cold.model)

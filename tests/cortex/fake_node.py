@@ -92,7 +92,8 @@ class FakeNode:
         app.router.add_post("/models/load", self._load)
         app.router.add_post("/models/unload", self._unload)
         app.router.add_post("/v1/chat/completions", self._speak)
-        app.router.add_post("/v1/completions", self._speak)
+        for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/images/generations"):
+            app.router.add_post(path, self._speak)
         app.router.add_post("/tokenize", self._speak)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

@@ -1,5 +1,6 @@
 """Where requests go: decisions as pure functions of a picture."""
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,10 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.affinity import ranked
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.decision import decide
 from helexa.cortex.fleet import FleetView, Node
-from helexa.cortex.placement import Cold
-from helexa.cortex.router import Warm, may_retry, route
+from helexa.cortex.placement import Cold, Hold, place
+from helexa.cortex.router import Warm, failing, may_retry, route
+from helexa.cortex.situation import Situation
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 
@@ -45,13 +46,23 @@ def catalogue(**profile: Any) -> Catalogue:
 EMPTY = Catalogue()
 
 
+def decide(picture: FleetView, known: Catalogue, name: str, choose: Any = random.choice) -> Warm | Cold | Hold:
+    """What becomes of a request, as the gateway decides it."""
+    model = known.resolve(name)
+    refused = failing(picture, model)
+    target = route(picture, model, choose=choose)
+    if target is None and refused is not None:
+        raise refused
+    return target or place(Situation(picture, known), model)
+
+
 def refusal(picture: FleetView, known: Catalogue = EMPTY, name: str = "M") -> tuple[int, str | None, int | None]:
     with pytest.raises(ApiError) as caught:
         decide(picture, known, name)
     return caught.value.status, caught.value.code, caught.value.retry_after
 
 
-def where(decision: Warm | Cold | None) -> tuple[str, str]:
+def where(decision: Warm | Cold | Hold | None) -> tuple[str, str]:
     assert isinstance(decision, Warm) and decision.model == "M"
     return decision.node, decision.url
 

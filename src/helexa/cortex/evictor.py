@@ -13,6 +13,10 @@ from helexa.cortex.situation import Resident, Situation
 IDLE_RELOADS = 0.5  # a model idle for this part of its reload time is done with its batch
 
 
+_ANY = -(1 << 62)
+"""Free MB that every device has."""
+
+
 @dataclass(frozen=True)
 class Clearing:
     """How a model comes to fit on a node.
@@ -36,7 +40,7 @@ class Clearing:
 
 def clearing(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
     """How to make just enough room for a model that has been wanted since `since`; None if nothing could."""
-    share = -(-(profile.vram_mb or 0) // profile.min_devices)
+    share = -(-profile.vram_mb // profile.min_devices) if profile.vram_mb else _ANY
     free = {index: free for index, free in situation.free(node).items() if index in capable_devices(profile, node)}
     residents = situation.residents(node)
     devices = _roomy(free, share, profile.min_devices)
@@ -48,7 +52,7 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
         devices = _roomy(_without(free, chosen), share, profile.min_devices)
         ready_at = max(_ripe_at(situation, one, since) for one in chosen)
         return Clearing(devices or (), tuple(chosen), max(ready_at, situation.now))
-    devices = _roomy(free, -(1 << 62), profile.min_devices)
+    devices = _roomy(free, _ANY, profile.min_devices)
     return None if residents or devices is None else Clearing(devices, (), situation.now, fits=False)
 
 

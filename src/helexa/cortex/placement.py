@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from helexa.core.catalogue import Catalogue, Profile
+from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.core.fleet import Discovery, ModelSpec
 from helexa.cortex.evictor import Clearing, capable_devices, clearing
 from helexa.cortex.memory import HOST
-from helexa.cortex.picture import FleetView, Node
+from helexa.cortex.picture import Node
 from helexa.cortex.situation import Failure, Situation
 
 RECOVERING = ("recovering", "poisoned")
@@ -89,14 +89,6 @@ def place(situation: Situation, model: str, since: float = inf, claimed: Collect
         return Cold(model, node.name, load_spec(profile, way.devices), tuple(one.model for one in way.evict))
     node, way = min(ways, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
     return Hold(model, node.name, tuple(one.model for one in way.evict), way.ready_at)
-
-
-def cold(view: FleetView, catalogue: Catalogue, model: str) -> Cold:
-    """`place`, by the picture alone."""
-    decision = place(Situation(view, catalogue), model)
-    if isinstance(decision, Hold):
-        raise service_unavailable(f"no node has room for model '{model}' now", RETRY_NO_ROOM)
-    return decision
 
 
 def allowed(profile: Profile, node: Node) -> bool:

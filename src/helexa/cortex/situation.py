@@ -42,7 +42,7 @@ class Resident:
         busy: it has requests now.
         loading: it is not there yet.
         loaded_at: when it came, None if that is unknown (then it is long ago).
-        used_at: when it last had a request, None if never.
+        used_at: when it last had a request, or came for one; None if neither is known.
         reload_secs: what bringing it back would cost.
     """
 
@@ -138,7 +138,9 @@ class Situation:
             busy=self.view.load(node, model) > 0,
             loading=(loading and model not in node.models) or _is_loading(node, model),
             loaded_at=self.view.loaded_at.get(pair),
-            used_at=self.view.used_at.get(pair),
+            used_at=max(
+                (times[pair] for times in (self.view.loaded_at, self.view.used_at) if pair in times), default=None
+            ),
             reload_secs=assumed if measured is None else measured,
         )
 

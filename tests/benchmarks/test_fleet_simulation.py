@@ -1,0 +1,54 @@
+"""The simulated fleet, scaled down. `World` itself asserts that no node is overfull and nothing leaves while in use."""
+
+import importlib
+import random
+
+import pytest
+
+from helexa.core.catalogue import Catalogue
+
+
+@pytest.fixture
+def simulation():
+    return importlib.import_module("fleet_simulation")
+
+
+def test_our_policy_swaps_at_most_half_as_often_and_answers_sooner(simulation):
+    runs = [simulation.compare(seed, minutes=10, per_minute=9, count=12) for seed in (1, 2)]
+    assert {line["verdict"]: line["holds"] for line in simulation.verdicts(runs)} == {
+        "swaps": True,
+        "ttft_p99": True,
+        "longest_wait": True,
+    }
+
+
+def test_a_seed_is_the_same_run_every_time(simulation):
+    first, second = (simulation.compare(3, minutes=3, per_minute=9, count=12) for _ in range(2))
+    assert first == second
+    assert first != simulation.compare(4, minutes=3, per_minute=9, count=12)
+
+
+def test_two_models_that_are_asked_for_in_turn_are_served_in_batches(simulation):
+    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
+    policies = importlib.import_module("fleet_policies")
+    catalogue = Catalogue.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
+    turn = traffic.Turn(100, 50, 0.0)
+    abab = [traffic.Conversation(f"c{i}", "AB"[i % 2], 4.0 * i, (turn,)) for i in range(40)]
+
+    def swaps(policy):
+        return world.World(catalogue, policy, abab, {"n": 12000}).run().evictions
+
+    assert 0 < 2 * swaps(policies.Ours(1)) <= swaps(policies.LruFifo(1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_starves_however_small_the_fleet(simulation, seed):
+    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
+    policies = importlib.import_module("fleet_policies")
+    rng = random.Random(seed)
+    catalogue = traffic.models(12)
+    nodes = {"large": 41_000, "small": rng.randint(5_000, 25_000)}
+    conversations = traffic.conversations(seed, catalogue, 120, rng.choice((3, 6, 12)))
+    outcome = world.World(catalogue, policies.Ours(seed), conversations, nodes).run()
+    assert len(outcome.ttfts) == sum(len(one.turns) for one in conversations)
+    assert max(outcome.waits) < simulation.LONGEST_WAIT_SECS
