@@ -90,6 +90,7 @@ class Stack:
         (folder / "cortex.toml").write_text(
             'models_config = "models.toml"\n'
             '[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\npoll_interval_secs = 0.5\n'
+            f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
             f'[[neurons]]\nname = "n1"\nendpoint = "{self.node_url}"\n'
         )
 
