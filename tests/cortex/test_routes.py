@@ -43,6 +43,7 @@ def test_an_entry_says_what_is_known_in_the_documented_shape() -> None:
             "created": 1760000000,
             "owned_by": "helexa",
             "loaded": True,
+            "state": "warm",
             "feasible_on": ["n1"],
             "locations": [{"node": "n1", "status": "loaded", "vram_estimate_mb": None}],
             "capabilities": ["text", "vision"],
@@ -55,6 +56,12 @@ def test_an_entry_says_what_is_known_in_the_documented_shape() -> None:
             "max_output_tokens": 8192,
         }
     }
+
+
+def test_a_catalogue_says_the_limits_that_no_node_has_said_yet() -> None:
+    profile = {"id": "M", "limit": {"context": 9, "output": 4}}
+    assert listed(node("n1"), models=[profile])["M"]["max_model_len"] == 9
+    assert listed(node("n1", {"id": "M", "limit": {"context": 5}}), models=[profile])["M"]["limit"] == {"context": 5}
 
 
 def test_what_is_unknown_is_absent() -> None:

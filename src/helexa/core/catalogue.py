@@ -25,7 +25,7 @@ Harness = Annotated[Literal["torch"], BeforeValidator(_known_harness)]
 
 
 class CataloguedLimit(Limit):
-    """Token limits as catalogues may state them; a node's own limit is the authority."""
+    """Token limits as catalogues state them; a node's own limit is the authority."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,7 +50,7 @@ class Profile(config.Section):
         residency_priority: displacement class; 100, or 1000 for a pinned model, unless stated.
         source: a scheme (`huggingface`) or a full source id (`pypi:package`); None leaves it to the node.
         capabilities: used until a node reports its own.
-        limit: accepted and ignored; the node knows.
+        limit: used while no node reports one: those know.
         cost: USD per million tokens; None means unpriced.
     """
 

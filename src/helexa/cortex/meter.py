@@ -30,7 +30,7 @@ class Meter:
     Attributes:
         first_at: when the first content passed (`time.perf_counter`), None before that.
         last_at: when the last bytes passed.
-        produced: events with content so far: about as many tokens, where no usage was ever said.
+        produced: pieces of content so far: about as many tokens, where no usage was ever said.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -43,10 +43,9 @@ class Meter:
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes, seen at `now`."""
         if self._streamed:
-            if self.first_at is None and _SPOKEN.search(chunk):
+            self.produced += len(_SPOKEN.findall(chunk))
+            if self.first_at is None and self.produced:
                 self.first_at = now
-            if self.first_at is not None:
-                self.produced += chunk.count(b"\ndata:") + chunk.startswith(b"data:")
         self.last_at = now
         self._tail += chunk
         if len(self._tail) > 2 * TAIL_BYTES:

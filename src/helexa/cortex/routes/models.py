@@ -7,12 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import model_not_found
+from helexa.cortex.auth import allows
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.model_list import Entry, model_list
 
 
 async def list_models(request: Request) -> Response:
-    """All models and aliases."""
+    """All models and aliases that whoever asks may use."""
     return _json({"object": "list", "data": _entries(request)})
 
 
@@ -27,7 +28,9 @@ async def get_model(request: Request) -> Response:
 
 def _entries(request: Request) -> list[Entry]:
     gateway: Gateway = request.app.state.gateway
-    return model_list(gateway.fleet.view(), gateway.catalogue, int(time.time()))
+    catalogue, principal = gateway.catalogue, request.state.principal
+    entries = model_list(gateway.fleet.view(), catalogue, int(time.time()), gateway.lifecycle.progress)
+    return [entry for entry in entries if allows(principal, catalogue.resolve(entry["id"]))]
 
 
 def _json(value: object) -> Response:

@@ -1,0 +1,215 @@
+"""What a request goes through on every API: keys, limits, budgets, the bill, and what is remembered of it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.running import Cortex, eventually, running_cortex
+
+KEYS = [
+    {"key": "capped", "account_id": "acme", "key_id": "capped", "hard_cap": 1000},
+    {"key": "free", "account_id": "acme", "key_id": "free"},
+    {"key": "other", "account_id": "other", "models": ["Org/Other"]},
+    {"key": "slow", "account_id": "slow", "requests_per_minute": 1},
+    {"key": "boss", "account_id": "boss", "role": "admin"},
+]
+CHAT = {"model": "small", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50}
+MESSAGES = CHAT | {"max_tokens": 50}
+RESPONSES = {"model": "small", "input": "Hi", "max_output_tokens": 50}
+COMPLETIONS = {"model": "small", "prompt": "Hi", "max_tokens": 50}
+BODIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
+
+
+@pytest.fixture
+async def keyed(node: FakeNode) -> AsyncIterator[Cortex]:
+    """A gateway that requires keys; `small` is an alias of `Org/M`."""
+    settings = {"entitlements": {"require_auth": True, "keys": KEYS}}
+    async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:
+        yield cortex
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def post(cortex: Cortex, path: str, key: str = "capped", **fields: Any) -> tuple[int, bytes, dict[str, str]]:
+    async with cortex.client.post(cortex.url + path, json=BODIES[path] | fields, headers=bearer(key)) as response:
+        named = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, await response.read(), named
+
+
+async def spent(cortex: Cortex, key_id: str) -> tuple[int, int]:
+    """Tokens spent and held by a key, as the ledger has it."""
+    principal = next(key.principal for key in cortex.gateway.gatekeeper.static if key.principal.key_id == key_id)
+    budget = await cortex.gateway.ledger.budget(principal)
+    return budget.spent, cortex.gateway.ledger.open
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_answer_is_in_the_ledger_when_its_end_arrives(keyed: Cortex, path: str, stream: bool) -> None:
+    status, body, headers = await post(keyed, path, stream=stream)
+    assert status == 200, body
+    assert await spent(keyed, "capped") == (9, 0)
+    assert headers["x-helexa-route"].startswith("node=n1; why=only;")
+    assert await keyed.sample("cortex_spend_tokens_total", account="acme", key="capped") == 9
+    (row,) = await keyed.gateway.ledger.recent(1)
+    assert (row["api"], row["alias"], row["model"], row["prompt"], row["completion"]) == (path, "small", "Org/M", 7, 2)
+    assert (row["request_id"], row["key_id"]) == (headers["x-request-id"], "capped")
+
+
+async def responses_stream(node: FakeNode, request: Any) -> Any:
+    usage = {"input_tokens": 11, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2}}
+    delta = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"Hi"}\n\n'
+    done = json.dumps({"type": "response.completed", "response": {"usage": usage}}).encode()
+    return await fake_node.begin(request, delta, b"event: response.completed\ndata: " + done + b"\n\n")
+
+
+async def test_the_usage_of_responses_has_other_names(keyed: Cortex, node: FakeNode) -> None:
+    node.speak = responses_stream
+    assert (await post(keyed, "/v1/responses", stream=True))[0] == 200
+    assert await spent(keyed, "capped") == (15, 0)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_cap_is_a_cap_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
+    field = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    status, body, headers = await post(keyed, path, **{field: 1000})
+    error = json.loads(body)["error"]
+    assert status == 429
+    assert "retry-after" not in headers
+    assert error["type"] == ("rate_limit_error" if path == "/v1/messages" else "insufficient_quota")
+    assert node.bodies == []
+    assert await spent(keyed, "capped") == (0, 0)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_without_a_key_nothing_is_served(keyed: Cortex, node: FakeNode, path: str) -> None:
+    async with keyed.client.post(keyed.url + path, json=BODIES[path]) as response:
+        assert response.status == 401
+        error = (await response.json())["error"]
+    assert error["type"] == ("authentication_error" if path == "/v1/messages" else "invalid_request_error")
+    assert node.bodies == []
+
+
+async def test_either_header_shows_a_key(keyed: Cortex) -> None:
+    for headers in ({"x-api-key": "free"}, {"Authorization": "bearer free"}):
+        async with keyed.client.post(f"{keyed.url}/v1/messages", json=MESSAGES, headers=headers) as response:
+            assert response.status == 200
+    assert (await spent(keyed, "free"))[0] == 18
+
+
+async def test_a_key_may_use_and_see_its_models_only(keyed: Cortex, node: FakeNode) -> None:
+    node.holds("Org/Other")
+
+    async def listed(key: str) -> set[str]:
+        async with keyed.client.get(f"{keyed.url}/v1/models", headers=bearer(key)) as response:
+            return {entry["id"] for entry in (await response.json())["data"]}
+
+    async def polled() -> bool:
+        return "Org/Other" in await listed("free")
+
+    await eventually(polled)
+    assert await listed("other") == {"Org/Other"}
+    status, body, _ = await post(keyed, "/v1/chat/completions", "other")
+    assert (status, json.loads(body)["error"]["code"]) == (403, "model_not_allowed")
+    assert (await post(keyed, "/v1/chat/completions", "other", model="Org/Other"))[0] == 200
+
+
+async def test_a_minute_has_its_limit(keyed: Cortex) -> None:
+    first, second = [await post(keyed, "/v1/chat/completions", "slow") for _ in range(2)]
+    assert first[0] == 200
+    assert first[2]["x-ratelimit-remaining-requests"] == "0"
+    assert (second[0], json.loads(second[1])["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(second[2]["retry-after"]) <= 60
+
+
+async def test_who_hangs_up_pays_for_what_was_produced(keyed: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with keyed.client.post(
+        f"{keyed.url}/v1/chat/completions", json=CHAT | {"stream": True}, headers=bearer("capped")
+    ) as response:
+        await response.content.readuntil(b'"a"')
+
+    async def closed() -> bool:
+        tokens, held = await spent(keyed, "capped")
+        return held == 0 and tokens == len(json.dumps(CHAT | {"stream": True})) // 4 + 1
+
+    await eventually(closed)
+    (row,) = await keyed.gateway.ledger.recent(1)
+    assert (row["client_gone"], row["completion"]) == (True, 1)
+
+
+async def test_a_node_that_breaks_off_is_paid_for_what_it_said(keyed: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.die_within_an_event
+    await post(keyed, "/v1/chat/completions", stream=True)
+    tokens, held = await spent(keyed, "capped")
+    assert (tokens > 0, held) == (True, 0)
+
+
+@pytest.mark.parametrize("speak", [fake_node.refuse, fake_node.die_before_the_first_byte])
+async def test_what_nobody_answered_costs_nothing(keyed: Cortex, node: FakeNode, speak: fake_node.Speak) -> None:
+    node.speak = speak
+    assert (await post(keyed, "/v1/chat/completions"))[0] >= 500
+    assert await spent(keyed, "capped") == (0, 0)
+
+
+async def test_many_at_once_never_pass_the_cap(keyed: Cortex) -> None:
+    answers = await asyncio.gather(*(post(keyed, "/v1/chat/completions") for _ in range(60)))
+    served = [status for status, _, _ in answers].count(200)
+    assert {status for status, _, _ in answers} <= {200, 429}
+    tokens, held = await spent(keyed, "capped")
+    assert (tokens, held) == (9 * served, 0)
+    assert 0 < tokens <= 1000
+
+
+async def test_identity_is_stamped_and_not_believed(keyed: Cortex, node: FakeNode) -> None:
+    claimed = {"x-helexa-account-id": "boss", "x-request-id": "mine-1"} | bearer("free")
+    async with keyed.client.post(f"{keyed.url}/v1/chat/completions", json=CHAT, headers=claimed) as response:
+        assert response.headers["x-request-id"] == "mine-1"
+    seen = node.headers[0]
+    assert (seen["x-helexa-account-id"], seen["x-helexa-key-id"], seen["x-request-id"]) == ("acme", "free", "mine-1")
+    assert "authorization" not in seen
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(keyed: Cortex, node: FakeNode) -> None:
+    node.models[0]["limit"] = {"context": 50}
+
+    async def refused() -> bool:
+        status, body, _ = await post(
+            keyed, "/v1/chat/completions", "free", messages=[{"role": "user", "content": "x" * 999}]
+        )
+        error = json.loads(body).get("error", {})
+        return status == 400 and (error["code"], error["max"]) == ("context_length_exceeded", 50)
+
+    await eventually(refused)
+
+
+async def test_views_of_the_fleet_are_for_admins_where_keys_are_required(keyed: Cortex) -> None:
+    for path in ("/api/nodes", "/api/activity", "/api/explain?model=small", "/api/keys"):
+        for key, status in (("free", 403), ("boss", 200)):
+            async with keyed.client.get(keyed.url + path, headers=bearer(key)) as response:
+                assert response.status == status, path
+        async with keyed.client.get(keyed.url + path) as response:
+            assert response.status == 401
+    async with keyed.client.post(f"{keyed.url}/api/nodes/n1/cordon", headers=bearer("free")) as response:
+        assert response.status == 403
+
+
+async def test_tokens_are_counted_by_the_node_or_estimated(keyed: Cortex, node: FakeNode) -> None:
+    async with keyed.client.post(
+        f"{keyed.url}/v1/messages/count_tokens", json=MESSAGES, headers=bearer("capped")
+    ) as response:
+        assert response.status == 200
+        assert (await response.json())["input_tokens"] >= 1
+    assert await spent(keyed, "capped") == (0, 0)
