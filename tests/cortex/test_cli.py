@@ -27,6 +27,7 @@ def config(tmp_path: Path, node: FakeNode) -> Path:
     path = tmp_path / "cortex.toml"
     path.write_text(
         'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\n'
+        f'[ledger]\nurl = "sqlite:{tmp_path / "cortex.db"}"\n'
         f'[[neurons]]\nname = "n1"\nendpoint = "{node.url}"\n'
     )
     return path
@@ -74,6 +75,62 @@ async def test_serve_and_status(config: Path) -> None:
         assert out[end:].splitlines()[1:] == ["Org/Cold", f"{'Org/M':<40} n1(loaded)", f"{'small':<40} n1(loaded)"]
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
+
+
+async def test_a_running_gateway_is_kept_by_its_keys(config: Path) -> None:
+    async with (
+        serving(config, CORTEX_ENTITLEMENTS__REQUIRE_AUTH="true") as (_, url, _),
+        aiohttp.ClientSession() as client,
+    ):
+
+        async def made(*options: str) -> dict[str, str]:
+            code, out, _ = await run("keys", "create", "-c", str(config), "--json", *options)
+            assert code == 0
+            return json.loads(out)
+
+        async def status(key: str, model: str = "small") -> int:
+            body, headers = {"model": model}, {"x-api-key": key}
+            async with client.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response:
+                return response.status
+
+        async def known(key: str) -> bool:
+            return await status(key) == 200
+
+        await eventually(lambda: answers(client, url))
+        user = await made("--account", "alice", "--models", "small", "--rpm", "1000")
+        root = await made("--account", "ops", "--admin")
+        await eventually(lambda: known(user["key"]))
+        await eventually(lambda: known(root["key"]))
+        assert await status(user["key"], "Org/Cold") == 403
+
+        async def asked(*arguments: str, key: str = root["key"]) -> tuple[int | None, str, str]:
+            return await run(*arguments, "-e", url, HELEXA_API_KEY=key)
+
+        code, out, err = await asked("explain", "small")
+        assert (code, err, out.splitlines()[0]) == (0, "", "Org/M: warm on n1")
+        code, out, err = await asked("top", "--once")
+        assert (code, err) == (0, "")
+        assert "small" in out and user["key_id"] in out
+        assert (await asked("drain", "n1"))[:2] == (
+            0,
+            "n1 is drained: nothing runs there, and nothing will until `cortex uncordon n1`\n",
+        )
+        assert await status(user["key"]) == 503
+        assert (await asked("uncordon", "n1"))[0] == 0
+        assert await status(user["key"]) == 200
+        code, out, err = await asked("cordon", "n1", key=user["key"])
+        assert (code, out, err) == (
+            1,
+            "",
+            f"cortex: {url}/api/nodes/n1/cordon: this needs an admin's API key; yours is a user's\n",
+        )
+        code, out, _ = await run("keys", "revoke", user["key_id"], "-c", str(config))
+        assert code == 0
+
+        async def refused() -> bool:
+            return await status(user["key"]) == 401
+
+        await eventually(refused)
 
 
 async def test_sigterm_ends_open_streams_well_formed_and_the_process_with_code_0(config: Path, node: FakeNode) -> None:

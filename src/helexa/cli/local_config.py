@@ -73,6 +73,7 @@ class LocalConfig:
             "insecure": self.is_open,  # `--host` said so
             "poll_interval_secs": 1.0,
         }
+        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # each stack's own
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
             + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
@@ -81,6 +82,7 @@ class LocalConfig:
         cortex.write_text(
             _keys({"models_config": str(catalogue)})
             + f"\n[gateway]\n{_keys(gateway)}"
+            + f"\n[ledger]\n{_keys(ledger)}"
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
             encoding="utf-8",
         )
