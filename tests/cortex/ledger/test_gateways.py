@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,7 +10,7 @@ from cortex.ledger.running import Clock, charged, holder, kill, rows, running, s
 from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.ledger.database import DatabaseError, open_database
+from helexa.cortex.ledger.database import Args, DatabaseError, Step, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.principal import Window
@@ -62,6 +63,14 @@ async def test_held_at_once_by_all_gateways_is_never_more_than_the_cap(url: str)
         assert len(held) == 14
         await asyncio.gather(*(reservation.settle(7, 0) for reservation in held))
         assert await spent(url) == 98
+
+
+async def test_gateways_that_take_at_the_same_moment_wait_for_each_other(url: str):
+    async with running(url, count=3) as ledgers:
+        keys = [holder(100, f"key-{number}") for number in range(20)]
+        outcomes = await asyncio.gather(*(try_reserve(ledger, key, 60) for ledger in ledgers for key in keys))
+        held = [isinstance(outcome, Reservation) for outcome in outcomes]
+        assert [held[n] + held[n + 20] + held[n + 40] for n in range(20)] == [1] * 20
 
 
 async def test_gateways_agree_on_when_a_window_began(url: str):
@@ -184,19 +193,20 @@ async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
 async def test_a_batch_whose_answer_was_lost_is_written_once(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
-        database = ledger._database
-        write, lost = database.write, []
+        names = await rows(url, "SELECT id FROM gateways")
+        write = ledger._database.write
 
-        async def lose_the_answer(guard, steps) -> bool:
-            written = await write(guard, steps)
-            if not lost:
-                lost.append(guard)
-                raise DatabaseError("the connection was lost")
-            return written
+        async def lose_the_answer(guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+            await write(guard, steps)
+            ledger._database.write = write
+            raise DatabaseError("the connection was lost")
 
-        database.write = lose_the_answer
+        ledger._database.write = lose_the_answer
         await reservation.settle(10, 20)
-        assert len(lost) == 1
-        database.write = write
-        assert await states(url) == ["settled"]
+        ledger._database.write = lose_the_answer
+        refused = await try_reserve(ledger, holder(1000), 100)
+        assert isinstance(refused, ApiError) and refused.status == 503
+        await eventually(lambda: ledger.available and ledger.open == 0)
+        assert await states(url) == ["settled", "released"]
         assert await spent(url) == await charged(url) == 30
+        assert await rows(url, "SELECT id FROM gateways") == names
