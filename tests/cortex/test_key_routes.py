@@ -9,7 +9,9 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, running_cortex
-from helexa.core.errors import ApiError
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError, ConfigError
+from helexa.cortex.config import CortexConfig
 
 ROOT, USER = "root-secret", "user-secret"
 ENTITLEMENTS = {
@@ -156,3 +158,19 @@ async def test_what_cannot_be_changed(api: Api) -> None:
     for body in ({"account_id": "eve"}, {"role": "admin"}, {"revoked_at": None}, {"hard_cap": 1.5}):
         assert (await api("PATCH", "/api/keys/bob", body))[0] == 422
     assert (await api("POST", body=b'{"account_id": "' + b"x" * (256 << 10) + b'"}'))[0] == 413
+
+
+async def test_a_reload_that_would_open_the_gateway_to_a_network_is_refused(node: FakeNode) -> None:
+    settings = {"gateway": {"listen": "0.0.0.0:1"}, "entitlements": {**ENTITLEMENTS, "require_auth": True}}
+    async with running_cortex(node, settings=settings) as cortex:
+        loopback = CortexConfig.model_validate({"entitlements": ENTITLEMENTS})  # says nothing of where we listen
+        with pytest.raises(ConfigError, match="--insecure"):
+            cortex.gateway.configure(loopback, Catalogue())
+        assert (await Api(cortex)("GET", "/v1/models", secret=None))[0] == 401
+        twice = {"require_auth": True, "keys": [*ENTITLEMENTS["keys"], ENTITLEMENTS["keys"][0]]}
+        with pytest.raises(ConfigError, match="key of another entry"):
+            cortex.gateway.configure(CortexConfig.model_validate({"entitlements": twice}), Catalogue())
+        fewer = {"require_auth": True, "keys": ENTITLEMENTS["keys"][:1]}
+        cortex.gateway.configure(CortexConfig.model_validate({"entitlements": fewer}), Catalogue())
+        assert (await Api(cortex)("GET", "/v1/models"))[0] == 200
+        assert (await Api(cortex)("GET", "/v1/models", secret=USER))[0] == 401

@@ -10,7 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helexa.core.errors import ApiError
 from helexa.cortex.cors import Cors
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error
+from helexa.cortex.ledger.database import DatabaseError
+from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
@@ -72,6 +73,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         exception_handlers={
             ApiError: refuse_api_error,
             HTTPException: refuse_http_error,
+            DatabaseError: refuse_without_database,
             Exception: refuse_anything,
         },
     )

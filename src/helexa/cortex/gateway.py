@@ -11,6 +11,7 @@ from helexa.core.catalogue import Catalogue
 from helexa.cortex.auth import Gatekeeper
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.exchange import Exchange
+from helexa.cortex.exposure import check_exposure
 from helexa.cortex.fleet import Fleet
 from helexa.cortex.fleet_metrics import FleetCollector
 from helexa.cortex.key import static_keys
@@ -44,6 +45,7 @@ class Gateway:
         database: Database,
     ) -> None:
         self.config = config
+        self._started = config.gateway
         self.catalogue = catalogue
         self.metrics = metrics
         self.fleet = Fleet(config.neurons, config.routing)
@@ -70,7 +72,9 @@ class Gateway:
         Raises:
             ConfigError: it contradicts itself; nothing has changed.
         """
-        self.gatekeeper.configure(config.entitlements.require_auth, static_keys(config.entitlements))
+        keys = static_keys(config.entitlements)
+        check_exposure(config.model_copy(update={"gateway": self._started}))  # the address stays that of the start
+        self.gatekeeper.configure(config.entitlements.require_auth, keys)
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)

@@ -7,9 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.core.errors import ApiError, internal_error
+from helexa.core.errors import ApiError, internal_error, service_unavailable
 
 log = logging.getLogger(__name__)
+
+_DATABASE_RETRY_SECS = 5
 
 
 def refusal(error: ApiError) -> Response:
@@ -40,6 +42,12 @@ async def refuse_http_error(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     return refusal(ApiError(error.status_code, None, error.detail))
+
+
+async def refuse_without_database(_request: Request, error: Exception) -> Response:
+    """Exception handler for `DatabaseError`."""
+    log.warning("%s", error)
+    return refusal(service_unavailable("the ledger's database does not answer", _DATABASE_RETRY_SECS))
 
 
 async def refuse_anything(_request: Request, _error: Exception) -> Response:
