@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cortex.fake_node import FakeNode
+from cortex.fake_node import FakeNode, never_end
 from cortex.running import eventually, running_cortex
 
 MODELS = [{"id": "Org/Cold", "source": "pypi:cold-model"}, {"id": "Org/Other"}]
@@ -104,3 +104,35 @@ async def test_a_model_is_listed_as_loading_while_it_loads(cold: Any, node: Fake
     assert entry["locations"] == [{"node": "n1", "status": "loading", "vram_estimate_mb": None}]
     node.may_load.set()
     assert (await asking)[0] == 200
+
+
+FULL: dict[str, Any] = {"models": [{"id": model, "vram_mb": 6000} for model in ("A", "B")]}
+SWIFT = {"eviction": {"min_residency_secs": 0, "swap_wait_secs": 0}}
+
+
+async def test_a_stream_ends_in_peace_before_its_model_makes_room_for_another() -> None:
+    node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
+    async with node.serving(), running_cortex(node, settings=SWIFT, **FULL) as cortex:
+        node.speak = never_end
+        first = asyncio.create_task(cortex.ask("A", stream=True))
+        await eventually(lambda: node.speaking)
+        node.speak = None
+        second = asyncio.create_task(cortex.ask("B"))
+        await eventually(lambda: cortex.gateway.fleet.view().draining)
+        third = asyncio.create_task(cortex.ask("A"))  # too late for this turn
+        assert (node.unloads, node.loads) == ([], [])
+        node.go_on.set()
+        assert (await first)[0] == (await second)[0] == (await third)[0] == 200
+        assert node.unloads == ["A", "B"]
+        assert await cortex.sample("cortex_evictions_total", model="A", node="n1") == 1
+        assert not cortex.gateway.fleet.view().in_flight
+
+
+async def test_what_would_happen_is_explained_without_doing_it() -> None:
+    node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
+    async with node.serving(), running_cortex(node, settings=SWIFT, aliases={"b": "B"}, **FULL) as cortex:
+        told = await cortex.get("/api/explain?model=b")
+        assert (told["model"], told["decision"], told["node"], told["evict"]) == ("B", "load", "n1", ["A"])
+        assert told["candidates"][0]["verdict"] == "needs 6000 MB, 2000 free, could evict A (never used)"
+        assert (await cortex.get("/api/explain"))["error"]["code"] == "missing_model_field"
+        assert (node.unloads, node.loads) == ([], [])

@@ -10,6 +10,7 @@ from helexa.cortex.memory import totals
 from helexa.cortex.picture import Node
 from helexa.cortex.situation import Resident, Situation
 
+LEAST_RESIDENCY_SECS = 1.0  # those who waited for a model must have had time to ask it
 IDLE_RELOADS = 0.5  # a model idle for this part of its reload time is done with its batch
 
 
@@ -86,7 +87,8 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
     settings = situation.settings
     if resident.loading:
         return inf
-    young_until = -inf if resident.loaded_at is None else resident.loaded_at + settings.min_residency_secs
+    residency = max(settings.min_residency_secs, LEAST_RESIDENCY_SECS)
+    young_until = -inf if resident.loaded_at is None else resident.loaded_at + residency
     patience = min(settings.swap_wait_secs, IDLE_RELOADS * resident.reload_secs)
     done_at = inf if resident.busy else -inf if resident.used_at is None else resident.used_at + patience
     return max(young_until, min(done_at, since + settings.swap_wait_secs))

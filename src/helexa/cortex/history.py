@@ -4,8 +4,9 @@ from helexa.cortex.breaker import Pair
 from helexa.cortex.situation import Failure
 
 BACKOFF_SECS = 5.0
-PERMANENT_BACKOFF_SECS = 60.0
 MAX_BACKOFF_SECS = 300.0
+PERMANENT_BACKOFF_SECS = 60.0  # longer: every attempt may cost another model its place
+MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 class History:
@@ -31,6 +32,9 @@ class History:
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
         """A load failed: it is not tried again for a while, longer each time."""
         times = self.failures[pair].times + 1 if pair in self.failures else 1
-        backoff = (BACKOFF_SECS if temporary else PERMANENT_BACKOFF_SECS) * 2 ** min(times - 1, 16)
-        failure = self.failures[pair] = Failure(message, temporary, times, now + min(backoff, MAX_BACKOFF_SECS))
+        least, most = (
+            (BACKOFF_SECS, MAX_BACKOFF_SECS) if temporary else (PERMANENT_BACKOFF_SECS, MAX_PERMANENT_BACKOFF_SECS)
+        )
+        retry_at = now + min(least * 2 ** min(times - 1, 16), most)
+        failure = self.failures[pair] = Failure(message, temporary, times, retry_at)
         return failure

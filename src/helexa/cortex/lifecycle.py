@@ -73,6 +73,7 @@ class Lifecycle:
         """Follow this configuration and catalogue from now on."""
         self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
         self._means.departures.warn_after = config.eviction.defrag_after_cycles
+        self._history.failures.clear()  # what failed may be set right now
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
         """Where `model` serves, once it does. A load goes on if the caller is cancelled.
@@ -83,13 +84,14 @@ class Lifecycle:
         target = warm(self._fleet.view(), model)
         if target is not None:
             return target
-        demand = self._demands.get(model)
+        demand, first = self._demands.get(model), False
         if demand is None:
-            demand = self._demands[model] = Demand(model)
+            demand, first = Demand(model), True
+            self._demands[model] = demand
         patience = self._gateway.load_wait_secs
         try:
             with demand.waiting(waiting):
-                if demand.job is None:
+                if first:  # who comes later changes nothing that the next look would not see
                     self._decide()
                     self._wake.set()
                 remaining = waiting.enqueued + patience - self._clock()
@@ -245,11 +247,13 @@ class Lifecycle:
                 task.add_done_callback(lambda _, pair=pair: self._leaving.pop(pair))
 
     async def _unload(self, pair: Pair) -> None:
-        residents = self.situation().residents(self._fleet.node(pair[0]))
-        megabytes = next((one.megabytes for one in residents if one.model == pair[1]), {})
         try:
+            residents = self.situation().residents(self._fleet.node(pair[0]))
+            megabytes = next((one.megabytes for one in residents if one.model == pair[1]), {})
             with self._means.departures.departing(pair, megabytes) as departure:
                 await departure.unload()
+        except KeyError:
+            return  # the node was taken out of the configuration
         except NodeError as error:
             log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)

@@ -197,16 +197,16 @@ def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
     """Why no node is a candidate at all."""
     view, profile = situation.view, situation.catalogue.profile(model)
     for node in healthy:
-        if model in node.models and not _vacant(situation, node, model):
+        if model in node.models and not node.cordoned and not _vacant(situation, node, model):
             servable = node.models[model].servable
             reason = (servable.reason if servable else None) or "unknown reason"
             return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
     if profile is None:
         if view.knows(model):
-            return service_unavailable(f"the node that has model '{model}' is down", RETRY_NODE_DOWN)
+            return service_unavailable(f"the node that has model '{model}' takes no requests", RETRY_NODE_DOWN)
         return model_not_found(model[:200])
     if any(_may_hold_later(profile, node) for node in view.nodes if node.kind == "neuron"):
-        return service_unavailable(f"no node that can hold model '{model}' is up", RETRY_NODE_DOWN)
+        return service_unavailable(f"no node that can hold model '{model}' takes any now", RETRY_NODE_DOWN)
     return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
 
 
