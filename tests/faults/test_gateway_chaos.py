@@ -4,6 +4,7 @@ leaks."""
 import asyncio
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -75,6 +76,26 @@ async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": error}, status=500)
 
 
+async def fail_in_html(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.Response(status=500, text="<pre>Traceback: /home/me/secret.py</pre>", content_type="text/html")
+
+
+async def speak_for_a_dead_node(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
+
+
+async def welcome(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.Response(text="<html>It works!</html>", content_type="text/html")
+
+
+async def send_elsewhere(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.Response(status=307, headers={"location": "http://elsewhere/v1/chat/completions"})
+
+
+async def fail_in_a_word(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.json_response({"error": "it is late"}, status=500)
+
+
 async def fail_on_the_way(node: FakeNode, request: web.Request) -> web.StreamResponse:
     streamed = (await request.json()).get("stream")
     return await (fake_node.fail_within_a_stream if streamed else fail)(node, request)
@@ -92,6 +113,11 @@ ILLS: list[Speak] = [
     say_garbage,
     cut_a_chunk,
     fail,
+    fail_in_html,
+    fail_in_a_word,
+    speak_for_a_dead_node,
+    welcome,
+    send_elsewhere,
     fake_node.refuse,
     fail_on_the_way,
     hang,
@@ -176,7 +202,7 @@ def check_error(envelope: dict[str, Any], status: int) -> str:
     error = envelope["error"]
     assert error.keys() >= {"message", "type", "code"} and isinstance(error["message"], str)
     assert status == 200 or error["code"] in ERRORS[status], (status, error)
-    assert "Traceback" not in error["message"]
+    assert not {"Traceback", "html", "secret"} & set(re.findall(r"\w+", error["message"]))
     return f"refused {status}"
 
 
@@ -281,7 +307,17 @@ async def test_one_ill_at_a_time_on_the_only_node(ill: Speak) -> None:
 
 
 @pytest.mark.parametrize(
-    "ill", [die_before_the_head, say_garbage, fake_node.die_before_the_first_byte, fake_node.refuse]
+    "ill",
+    [
+        die_before_the_head,
+        say_garbage,
+        fake_node.die_before_the_first_byte,
+        fake_node.refuse,
+        speak_for_a_dead_node,
+        welcome,
+        send_elsewhere,
+    ],
+    ids=lambda ill: ill.__name__,
 )
 async def test_what_one_node_fails_to_begin_another_answers(ill: Speak) -> None:
     async with running("ill", "well") as fleet:

@@ -28,6 +28,7 @@ _MAX_REFUSAL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 8 << 20
 _LOGGED_CHARS = 600
 _BUSY = (429, 503)
+_KINDS = (b"application/json", b"text/event-stream")
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 Settle = Callable[[], Awaitable[None]]
@@ -88,6 +89,10 @@ class Proxy:
                 raise
             try:
                 exchange.answered = time.perf_counter() - exchange.started - exchange.waited
+                if _foreign(answer):
+                    self._fleet.transport_fault(node, model)
+                    outcome = "silent" if answer.status == 504 else "broken"
+                    raise NoAnswer(f"HTTP {answer.status} not of a node", outcome, _unreachable(node))
                 self._fleet.transport_ok(node, model)
                 if answer.status in _BUSY:
                     self._fleet.busy(node, model)
@@ -197,17 +202,26 @@ class Proxy:
         exchange.status = exchange.status or answer.status
         error = _envelope(bytes(body))
         exchange.code = error.get("code")
+        if "message" not in error:
+            raise ApiError(answer.status, "upstream_error", f"upstream returned {answer.status}", type="api_error")
         if reply.started:
-            message = error.get("message") or f"the node answered HTTP {answer.status}"
-            raise ApiError(answer.status, exchange.code, message, type=error.get("type") or "api_error")
+            raise ApiError(answer.status, exchange.code, error["message"], type=error.get("type") or "api_error")
         headers = [header for header in returned_headers(answer.headers) if header[0] != b"content-length"]
         await reply.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
         await reply.write(bytes(body))
         await reply.finish()
 
 
+def _foreign(answer: Answer) -> bool:
+    """Whether something before the node speaks in its place, or no node at all: the answer has nothing for a client."""
+    if answer.status >= 400:
+        return answer.status in (502, 504)
+    kinds = [value for name, value in answer.headers if name == b"content-type"]
+    return answer.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)
+
+
 def _envelope(body: bytes) -> dict[str, str]:
-    """What an error says of itself, as far as it is text."""
+    """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
