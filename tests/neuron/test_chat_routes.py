@@ -280,6 +280,7 @@ async def test_stop_strings_end_streams_and_replies_alike(stop: object) -> None:
         assert status == 200
         assert text == whole["choices"][0]["message"]["content"] == "one two "
         assert chunks[-2].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(data[-2])["choices"][0]["stop_reason"] == whole["choices"][0]["stop_reason"] == "three"
         assert node.engine.open_streams == 0
 
 

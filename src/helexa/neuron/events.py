@@ -22,7 +22,8 @@ class TextDelta(msgspec.Struct, frozen=True):
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit.
 
-    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again.
+    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again. `stop_string` is the one
+    that ended the answer, if one did.
     """
 
     reason: Literal["stop", "length"]
@@ -31,6 +32,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     prefill_ms: float
     decode_ms: float
+    stop_string: str | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ async def run(
         if output.finish == "error" and not stopped:
             yield end.fail(_engine_error(output))
         else:
-            yield end.finish("length" if output.finish == "length" and not stopped else "stop")
+            yield end.finish("length" if output.finish == "length" and not stopped else "stop", reader.stop_string)
     except Exception as error:
         if not end.admitted:
             end.closed = True  # a refusal, which is logged as one
@@ -155,6 +155,11 @@ class _Reader:
         self._stops = stops
         self._stop_ids = stop_ids
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
     def read(self, output: TokenOutput) -> tuple[str, bool]:
         """The text that can be shown by now, and whether a stop string ended it."""
         tokens = output.tokens
@@ -195,7 +200,7 @@ class _End:
         self._cached_tokens += output.cached_tokens
         self._timing = output.timing or self._timing
 
-    def finish(self, reason: Literal["stop", "length"]) -> Finished:
+    def finish(self, reason: Literal["stop", "length"], stop_string: str | None) -> Finished:
         timing = self._close(reason)
         return Finished(
             reason=reason,
@@ -204,6 +209,7 @@ class _End:
             completion_tokens=self._completion_tokens,
             prefill_ms=timing.prefill_ms,
             decode_ms=timing.decode_ms,
+            stop_string=stop_string,
         )
 
     def fail(self, error: ApiError) -> Failed:

@@ -52,8 +52,10 @@ def test_only_what_may_become_a_stop_string_is_held_back():
     assert filter.push("next") == ("\nnext", False)
     assert filter.push(" ##") == (" ", False)
     assert filter.push("x") == ("##x", False)
+    assert filter.found is None
     assert filter.push("\n\nUse") == ("", False)
     assert filter.push("r: hi") == ("", True)
+    assert filter.found == "\n\nUser:"
 
 
 def test_without_stop_strings_everything_passes():

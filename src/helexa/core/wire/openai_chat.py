@@ -106,6 +106,7 @@ class ChatChoice(TypedDict):
     message: ChatAnswer
     logprobs: None
     finish_reason: str
+    stop_reason: NotRequired[str]
 
 
 class ChatCompletion(TypedDict):
@@ -132,6 +133,7 @@ class ChatChunkChoice(TypedDict):
     index: int
     delta: ChatDelta
     finish_reason: str | None
+    stop_reason: NotRequired[str]
 
 
 class ChatChunk(TypedDict):

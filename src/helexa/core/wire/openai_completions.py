@@ -59,6 +59,7 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: None
     finish_reason: str | None
+    stop_reason: NotRequired[str]
 
 
 class Completion(TypedDict):

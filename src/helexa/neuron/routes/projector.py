@@ -61,7 +61,8 @@ class OpenAIProjector(ABC):
             case Started():
                 return self.opening()
             case Finished():
-                return _event(self.chunk(None, event.reason)) + _event(self.usage_chunk(_usage(event))) + DONE
+                last = _with_stop_string(self.chunk(None, event.reason), event)
+                return _event(last) + _event(self.usage_chunk(_usage(event))) + DONE
             case Failed(error):
                 return _event(error.envelope()) + DONE
 
@@ -70,11 +71,18 @@ class OpenAIProjector(ABC):
         end = events[-1]
         assert isinstance(end, Finished)
         text = "".join([event.text for event in events if isinstance(event, TextDelta)])
-        return orjson.dumps(self.whole(text, end.reason, _usage(end)))
+        return orjson.dumps(_with_stop_string(self.whole(text, end.reason, _usage(end)), end))
 
 
 def _event(value: Mapping[str, Any]) -> bytes:
     return frame(orjson.dumps(value))
+
+
+def _with_stop_string(reply: Mapping[str, Any], end: Finished) -> Mapping[str, Any]:
+    """Name the stop string that ended the answer, as vLLM does."""
+    if end.stop_string is not None:
+        reply["choices"][0]["stop_reason"] = end.stop_string
+    return reply
 
 
 def _usage(end: Finished) -> Usage:

@@ -11,9 +11,13 @@ class StopStrings:
 
     Args:
         stops: the stop strings; empty ones are ignored.
+
+    Attributes:
+        found: the stop string that appeared, None until then.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        self.found: str | None = None
         self._stops = [stop for stop in stops if stop]
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
@@ -24,10 +28,10 @@ class StopStrings:
         After one was found the rest of the text is dropped and nothing is held back any more.
         """
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            _, start = min(found)
+            _, start, self.found = min(found)
             return text[:start], True
         cut = self._first_possible_start(text)
         self._held = text[cut:]
