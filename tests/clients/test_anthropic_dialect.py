@@ -48,6 +48,9 @@ def test_limits_and_stop_sequences_end_an_answer(claude: anthropic.Anthropic):
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 2)
     stopped = claude.messages.create(**ask(stop_sequences=["Paris"]))
     assert "Paris" not in "".join(block.text for block in stopped.content if block.type == "text")
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "Paris")
+    with claude.messages.stream(**ask(stop_sequences=["never said", "Paris"])) as stream:
+        assert stream.get_final_message().stop_sequence == "Paris"
 
 
 def test_an_answer_that_is_begun_is_continued(claude: anthropic.Anthropic):

@@ -11,6 +11,7 @@ from cortex.anthropic.claude_code import BASH, READ, REQUEST
 from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatMessage
 from helexa.cortex.anthropic.request import to_chat, to_prompt
+from helexa.cortex.anthropic.strict import strict_body
 from helexa.neuron.text.chat_template import ChatTemplate
 
 HI: dict[str, Any] = {"role": "user", "content": "Hi"}
@@ -393,3 +394,13 @@ def test_no_text_and_no_call_is_lost(turns: list[dict[str, Any]]) -> None:
     results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
     assert [turn["tool_call_id"] for turn in asked if turn["role"] == "tool"] == results
     assert [turn["role"] for turn in asked[1:]].count("system") == 0
+
+
+@given(st.lists(TURNS, min_size=1, max_size=6))
+def test_for_strangers_arguments_are_text(turns: list[dict[str, Any]]) -> None:
+    asked = chat(messages=turns)
+    strict = orjson.loads(strict_body(orjson.dumps(asked)))
+    for turn in strict["messages"]:
+        for call in turn.get("tool_calls", ()):
+            call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
+    assert strict == asked
