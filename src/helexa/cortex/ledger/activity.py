@@ -10,6 +10,7 @@ from helexa.cortex.ledger.reservation import bounded, plain
 KEPT = 10_000
 _TRIMMED_EVERY = 500
 _MOST_SHOWN = 1000
+_MOST = 1 << 53  # a time in milliseconds fits, and so does what JSON can carry exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,5 +124,5 @@ def _column(value: Any) -> Any:
     if isinstance(value, str):
         return plain(value)
     if isinstance(value, int):
-        return bounded(value)  # a bool too
+        return bounded(value, _MOST)  # a bool too
     return value

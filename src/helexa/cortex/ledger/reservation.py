@@ -135,9 +135,9 @@ class Reservation:
         return self._closing
 
 
-def bounded(number: int) -> int:
+def bounded(number: int, most: int = MOST_TOKENS) -> int:
     """A number that somebody else said, as a column can hold it."""
-    return min(max(0, number), MOST_TOKENS)
+    return min(max(0, number), most)
 
 
 def plain(text: str) -> str:
