@@ -74,11 +74,12 @@ def test_what_cannot_be_read_is_refused(body: bytes) -> None:
 def test_json_of_any_depth_is_refused_or_taken() -> None:
     for depth in (10, 200, 1000, 100_000):
         nested = b"[" * depth + b"]" * depth
-        content = b'[{"type":"tool_use","id":"1","name":"f","input":{"a":%b}}]' % nested
-        body = b'{"model":"m","max_tokens":1,"messages":[{"role":"assistant","content":%b}]}' % content
-        try:
-            Translation.parse(body)
-        except ApiError as error:
-            assert error.status == 400 and depth > 100
-        else:
-            assert depth < 1000
+        for kind in (b"tool_use", b"unknown"):
+            content = b'[{"type":"%b","id":"1","name":"f","input":{"a":%b}}]' % (kind, nested)
+            body = b'{"model":"m","max_tokens":1,"messages":[{"role":"assistant","content":%b}]}' % content
+            try:
+                Translation.parse(body)
+            except ApiError as error:
+                assert error.status == 400 and depth > 100
+            else:
+                assert depth < 1000

@@ -266,12 +266,25 @@ def test_what_the_gateway_fails_with_is_the_last_event() -> None:
     assert sdk.failure(sent) == {"type": "overloaded_error", "message": "full"}
 
 
+def test_an_empty_piece_of_a_call_is_nothing() -> None:
+    empty = [calls({"index": 0}), calls({"index": 0, "function": None}), calls({"index": 1, "function": {}})]
+    assert sdk.message(translated(*empty, said("x"), finish(), DONE)).to_dict()["content"][0]["text"] == "x"
+
+
+def test_what_a_node_nests_too_deeply_is_malformed() -> None:
+    arguments: Any = {}
+    for _ in range(300):
+        arguments = {"a": arguments}
+    assert "ecursion" in sdk.failure(translated(calls(piece(0, arguments, name="f"))))["message"]
+
+
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_HELD_CHARS", 10_000)
     unfinished = calls(piece(0, '{"a": "', name="f", id="1"))
     assert "without an end" in sdk.failure(translated(unfinished, *[calls(piece(0, "x" * 99))] * 200))["message"]
     assert "without an end" in sdk.failure(translated(unfinished, *[said("x" * 99)] * 200))["message"]
     assert sdk.message(translated(*[said("x" * 99), thought("y" * 99)] * 200, finish(), DONE))
+    assert "no end" in sdk.failure(translated(calls(piece(0, "{}", name="f" * 2000))))["message"]
     assert "tool calls" in sdk.failure(translated(calls(*[piece(n, "{}", name="f") for n in range(600)])))["message"]
 
 

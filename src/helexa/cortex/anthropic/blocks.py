@@ -8,10 +8,11 @@ from typing import Any, Literal
 import orjson
 
 from helexa.core.sse import frame
-from helexa.cortex.anthropic.response import call_as_text, malformed, parsed_arguments
+from helexa.cortex.anthropic.response import as_json, call_as_text, malformed, parsed_arguments
 
 MAX_HELD_CHARS = 4 << 20
 MAX_CALLS = 512
+MAX_NAME_CHARS = 1024
 
 Kind = Literal["thinking", "text", "tool_use"]
 
@@ -42,6 +43,9 @@ class _Block:
         """Whether it can be ended: a call must have a name, and arguments that are a whole object."""
         if self.kind != "tool_use":
             return True
+        last = self.arguments[-1].rstrip() if self.arguments else ""
+        if last and not last.endswith("}"):
+            return False
         if self._judged[0] != len(self.arguments):
             self._judged = len(self.arguments), parsed_arguments("".join(self.arguments)) is not None
         return bool(self.name) and self._judged[1]
@@ -95,15 +99,17 @@ class Blocks:
         Raises:
             ApiError: 502 `upstream_malformed_response`.
         """
-        function = piece.get("function") if isinstance(piece, dict) else None
+        function = piece.get("function") or {} if isinstance(piece, dict) else None
         if not isinstance(function, dict):
-            raise malformed("a tool call has no function")
+            raise malformed("a tool call is not an object")
         name, arguments, call_id = function.get("name"), function.get("arguments"), piece.get("id")
         name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
+        if len(name) + len(call_id) > MAX_NAME_CHARS:
+            raise malformed("the name of a tool call has no end")
         block = self._called(piece.get("index"), name, call_id)
         block.name, block.id = block.name or name, block.id or call_id
         if isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
+            arguments = as_json(arguments).decode()
         if not isinstance(arguments, str):
             return
         if not block.arguments:
@@ -128,6 +134,8 @@ class Blocks:
         """
         while self._queue:
             block = self._queue.popleft()
+            if block.kind == "tool_use" and not block.name and not block.arguments:
+                continue
             if not block.is_whole() and not (cut_off and block.may_begin()):
                 if block.begun:
                     raise malformed("the arguments of a tool call are not JSON")

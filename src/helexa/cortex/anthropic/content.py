@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from helexa.cortex.anthropic.body import encoded
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 Part = dict[str, Any]
@@ -50,7 +49,7 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
             return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
         case _:
             shown = {name: value for name, value in block.items() if name != "cache_control"}
-            return [text_part(orjson.dumps(shown).decode())]
+            return [text_part(encoded(shown).decode())]
 
 
 def all_parts(content: Any, field: str) -> list[Part]:

@@ -8,14 +8,17 @@ from helexa.cortex.anthropic.conversation import chat_messages
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 from helexa.cortex.anthropic.tools import chat_tool_choice, chat_tools
 
-_TRANSLATED = frozenset(
-    ("model", "messages", "system", "max_tokens", "stream", "stop_sequences", "metadata", "thinking", "tools")
-) | {"tool_choice", "output_config", "output_format", "chat_template_kwargs"}
+_TRANSLATED = {
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"),
+    *("max_tokens", "stop_sequences", "stream", "metadata", "chat_template_kwargs"),
+}
 
 # What clients send to Anthropic about accounting, caching and routing there: without it the answer is the same.
-_HARMLESS = frozenset(
-    ("service_tier", "context_management", "betas", "cache_control", "diagnostics", "inference_geo", "speed")
-) | {"user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"}
+_HARMLESS = {
+    *("service_tier", "context_management", "cache_control", "diagnostics", "inference_geo", "speed", "betas"),
+    *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"),
+}
+_NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
 
 _MUST_BE_EMPTY = ("mcp_servers", "container", "thread", "compaction")
 
@@ -31,7 +34,7 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
     """
-    chat = {name: value for name, value in body.items() if name not in _TRANSLATED | _HARMLESS}
+    chat = {name: value for name, value in body.items() if name not in _NOT_PASSED_ON}
     for name in _MUST_BE_EMPTY:
         if chat.pop(name, None):
             raise invalid_anthropic_body(name, "is not supported")

@@ -49,6 +49,18 @@ def malformed(problem: str) -> ApiError:
     return ApiError(502, "upstream_malformed_response", f"the node's answer is malformed: {problem}", type="api_error")
 
 
+def as_json(value: Any) -> bytes:
+    """What a node said, as JSON again.
+
+    Raises:
+        ApiError: 502 `upstream_malformed_response`: nested too deeply for that.
+    """
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise malformed(str(error)) from None
+
+
 def reasoning(message: Mapping[str, Any]) -> Any:
     """The reasoning in a message or in a piece of one; two names of it are in use."""
     return message.get("reasoning_content") or message.get("reasoning")
@@ -90,7 +102,7 @@ def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
         arguments = ""
     given = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
     if not isinstance(name, str) or not name or given is None:
-        text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+        text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
         return {"type": "text", "text": call_as_text(name if isinstance(name, str) else "", text)}
     call_id = call.get("id")
     return {

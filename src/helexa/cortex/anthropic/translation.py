@@ -10,7 +10,7 @@ from helexa.cortex.anthropic.body import encoded, read_object
 from helexa.cortex.anthropic.count import estimated_tokens
 from helexa.cortex.anthropic.errors import node_error
 from helexa.cortex.anthropic.request import stop_sequences, to_chat
-from helexa.cortex.anthropic.response import malformed, to_message
+from helexa.cortex.anthropic.response import as_json, malformed, to_message
 from helexa.cortex.anthropic.stream import MessageStream
 
 
@@ -77,4 +77,4 @@ class Translation:
         if not isinstance(chat, dict):
             raise malformed("it is not an object")
         message = to_message(chat, self.model, message_id=self.message_id, stop_sequences=self.stop_sequences)
-        return orjson.dumps(message)
+        return as_json(message)
