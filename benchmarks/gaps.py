@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from rows import prompt
-from scenario import Answer, ask, engine, parser, require_context, verdict
-from serving import run, say
+from scenario import Answer, ask, engine, parser, require_context
+from serving import run, say, verdict
 
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions

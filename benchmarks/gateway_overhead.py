@@ -38,6 +38,7 @@ def cortex_config(folder: Path, port: int, node_url: str) -> Path:
     path = folder / "cortex.toml"
     path.write_text(
         f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
+        f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
         f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n'
     )
     return path

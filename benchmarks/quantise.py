@@ -33,8 +33,7 @@ from statistics import median
 import psutil
 import torch
 from safetensors.torch import save_file
-from scenario import verdict
-from serving import say
+from serving import say, verdict
 
 TIME_BAR, MEMORY_BAR = 3.0, 1.35
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2

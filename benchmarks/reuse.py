@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 
 from rows import prompt
-from scenario import ask, engine, parser, require_context, verdict
-from serving import run, say
+from scenario import ask, engine, parser, require_context
+from serving import run, say, verdict
 
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from local_model import local_path
-from serving import say
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.client import EngineClient
@@ -80,11 +79,6 @@ def require_context(client: EngineClient, positions: int) -> None:
     limit = client.ready.context_length
     if positions > limit:
         raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another, or ask for less")
-
-
-def verdict(row: str, value: float, bar: str, holds: bool) -> None:
-    """Print what a benchmark is about: the figure, the bar, and whether it holds."""
-    say(verdict=row, value=value, bar=bar, holds=holds)
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:

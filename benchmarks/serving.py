@@ -178,6 +178,11 @@ def say(**line: object) -> None:
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
+def verdict(row: str, value: float, bar: str, holds: bool) -> None:
+    """Print what a benchmark is about: the figure, the bar, and whether it holds."""
+    say(verdict=row, value=value, bar=bar, holds=holds)
+
+
 def run(work: Any) -> None:
     """Run a benchmark to its end; SIGTERM ends it like Ctrl-C, so that its servers are ended too."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from scenario import GREEDY, Answer, ask, engine, parser, verdict
-from serving import run, say
+from scenario import GREEDY, Answer, ask, engine, parser
+from serving import run, say, verdict
 
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams

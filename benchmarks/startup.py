@@ -26,7 +26,6 @@ from statistics import median
 import aiohttp
 import psutil
 from local_model import local_path
-from scenario import verdict
 from serving import (
     LOAD_SECONDS,
     POLL_SECONDS,
@@ -40,6 +39,7 @@ from serving import (
     say,
     served_model,
     server,
+    verdict,
 )
 
 from helexa.core.errors import HelexaError

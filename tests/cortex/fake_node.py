@@ -208,6 +208,17 @@ async def die_within_json(node: FakeNode, request: web.Request) -> web.StreamRes
     return response
 
 
+async def die_late_within_json(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"content-type": "application/json", "content-length": "10000000"})
+    await response.prepare(request)
+    for _ in range(20):
+        await response.write(bytes(100_000))
+        await asyncio.sleep(0.001)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
 async def die_before_the_first_byte(node: FakeNode, request: web.Request) -> web.StreamResponse:
     response = await begin(request)
     assert request.transport is not None

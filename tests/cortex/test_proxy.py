@@ -134,9 +134,12 @@ async def test_a_node_that_dies_in_mid_stream_leaves_a_well_formed_stream(cortex
     assert (await cortex.ask())[0] == 200
 
 
-async def test_a_node_that_dies_within_json_closes_the_connection(cortex: Cortex, node: FakeNode) -> None:
+async def test_a_node_that_dies_within_json_is_a_502(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_json
-    with pytest.raises(aiohttp.ClientPayloadError):
+    status, body, _ = await post(cortex, BODY)
+    assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_connection_error")
+    node.speak = fake_node.die_late_within_json
+    with pytest.raises(aiohttp.ClientPayloadError):  # what has begun cannot be taken back
         await post(cortex, BODY)
     node.speak = None
     assert (await cortex.ask())[0] == 200

@@ -1,10 +1,11 @@
 """The catalogue (`models.toml`): which models a fleet may serve, where they fit, and the names they also answer to."""
 
 import logging
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from helexa.core import config
 from helexa.core.errors import ConfigError, SourceError
@@ -94,16 +95,15 @@ class Catalogue(config.Section):
 
     models: list[Profile] = Field(default_factory=list[Profile])
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
-    _profiles: dict[str, Profile] = PrivateAttr(default_factory=dict[str, Profile])
 
     @model_validator(mode="after")
-    def _index(self) -> Self:
-        for profile in self.models:
-            if profile.id in self._profiles:
-                raise ValueError(f"model '{profile.id}' is listed twice")
-            self._profiles[profile.id] = profile
+    def _check(self) -> Self:
+        ids = [profile.id for profile in self.models]
+        for model in ids:
+            if ids.count(model) > 1:
+                raise ValueError(f"model '{model}' is listed twice")
         for alias in self.aliases:
-            if alias in self._profiles:
+            if alias in ids:
                 raise ValueError(f"alias '{alias}' is also the id of a model")
         return self
 
@@ -114,6 +114,10 @@ class Catalogue(config.Section):
     def profile(self, model_id: str) -> Profile | None:
         """The profile of a model id, None when it is not catalogued."""
         return self._profiles.get(model_id)
+
+    @cached_property
+    def _profiles(self) -> dict[str, Profile]:
+        return {profile.id: profile for profile in self.models}
 
 
 def load(path: Path) -> Catalogue:

@@ -160,25 +160,30 @@ class Proxy:
         headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
         exchange.meter = meter = Meter(streamed=streamed)
+        meter.feed(chunk, time.perf_counter())
+        following = None if streamed else await self._following(answer, exchange, settle)
         if not reply.started:
             exchange.status = answer.status
             await reply.start(answer.status, headers, streamed=streamed)
         else:
             exchange.status = 200
         while chunk:
-            meter.feed(chunk, time.perf_counter())
-            if not streamed:  # the last piece waits until it is known to be the last, and paid for
-                following = await self._next(answer, exchange)
-                if not following and settle is not None:
-                    await settle()
-                await reply.write(chunk)
-                chunk = following
-                continue
-            if settle is not None and meter.ended(len(chunk)):
+            if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
             await reply.write(chunk)
-            chunk = await self._next(answer, exchange)
+            chunk = await self._next(answer, exchange) if following is None else following
+            if chunk:
+                meter.feed(chunk, time.perf_counter())
+                if not streamed:
+                    following = await self._following(answer, exchange, settle)
         await reply.finish()
+
+    async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
+        """The next piece of a whole answer. The last one waits until it is known to be that, and paid for."""
+        piece = await self._next(answer, exchange)
+        if not piece and settle is not None:
+            await settle()
+        return piece
 
     async def _next(self, answer: Answer, exchange: Exchange) -> bytes:
         try:
