@@ -49,6 +49,11 @@ def test_nobody_starves_however_small_the_fleet(simulation, seed):
     catalogue = traffic.models(12)
     nodes = {"large": 41_000, "small": rng.randint(5_000, 25_000)}
     conversations = traffic.conversations(seed, catalogue, 120, rng.choice((3, 6, 12)))
-    outcome = world.World(catalogue, policies.Ours(seed), conversations, nodes).run()
+    eviction = policies.EvictionSection(
+        min_residency_secs=rng.choice((0, 30, 90)),
+        swap_wait_secs=rng.choice((0, 30, 90)),
+        strategy=rng.choice(("lru", "priority")),
+    )
+    outcome = world.World(catalogue, policies.Ours(seed, eviction), conversations, nodes).run()
     assert len(outcome.ttfts) == sum(len(one.turns) for one in conversations)
     assert max(outcome.waits) < simulation.LONGEST_WAIT_SECS

@@ -145,13 +145,13 @@ class LoadJob:
             while not task.done():
                 await asyncio.wait((task,), timeout=WATCH_SECS)
                 node = self._node()
-                if not task.done() and not node.healthy:
-                    raise NodeError("the node went down")
                 said = reported_progress(node, self.cold.model)
                 if said != heard:
                     heard, heard_at = said, self._means.clock()
-                if self._means.clock() - heard_at > patience_secs:
-                    raise NodeError(f"no progress within {patience_secs:g} s")
+                if not task.done() and (not node.healthy or self._means.clock() - heard_at > patience_secs):
+                    self._change.ended_at = self._means.clock()  # it may go on there, so its memory is not free yet
+                    why = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
+                    raise NodeError(why)
             task.result()
         finally:
             task.cancel()
