@@ -153,3 +153,17 @@ def test_a_model_that_went_and_a_node_that_is_not_configured_leave_no_breaker() 
     fleet.transport_fault("n1", "M")
     fleet.configure([])
     assert fleet.view().open == frozenset()
+
+
+def test_a_node_that_comes_back_is_trusted_again_and_one_that_only_answers_polls_is_not() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=1)
+    fleet.transport_fault("n1", "M")
+    for _ in range(2):
+        fleet.missed("n1", "slow")
+    fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
+    assert fleet.view().open == {PAIR}
+    for _ in range(3):
+        fleet.missed("n1", "gone")
+    fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
+    assert fleet.view().open == frozenset()

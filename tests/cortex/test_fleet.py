@@ -360,3 +360,32 @@ async def test_the_key_of_a_neuron_goes_with_every_question(node: FakeNode) -> N
     assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.asked)
     assert set(node.shown) == {"Bearer s3cret"}
     assert "s3cret" not in repr(fleet.view())
+
+
+@pytest.mark.parametrize("down", [False, True])
+async def test_what_a_poll_brings_of_a_node_that_moved_meanwhile_is_not_taken_for_news_of_it(down: bool) -> None:
+    async with FakeNode("a", down=down).holds("A").serving() as a, aiohttp.ClientSession() as session:
+        fleet = Fleet([neuron("n", a.url)])
+        a.may_answer_polls.clear()
+        poll = asyncio.create_task(Poller(fleet, NodeClient(session), 1.0).poll("n"))
+        await eventually(lambda: a.asked)
+        fleet.configure([neuron("n", "http://elsewhere")])
+        a.may_answer_polls.set()
+        await poll
+        node = fleet.node("n")
+        assert (node.healthy, node.misses, node.models) == (False, 0, {})
+
+
+async def test_a_poll_that_hangs_ends_when_its_node_goes() -> None:
+    def polls() -> int:
+        return sum(task.get_name() == "poll n" for task in asyncio.all_tasks())
+
+    async with FakeNode("a").serving() as a, polled(neuron("n", a.url)) as fleet:
+        a.may_answer_polls.clear()
+        await eventually(lambda: a.asked)
+        assert polls() == 1
+        fleet.configure([])
+        await eventually(lambda: polls() == 0)
+        fleet.configure([neuron("n", a.url)])
+        await eventually(lambda: polls() == 1)
+        a.may_answer_polls.set()

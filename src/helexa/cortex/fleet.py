@@ -131,7 +131,8 @@ class Fleet:
                 del models[model]  # the answer is older than the unload
         health = report.health or node.health
         self._note_times(node, models, began)
-        self._breakers.keep(lambda pair: pair[0] != name or pair[1] in models)
+        # What comes back after it was down has been started anew: its faults died with it.
+        self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
             replace(
                 node,
