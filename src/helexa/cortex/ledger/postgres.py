@@ -44,11 +44,16 @@ async def open_postgres(url: str) -> Database:
                 max_size=_CONNECTIONS,
                 timeout=_CONNECT_TIMEOUT_SECS,
                 command_timeout=_STATEMENT_TIMEOUT_SECS,
+                reset=_nothing_to_reset,
             )
             await pool.fetchval("SELECT 1")
     except ValueError as error:
         raise DatabaseError("the ledger's PostgreSQL url is malformed") from error  # not repeated: it holds a password
     return _Postgres(pool)
+
+
+async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
+    """Transactions are all that we leave on a connection, and they end; it saves a round trip per use."""
 
 
 @contextmanager
