@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anthropic
@@ -23,7 +24,8 @@ from cortex.anthropic.openai_stream import (
     usage,
 )
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
-from cortex.running import Cortex, eventually
+from cortex.running import Cortex, eventually, running_cortex
+from helexa.cortex import proxy
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 ASK: dict[str, Any] = {"model": "small", "max_tokens": 64, "messages": HI}
@@ -86,13 +88,25 @@ WHOLE: dict[str, Any] = {
 }
 
 
+@asynccontextmanager
+async def talking(cortex: Cortex, secret: str = "any") -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """The official client, which must see every failure and so never retries."""
+    options: dict[str, Any] = {"base_url": cortex.url, "api_key": secret, "max_retries": 0}
+    http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    async with anthropic.AsyncAnthropic(http_client=http, **options) as client:
+        yield client
+
+
 @pytest.fixture
 async def client(cortex: Cortex) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    options: dict[str, Any] = {"base_url": cortex.url, "api_key": "any", "max_retries": 0}
-    async with anthropic.AsyncAnthropic(
-        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False), **options
-    ) as client:
+    async with talking(cortex) as client:
         yield client
+
+
+def error_type(error: anthropic.APIStatusError) -> str:
+    body: Any = error.body
+    assert body["type"] == "error"
+    return body["error"]["type"]
 
 
 def says(*chunks: bytes) -> Speak:
@@ -253,8 +267,7 @@ async def test_what_the_gateway_refuses(
 ) -> None:
     with pytest.raises(anthropic.APIStatusError) as refused:
         await client.messages.create(**ASK | fields)
-    body: Any = refused.value.body
-    assert (refused.value.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)
+    assert (refused.value.status_code, error_type(refused.value)) == (status, kind)
 
 
 @pytest.mark.parametrize(
@@ -291,8 +304,7 @@ async def test_an_answer_that_is_none_is_an_error(
     node.speak = speak
     with pytest.raises(anthropic.APIStatusError) as failed:
         await client.messages.create(**ASK)
-    body: Any = failed.value.body
-    assert (failed.value.status_code, body["error"]["type"]) == (502, "api_error")
+    assert (failed.value.status_code, error_type(failed.value)) == (502, "api_error")
 
 
 async def test_no_text_of_a_stranger_is_passed_on(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
@@ -313,6 +325,53 @@ async def test_who_hangs_up_ends_the_work(node: FakeNode, cortex: Cortex, client
     async with client.messages.stream(**ASK) as stream:
         assert await anext(aiter(stream.text_stream)) == "a"
     await eventually(lambda: node.speaking == 0)
+
+
+@pytest.fixture
+async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
+    """A gateway that has to load `Org/Cold` first, and says so at once."""
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECS", 0.01)
+    async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
+        yield cortex
+
+
+@pytest.mark.parametrize("refusal", [None, (500, "boom")])
+async def test_who_waits_for_a_load_hears_pings(node: FakeNode, cold: Cortex, refusal: Any) -> None:
+    node.speak, node.load_refusal = says(*STREAM), refusal
+    node.may_load.clear()
+    ask = ASK | {"model": "Org/Cold", "stream": True}
+    async with cold.client.post(f"{cold.url}/v1/messages", json=ask) as response:
+        heard = b""
+        while heard.count(b"event: ping") < 3:
+            heard += await response.content.readany()
+        node.may_load.set()
+        heard += await response.read()
+    if refusal is None:
+        assert [block.to_dict() for block in sdk.message(heard).content] == CONTENT
+    else:
+        assert "could not be loaded" in sdk.failure(heard)["message"]
+
+
+async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> None:
+    key = {"key": "alice's", "account_id": "alice", "hard_cap": 200}
+    settings = {"entitlements": {"require_auth": True, "keys": [key]}}
+    async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:
+        async with talking(cortex, "bob's") as client:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await client.messages.create(**ASK)
+            assert error_type(refused.value) == "authentication_error"
+        async with talking(cortex, "alice's") as client:
+            node.speak = replies(WHOLE)
+            await client.messages.create(**ASK)  # 16 tokens, though more than 100 had to be free for it
+            node.speak = says(*STREAM)
+            async with client.messages.stream(**ASK) as stream:
+                await stream.until_done()
+            with pytest.raises(anthropic.RateLimitError) as refused:
+                await client.messages.create(**ASK | {"max_tokens": 200})
+            assert error_type(refused.value) == "rate_limit_error"
+            assert refused.value.response.headers["x-should-retry"] == "false"
+    assert len(node.bodies) == 2
 
 
 # Counting
