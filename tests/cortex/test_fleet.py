@@ -14,6 +14,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.running import eventually, running_cortex
 from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.cortex import node_client
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet import Fleet
 from helexa.cortex.node_client import MAX_MODELS, NodeClient, reachable_url
@@ -376,7 +377,9 @@ async def test_what_a_poll_brings_of_a_node_that_moved_meanwhile_is_not_taken_fo
         assert (node.healthy, node.misses, node.models) == (False, 0, {})
 
 
-async def test_a_poll_that_hangs_ends_when_its_node_goes() -> None:
+async def test_a_poll_that_hangs_ends_when_its_node_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 3600.0)
+
     def polls() -> int:
         return sum(task.get_name() == "poll n" for task in asyncio.all_tasks())
 

@@ -50,6 +50,7 @@ class Gateway:
         self.metrics = metrics
         self.fleet = Fleet(config.neurons, config.routing)
         self.client = NodeClient(session)
+        self.poller = Poller(self.fleet, self.client, config.gateway.poll_interval_secs)
         self.upstream = Upstream()
         self.proxy = Proxy(self.upstream, self.fleet)
         self.lifecycle = Lifecycle(
@@ -78,6 +79,7 @@ class Gateway:
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)
+        self.poller.interval_secs = config.gateway.poll_interval_secs
         self.lifecycle.configure(config, catalogue)
 
     def observe(self, exchange: Exchange) -> None:
@@ -116,9 +118,8 @@ async def running(
         stack.push_async_callback(gateway.ledger.close)
         await stack.enter_async_context(gateway.keyring.watching())
         stack.push_async_callback(gateway.lifecycle.close)
-        poller = Poller(gateway.fleet, gateway.client, config.gateway.poll_interval_secs)
         reloader = Reloader(path, config, catalogue, gateway.configure)
-        for work in (poller.run(), gateway.lifecycle.run(), reloader.run()):
+        for work in (gateway.poller.run(), gateway.lifecycle.run(), reloader.run()):
             stack.push_async_callback(_stop, asyncio.create_task(work))
         yield gateway
 

@@ -21,12 +21,16 @@ Address = tuple[str, str, str]
 
 
 class Poller:
-    """Keeps a fleet's picture current."""
+    """Keeps a fleet's picture current.
+
+    Attributes:
+        interval_secs: between two looks at a node that is well; may be changed at any time.
+    """
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
         self._looks: Mapping[str, Look] = {"neuron": client.look, "openai": OpenAINode(client).look}
-        self._interval_secs = interval_secs
+        self.interval_secs = interval_secs
 
     async def run(self) -> None:
         """Poll all nodes, the first time at once, until cancelled; nodes that come and go are followed."""
@@ -63,7 +67,7 @@ class Poller:
                 log.exception("polling %s failed", node.name)
                 self._fleet.missed(node.name, type(error).__name__)
             if self._fleet.has(node):
-                await asyncio.sleep(pause_secs(self._fleet.node(node.name), self._interval_secs, random.random()))
+                await asyncio.sleep(pause_secs(self._fleet.node(node.name), self.interval_secs, random.random()))
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
