@@ -179,6 +179,8 @@ async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
             before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
             server.stop()
             settling = asyncio.create_task(before.settle(3, 4))
+            beyond_the_lease = await try_reserve(ledger, holder(100_000), 90_000)
+            assert isinstance(beyond_the_lease, ApiError) and beyond_the_lease.status == 503
             await eventually(lambda: not ledger.available)
             with pytest.raises(ApiError) as caught:
                 await ledger.reserve(holder(1000), "b", "Org/M", 100)

@@ -63,3 +63,11 @@ def test_a_gateway_is_dead_when_it_was_seen_to_do_nothing_for_long_enough():
     assert watch.dead([(1, 5), (2, 10)], 110.0) == [(1, 5)]
     assert watch.dead([(2, 10), (3, 0)], 118.9) == []
     assert watch.dead([(2, 10), (3, 0)], 119.0) == [(2, 10)]
+
+
+def test_who_did_not_look_for_long_takes_nobody_for_dead():
+    watch = Watch(10.0)
+    assert watch.dead([(1, 5)], 100.0) == []
+    assert watch.dead([(1, 5)], 110.0) == []
+    assert watch.dead([(1, 5)], 119.0) == []
+    assert watch.dead([(1, 5)], 120.0) == [(1, 5)]

@@ -108,7 +108,7 @@ class Committer:
                 late.append(closing)
         self._closings = []
         opened, short = self._admit(now)
-        await self._write(opened, ours, now)
+        await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
         if short:  # only now: what is taken is reckoned from what is written
             await self._write(await self._take(short, now), [], now)
         for closing in late:
@@ -137,6 +137,7 @@ class Committer:
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
         """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
         budgets = self.budgets
+        short = {key: waiting for key, group in short.items() if (waiting := _still_waiting(group))}
         try:
             async with self._database.transaction() as sql:
                 await gateways.lock(sql, budgets.gateway)
@@ -162,10 +163,12 @@ class Committer:
                     _refuse([asked], over_budget(asked.principal, asked.tokens, one.available, one.ends_at, now))
         return opened
 
-    async def _write(self, opened: Sequence[Opened], closings: Sequence[Closing], now: float) -> None:
-        """Write what there is, and tell those who wait."""
+    async def _write(
+        self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, next_up: Sequence[Asked] = ()
+    ) -> None:
+        """Write what there is, and tell those who wait; also those `next_up`, if the database does not answer."""
         try:
-            written = await self._write_batch([asked for asked, _ in opened], closings, now)
+            written = await self._write_batch([*(asked for asked, _ in opened), *next_up], closings, now)
         except Exception:  # a fault of ours in this batch must not stop all that follow
             log.exception("a batch of the ledger failed")
             written = False
@@ -250,6 +253,10 @@ class Committer:
 def unavailable() -> ApiError:
     """The database does not answer."""
     return service_unavailable("the ledger does not answer", retry_after=5)
+
+
+def _still_waiting(group: Iterable[Asked]) -> list[Asked]:
+    return [asked for asked in group if not asked.answer.done()]
 
 
 def _refuse(asked: Iterable[Asked], error: ApiError) -> None:

@@ -177,6 +177,7 @@ class Watch:
     def __init__(self, dead_after_secs: float) -> None:
         self._dead_after_secs = dead_after_secs
         self._seen: dict[int, tuple[int, float]] = {}
+        self._looked = float("-inf")
 
     def dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
         """The id and last commit of each gateway that has not committed for too long.
@@ -185,6 +186,9 @@ class Watch:
             gateways: id and last commit of all others.
             now: seconds of a monotonic clock.
         """
+        if now - self._looked >= self._dead_after_secs:
+            self._seen = {}  # it was we who were away; so may the others have been
+        self._looked = now
         seen: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:
             last, since = self._seen.get(id, (batch, now))

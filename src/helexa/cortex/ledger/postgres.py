@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _SCHEMA_LOCK = 0x68656C657861  # "helexa"
 _CONNECT_TIMEOUT_SECS = 5.0
-_STATEMENT_TIMEOUT_SECS = 30.0
+_STATEMENT_TIMEOUT_SECS = 10.0
+_QUERY_TIMEOUT_SECS = 60.0  # a statement of accounts may read much
 _CONNECTIONS = 8
 _TYPES = {
     "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -82,7 +83,7 @@ class _Postgres(Database):
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         with _words():
-            return [dict(row) for row in await self._pool.fetch(sql, *args)]
+            return [dict(row) for row in await self._pool.fetch(sql, *args, timeout=_QUERY_TIMEOUT_SECS)]
 
     async def execute(self, sql: str, *args: Any) -> int:
         with _words():
