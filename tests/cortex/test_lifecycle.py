@@ -61,7 +61,11 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    *nodes: FakeNode, models: list[dict[str, Any]] = MODELS, gateway: Any = None, **eviction: Any
+    *nodes: FakeNode,
+    models: list[dict[str, Any]] = MODELS,
+    gateway: Any = None,
+    poll_secs: float = 0.05,
+    **eviction: Any,
 ) -> AsyncIterator[Stage]:
     config = CortexConfig.model_validate(
         {
@@ -82,7 +86,7 @@ async def stage(
             loaded=lambda model, node: loaded.append((model, node)),
             evicted=lambda model, node: evicted.append((model, node)),
         )
-        running = [asyncio.create_task(Poller(fleet, client, 0.05).run()), asyncio.create_task(lifecycle.run())]
+        running = [asyncio.create_task(Poller(fleet, client, poll_secs).run()), asyncio.create_task(lifecycle.run())]
         await eventually(lambda: all(node.healthy and node.read_at for node in fleet.view().nodes))
         try:
             yield Stage(fleet, lifecycle, loaded, evicted)
@@ -170,6 +174,18 @@ async def test_a_model_in_flight_is_left_alone_while_the_other_has_not_waited_lo
         waiting.cancel()
         await eventually(lambda: s.lifecycle.progress("B") is None)
         assert node.unloads == []
+
+
+async def test_what_another_gateway_uses_is_left_alone_even_if_that_began_after_the_last_poll() -> None:
+    async with one_card("A") as node, stage(node, poll_secs=60) as s:
+        node.health["models"] = [{"id": "A", "in_flight": 1}]
+        waiting = s.ask("B")
+        asked = len(node.asked)
+        await eventually(lambda: len(node.asked) > asked + 3)
+        assert node.unloads == []
+        node.health["models"] = []
+        await waiting
+        assert node.unloads == ["A"]
 
 
 async def test_who_gives_up_while_a_model_drains_for_them_leaves_it_as_it_was() -> None:

@@ -138,11 +138,8 @@ def test_a_batch_is_over_when_it_paused_for_half_of_a_reload() -> None:
 
 
 def test_a_model_on_its_way_out_has_to_be_gone_before_it_comes_back() -> None:
-    leaving = situation(
-        node("a", "A"), draining=frozenset({("a", "A")}), loading=frozenset({("a", "B")}), reserved={"a": {0: 0}}
-    )
-    held = place(leaving, "A", since=NOW - 500)
-    assert isinstance(held, Hold) and held.until == inf
+    leaving = situation(node("a", "A", gpus=[48000]), draining=frozenset({("a", "A")}))  # with room for it twice
+    assert place(leaving, "A", since=NOW - 500) == Hold("A", "a", (), inf)
 
 
 def test_a_claimed_node_is_left_to_whoever_claimed_it() -> None:

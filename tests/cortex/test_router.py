@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cortex.fake_node import FakeNode
+from cortex.running import running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
@@ -329,3 +331,25 @@ def test_nothing_that_is_not_allowed_is_ever_chosen_and_the_bound_on_load_holds(
     if target is not None:
         bound = 1.25 * sum(calm.values()) / len(calm) + 1 if key else min(calm.values())
         assert calm[target.node] <= bound
+
+
+async def test_sessions_stay_where_they_began_and_spread_over_the_nodes() -> None:
+    text = "You are a careful assistant. " * 60
+    async with (
+        FakeNode("a").holds("Org/M").serving() as a,
+        FakeNode("b").holds("Org/M").serving() as b,
+        running_cortex(a, b) as cortex,
+    ):
+
+        async def ask(*turns: str) -> str:
+            messages = [{"role": "user", "content": turn} for turn in (text + turns[0], *turns[1:])]
+            body = {"model": "Org/M", "messages": messages}
+            async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body) as response:
+                assert response.status == 200
+                return response.headers["x-helexa-route"]
+
+        for session in range(12):
+            routes = {await ask(f"session {session}"), await ask(f"session {session}", "and then?", "why?")}
+            assert len(routes) == 1 and "why=affinity; load=0; candidates=2" in routes.pop()
+    assert len(a.bodies) + len(b.bodies) == 24
+    assert a.bodies and b.bodies

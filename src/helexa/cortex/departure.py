@@ -13,7 +13,7 @@ from helexa.cortex.node_client import NodeClient, NodeError
 log = logging.getLogger(__name__)
 
 DRAIN_SECS = 300.0
-LOOK_SECS = 0.02
+LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
@@ -30,18 +30,14 @@ class Departure:
         self.megabytes = megabytes
 
     async def idle(self, wanted: Callable[[], bool]) -> None:
-        """Wait until nothing is in flight there.
+        """Wait until nothing is in flight there, by our own count and by the node's: others may use it too.
 
         Raises:
             StillNeededError: that takes too long, or `wanted()` is no longer true.
+            NodeError: the node does not say.
         """
-        fleet, (name, model) = self._departures.fleet, self.pair
         deadline = asyncio.get_running_loop().time() + DRAIN_SECS
-        while True:
-            view = fleet.view()
-            node = next((node for node in view.nodes if node.name == name), None)
-            if node is None or not view.load(node, model):
-                return
+        while self._departures.busy_here(self.pair) or await self._departures.busy_there(self.pair):
             if asyncio.get_running_loop().time() > deadline or not wanted():
                 raise StillNeededError
             await asyncio.sleep(LOOK_SECS)
@@ -98,6 +94,15 @@ class Departures:
             if not departure.left():
                 self._book.cancel(node.name, change)
 
+    def busy_here(self, pair: Pair) -> bool:
+        """Whether requests run there through this gateway."""
+        return self.fleet.view().in_flight.get(pair, 0) > 0
+
+    async def busy_there(self, pair: Pair) -> bool:
+        """Whether the node has requests for the model, now rather than at the last poll."""
+        health = await self._client.health(self._endpoint(pair[0]))
+        return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
+
     async def unload(self, pair: Pair) -> None:
         """Have the node unload a model, and count it.
 
@@ -105,13 +110,16 @@ class Departures:
             NodeError: the node would not.
         """
         name, model = pair
-        node = next((node for node in self.fleet.view().nodes if node.name == name), None)
-        if node is None:
-            raise NodeError("the node was taken out of the configuration")
-        await self._client.unload(node.endpoint, model)
+        await self._client.unload(self._endpoint(name), model)
         self.fleet.unloaded(name, model)
         cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
         log.info("unloaded %s on %s", model, name)
         if self.warn_after and cycles % self.warn_after == 0:
             log.warning("node %s has unloaded %d models: restart it if its free memory shrinks", name, cycles)
         self._evicted(model, name)
+
+    def _endpoint(self, name: str) -> str:
+        node = next((node for node in self.fleet.view().nodes if node.name == name), None)
+        if node is None:
+            raise NodeError("the node was taken out of the configuration")
+        return node.endpoint

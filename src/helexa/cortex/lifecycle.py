@@ -251,9 +251,10 @@ class Lifecycle:
             residents = self.situation().residents(self._fleet.node(pair[0]))
             megabytes = next((one.megabytes for one in residents if one.model == pair[1]), {})
             with self._means.departures.departing(pair, megabytes) as departure:
+                await departure.idle(wanted=lambda: False)
                 await departure.unload()
-        except KeyError:
-            return  # the node was taken out of the configuration
+        except (StillNeededError, KeyError):
+            return  # somebody wants it, or its node is no longer configured
         except NodeError as error:
             log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)

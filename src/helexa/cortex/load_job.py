@@ -123,13 +123,19 @@ class LoadJob:
         """How far it is."""
         if self._loading_since is None:
             return Progress(None, self._stage, self._usual)
-        fraction, stage = reported_progress(self._node(), self.cold.model)
+        fraction, stage = self._reported()
         elapsed = self._means.clock() - self._loading_since
         if fraction is not None and fraction >= _LEAST_FRACTION:
             eta = elapsed * (1 - fraction) / fraction
         else:
             eta = None if self._usual is None else max(1.0, self._usual - elapsed)
         return Progress(fraction, stage or self._stage, eta)
+
+    def _reported(self) -> tuple[float | None, str | None]:
+        try:
+            return reported_progress(self._node(), self.cold.model)
+        except NodeError:
+            return None, None
 
     def _node(self) -> Node:
         try:
