@@ -10,6 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from cortex.fake_node import ANSWER
+from cortex.running import eventually, running_cortex
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet import Fleet
@@ -57,7 +59,7 @@ class Server:
             return web.Response(status=404)
         if callable(answer):
             answer = answer(await request.json())
-        return web.Response(text=answer if isinstance(answer, str) else json.dumps(answer))
+        return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
 
 
 def listing(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -190,3 +192,22 @@ async def test_the_key_of_a_node_is_sent_to_it_and_shown_to_nobody() -> None:
     async with watched(server) as (fleet, poller):
         await poller.poll("box")
         assert not fleet.node("box").healthy
+
+
+async def test_a_gateway_serves_the_models_of_such_a_node_under_its_key_and_under_an_alias() -> None:
+    def speak(asked: dict[str, Any]) -> dict[str, Any]:
+        assert asked["model"] == "qwen3:8b"
+        return json.loads(ANSWER)
+
+    server = Server({"/v1/models": listing({"id": "qwen3:8b"}), "/v1/chat/completions": speak}, key="s3cret")
+    async with server.serving():
+        neurons = [{"name": "box", "endpoint": server.url, "kind": "openai", "bearer": "s3cret"}]
+        async with running_cortex(ready=False, settings={"neurons": neurons}, aliases={"small": "qwen3:8b"}) as cortex:
+            await eventually(lambda: cortex.gateway.fleet.node("box").healthy)
+            assert (await cortex.ask("small"))[0] == (await cortex.ask("qwen3:8b"))[0] == 200
+            assert (await cortex.ask("unknown"))[0] == 404
+            listed = {entry["id"]: entry["loaded"] for entry in (await cortex.get("/v1/models"))["data"]}
+            assert listed == {"qwen3:8b": True, "small": True}
+            assert (await cortex.get("/health"))["status"] == "ok"
+            assert "s3cret" not in json.dumps(await cortex.get("/api/nodes"))
+    assert not [path for path in server.asked if path in ("/models", "/models/load", "/discovery", "/health")]
