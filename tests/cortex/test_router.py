@@ -13,7 +13,7 @@ from cortex.running import running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
-from helexa.cortex.affinity import ranked
+from helexa.cortex.affinity import affinity_key, ranked
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet import FleetView, Node
 from helexa.cortex.placement import Cold, Hold, place
@@ -353,3 +353,35 @@ async def test_sessions_stay_where_they_began_and_spread_over_the_nodes() -> Non
             assert len(routes) == 1 and "why=affinity; load=0; candidates=2" in routes.pop()
     assert len(a.bodies) + len(b.bodies) == 24
     assert a.bodies and b.bodies
+
+
+def test_conversations_meet_their_cache_again_and_no_node_is_crowded_for_it() -> None:
+    """40 conversations at once on 5 nodes, under one system prompt: each turn runs for a while, then comes the next."""
+
+    def simulate(affinity: bool) -> tuple[float, float]:
+        chance, in_flight = random.Random(4), dict.fromkeys([(name, "M") for name in NAMES], 0)
+        picture = view(*(node(name, info()) for name in NAMES), in_flight=in_flight)
+        home: dict[int, str] = {}
+        running: list[tuple[int, str]] = []
+        again = turns = 0
+        peak = 0.0
+        for _ in range(4000):
+            if len(running) < 20:
+                talk = chance.randrange(40)
+                key = affinity_key(b'{"prompt":"' + b"s" * 1500 + b'%d"}' % talk) if affinity else None
+                name = routed(picture, key=key, choose=chance.choice).node
+                again, turns = again + (home.get(talk) == name), turns + 1
+                home[talk] = name
+                in_flight[name, "M"] += 1
+                running.append((talk, name))
+            else:
+                _, name = running.pop(chance.randrange(len(running)))
+                in_flight[name, "M"] -= 1
+            if len(running) >= 19:
+                peak = max(peak, max(in_flight.values()) / (len(running) / len(NAMES)))
+        return again / turns, peak
+
+    found, crowded = simulate(affinity=True)
+    without, _ = simulate(affinity=False)
+    assert found > 0.6 > 0.3 > without
+    assert crowded < 1.25 + 2 / 4
