@@ -191,6 +191,14 @@ def test_a_node_without_accelerators_counts_its_memory_and_what_its_models_hold(
     assert isinstance(decision, Cold) and decision.evict == ("A",) and decision.spec.devices is None
 
 
+def test_a_model_of_unknown_size_needs_what_it_was_last_seen_to_hold() -> None:
+    known, history = catalogue(A=20000, N={}), History()
+    blind = situation(node("a", "A"), known=known, sizes_mb=history.sizes_mb)
+    assert isinstance(decision := place(blind, "N"), Cold) and decision.evict == ()
+    history.look(FleetView((replace(node("b"), models={"N": ModelInfo(id="N", vram_used_mb=9000)}),)))
+    assert isinstance(decision := place(blind, "N"), Cold) and decision.evict == ("A",)
+
+
 def test_a_node_whose_load_failed_is_left_out_for_a_while() -> None:
     failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
     failing = situation(node("a"), node("b"), failures={("a", "A"): failure})

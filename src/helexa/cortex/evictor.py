@@ -41,7 +41,8 @@ class Clearing:
 
 def clearing(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
     """How to make just enough room for a model that has been wanted since `since`; None if nothing could."""
-    share = -(-profile.vram_mb // profile.min_devices) if profile.vram_mb else _ANY
+    need = situation.needs_mb(profile.id)
+    share = -(-need // profile.min_devices) if need else _ANY
     free = {index: free for index, free in situation.free(node).items() if index in capable_devices(profile, node)}
     residents = situation.residents(node)
     devices = _roomy(free, share, profile.min_devices)

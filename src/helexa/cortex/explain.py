@@ -115,7 +115,7 @@ def _room_words(situation: Situation, node: Node, profile: Profile) -> str:
     way = clearing(situation, node, profile, situation.now)
     free = situation.free(node)
     most = sum(sorted(free.values(), reverse=True)[: profile.min_devices])
-    needs = f"needs {profile.vram_mb or 0} MB, {max(most, 0)} free"
+    needs = f"needs {situation.needs_mb(profile.id) or 'an unknown number of'} MB, {max(most, 0)} free"
     if way is None:
         staying = [_staying(situation, one, profile) for one in situation.residents(node)]
         return f"{needs}, and what is there may not leave: {'; '.join(staying)}"

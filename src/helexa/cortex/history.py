@@ -1,6 +1,7 @@
 """What loading was like so far: how long it took, where it went, and where it failed."""
 
 from helexa.cortex.breaker import Pair
+from helexa.cortex.picture import FleetView
 from helexa.cortex.situation import Failure
 
 BACKOFF_SECS = 5.0
@@ -16,12 +17,21 @@ class History:
         load_secs: seconds of the last loads; a new one counts half.
         devices: where the last load went.
         failures: loads whose last attempt failed.
+        sizes_mb: what models were last seen to hold, by model.
     """
 
     def __init__(self) -> None:
         self.load_secs: dict[Pair, float] = {}
         self.devices: dict[Pair, tuple[int, ...]] = {}
         self.failures: dict[Pair, Failure] = {}
+        self.sizes_mb: dict[str, int] = {}
+
+    def look(self, view: FleetView) -> None:
+        """Remember what nodes say that their models hold."""
+        for node in view.nodes:
+            for info in node.models.values():
+                if info.vram_used_mb is not None:
+                    self.sizes_mb[info.id] = max(0, info.vram_used_mb)
 
     def loaded(self, pair: Pair, secs: float | None) -> None:
         """A load succeeded, in `secs` if it ran from its beginning."""

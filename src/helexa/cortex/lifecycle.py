@@ -123,6 +123,7 @@ class Lifecycle:
         view = self._fleet.view()
         for node in view.nodes:
             self._book.turn(node)
+        self._history.look(view)
         return Situation(
             view,
             self._catalogue,
@@ -134,6 +135,7 @@ class Lifecycle:
             self._history.load_secs,
             self._history.failures,
             self._history.devices,
+            self._history.sizes_mb,
         )
 
     async def run(self) -> None:

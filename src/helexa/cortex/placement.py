@@ -177,7 +177,7 @@ def _refused(
     if failures:
         return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), situation.now)
     if trusted:
-        return service_unavailable(f"no node has room for model '{model}': {_needs(profile)}", RETRY_NO_ROOM)
+        return service_unavailable(f"no node has room for model '{model}': {_needs(situation, profile)}", RETRY_NO_ROOM)
     return _unknown(situation, healthy, model)
 
 
@@ -188,9 +188,9 @@ def failed(failure: Failure, now: float) -> ApiError:
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
 
 
-def _needs(profile: Profile) -> str:
+def _needs(situation: Situation, profile: Profile) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    return f"it needs {profile.vram_mb or 0} MB{devices}, and what is loaded may not leave for it"
+    return f"it needs {situation.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
 
 
 def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:

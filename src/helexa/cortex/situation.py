@@ -74,6 +74,7 @@ class Situation:
         load_secs: measured seconds of the last loads, by (node, model).
         failures: loads that lately failed, by (node, model).
         devices: where loads of this gateway were put, by (node, model).
+        sizes_mb: what models were last seen to hold, by model.
     """
 
     view: FleetView
@@ -86,6 +87,7 @@ class Situation:
     load_secs: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
     failures: Mapping[Pair, Failure] = field(default_factory=dict[Pair, Failure])
     devices: Mapping[Pair, tuple[int, ...]] = field(default_factory=dict[Pair, tuple[int, ...]])
+    sizes_mb: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def free(self, node: Node) -> dict[int, int]:
         """Free MB of every device: expected, else as the node says, else what its models should leave."""
@@ -107,10 +109,16 @@ class Situation:
         return [self._resident(node, model, loading=model in coming) for model in dict.fromkeys([*there, *coming])]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """What a model holds: as the node says, else as the catalogue says, else nothing."""
-        info, profile = node.models.get(model), self.catalogue.profile(model)
+        """What a model holds there: as the node says, else what it needs."""
+        info = node.models.get(model)
         reported = info.vram_used_mb if info is not None else None
-        return max(0, reported if reported is not None else (profile.vram_mb if profile else None) or 0)
+        return max(0, reported) if reported is not None else self.needs_mb(model)
+
+    def needs_mb(self, model: str) -> int:
+        """What a model needs: as the catalogue says, else what it held elsewhere or before; 0 when unknown."""
+        profile = self.catalogue.profile(model)
+        stated = profile.vram_mb if profile is not None else None
+        return self.sizes_mb.get(model, 0) if stated is None else stated
 
     def rank(self, model: str) -> int:
         """A model's displacement class."""
