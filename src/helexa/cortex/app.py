@@ -11,6 +11,7 @@ from helexa.core.errors import ApiError
 from helexa.cortex.cors import Cors
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.database import DatabaseError
+from helexa.cortex.origin import OriginGuard
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
@@ -60,9 +61,9 @@ def create_app(gateway: Gateway) -> ASGIApp:
             Route("/v1/models/{model:path}", user(get_model)),
             Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
             Route("/api/nodes", viewer(list_nodes)),
-            Route("/api/nodes/{name}/cordon", admin(cordon_node), methods=["POST"]),
-            Route("/api/nodes/{name}/uncordon", admin(uncordon_node), methods=["POST"]),
-            Route("/api/nodes/{name}/drain", admin(drain_node), methods=["POST"]),
+            Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
+            Route("/api/nodes/{name:path}/uncordon", admin(uncordon_node), methods=["POST"]),
+            Route("/api/nodes/{name:path}/drain", admin(drain_node), methods=["POST"]),
             Route("/api/activity", viewer(list_activity)),
             Route("/api/explain", viewer(get_explanation)),
             *key_routes,
@@ -80,4 +81,5 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.gateway = gateway
     app.router.redirect_slashes = False
     hot = HotPaths(app, _HOT)
-    return Cors(hot, gateway.config.gateway.cors_origins) if gateway.config.gateway.cors_origins else hot
+    origins = gateway.config.gateway.cors_origins
+    return OriginGuard(Cors(hot, origins) if origins else hot, gateway)

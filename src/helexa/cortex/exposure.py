@@ -13,7 +13,7 @@ def check_exposure(config: CortexConfig) -> None:
         ConfigError: it names the three ways out.
     """
     listen = config.gateway.listen
-    if config.entitlements.require_auth or config.gateway.insecure or _is_loopback(listen.host):
+    if config.entitlements.require_auth or config.gateway.insecure or is_loopback(listen.host):
         return
     raise ConfigError(
         f"{listen} can be reached from other machines, and nobody would need a key: listen on 127.0.0.1, or set "
@@ -22,7 +22,8 @@ def check_exposure(config: CortexConfig) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
