@@ -135,7 +135,8 @@ class Load:
                 self.broken += 1
                 await asyncio.sleep(0.1)
                 continue
-            if response.status == 200 and (not stream or answer.endswith(fake_node.DONE) and b'"error"' not in answer):
+            whole = not stream or (answer.endswith(fake_node.DONE) and b'"error"' not in answer)
+            if response.status == 200 and whole:
                 self.finished.add(name)
             elif response.status == 429:
                 assert json.loads(answer)["error"]["code"] == "insufficient_quota"
@@ -190,6 +191,5 @@ async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, p
         exact = [entry["charged"] for entry in settled[name] if entry["state"] == "settled" and not entry["estimated"]]
         assert exact == [counting.tokens[name]], name
     assert sum(entry["charged"] for entry in entries) <= CAP
-    print(
-        f"{gateways} gateways, {KILLS} kills: {len(load.finished)} finished, {load.refused} refused, {load.broken} broken"
-    )
+    seen = f"{len(load.finished)} finished, {load.refused} refused, {load.broken} broken"
+    print(f"{gateways} gateways, {KILLS} kills: {seen}")
