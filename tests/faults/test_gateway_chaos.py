@@ -21,7 +21,7 @@ from cortex.running import eventually, running_cortex
 from helexa.cortex import upstream
 
 MODEL = "Org/M"
-HANG_SECS = 0.5
+HANG_SECS = 1.0
 ERRORS = {
     500: {None, "engine_error", "upstream_error"},
     502: {"upstream_connection_error", "upstream_error"},
@@ -213,7 +213,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def running(*names: str) -> AsyncIterator[Fleet]:
+async def running(*names: str, reset_secs: float = 0.3) -> AsyncIterator[Fleet]:
     """A gateway in front of nodes of these names; afterwards no task may be left."""
     before = asyncio.all_tasks()
     hosts = [Host(FakeNode(name).holds(MODEL)) for name in names]
@@ -221,7 +221,7 @@ async def running(*names: str) -> AsyncIterator[Fleet]:
         for host in hosts:
             await host.start()
             stack.push_async_callback(host.kill)
-        settings = {"routing": {"breaker_reset_secs": 0.3}}
+        settings = {"routing": {"breaker_reset_secs": reset_secs}}
         cortex = running_cortex(*(host.node for host in hosts), poll_interval_secs=0.1, settings=settings)
         url = (await stack.enter_async_context(cortex)).url
         client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -286,11 +286,11 @@ async def test_a_storm(seed: int) -> None:
                 await asyncio.sleep(0.03)
 
         trouble = asyncio.create_task(make_trouble())
-        await crowd(fleet, 400, 40, chance)
+        await crowd(fleet, 300, 40, chance)
         over.set()
         await trouble
         assert fleet.met["answered"] > 100, fleet.met
-        assert sum(fleet.met.values()) == 400
+        assert sum(fleet.met.values()) == 300
         for host in fleet.hosts:
             host.node.speak, host.node.down = None, False
         await recovered(fleet)
@@ -368,14 +368,30 @@ async def test_hung_nodes_hold_up_neither_the_picture_nor_other_clients() -> Non
 
 async def test_a_node_that_fails_at_once_does_not_draw_the_traffic() -> None:
     """It is always the emptiest, and nothing but its breaker says that it is not the healthiest."""
-    async with running("ill", "well") as fleet:
+    async with running("ill", "well", reset_secs=600.0) as fleet:
         ill, well = (host.node for host in fleet.hosts)
         ill.speak, well.speak = say_garbage, slow
         await crowd(fleet, 200, 4, random.Random(5))
         assert fleet.met["answered"] + fleet.met["hung up"] == 200, fleet.met
-        assert 3 <= len(ill.bodies) < 40
-        assert len(well.bodies) > 160
-        ill.speak = None
+        assert 0 < len(ill.bodies) < 10
+        assert len(well.bodies) > 150
+
+
+async def test_a_node_that_keeps_failing_is_left_alone_until_it_is_started_anew() -> None:
+    async with running("ill", reset_secs=600.0) as fleet:
+        [host] = fleet.hosts
+        host.node.speak = say_garbage
+        assert [await fleet.ask() for _ in range(5)] == ["refused 502"] * 3 + ["refused 503"] * 2
+        assert len(host.node.bodies) == 3
+        assert (await fleet.nodes())["ill"]["failing"] == [MODEL]
+        await host.kill()
+
+        async def known_as_down() -> bool:
+            return not (await fleet.nodes())["ill"]["healthy"]
+
+        await eventually(known_as_down)
+        host.node.speak = None
+        await host.start()
         await recovered(fleet)
 
 
