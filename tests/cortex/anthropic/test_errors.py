@@ -78,6 +78,10 @@ VLLM = "This model's maximum context length is 4096 tokens. However, you request
             ),
             "input length and `max_tokens` exceed context limit: 4000 + 1000 > 4096",
         ),
+        (
+            ApiError(400, "context_length_exceeded", VLLM + "too much: 4000 in the messages."),
+            "input length and `max_tokens` exceed context limit: 4000 + 97 > 4096",
+        ),
     ],
 )
 def test_what_does_not_fit_is_told_in_the_words_that_agents_look_for(error: ApiError, expected: str) -> None:
@@ -111,8 +115,9 @@ def test_a_stranger_may_say_that_a_prompt_is_too_long() -> None:
     ],
 )
 def test_of_anybody_elses_words_only_the_status_is_told(body: bytes) -> None:
-    assert str(node_error(503, body, 7)) == "upstream returned 503"
-    assert node_error(503, body, 7).retry_after == 7
+    for status in (400, 503):
+        assert str(node_error(status, body, 7)) == f"upstream returned {status}"
+        assert node_error(status, body, 7).retry_after == 7
     assert node_error(302, body).status == 502
 
 
