@@ -55,7 +55,7 @@ async def test_a_body_that_stops_arriving_is_refused(cortex: Cortex, monkeypatch
     monkeypatch.setattr(question, "BODY_IDLE_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")
     async with asyncio.timeout(20):
         head = await reader.readuntil(b"\r\n\r\n")
         body = await reader.readuntil(b"}}")

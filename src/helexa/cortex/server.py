@@ -8,55 +8,22 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import HelexaError
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.connection import Connection
 from helexa.cortex.metrics import Metrics, create_metrics_app
 
 log = logging.getLogger(__name__)
 
 GRACE_SECS = 1
 _BACKLOG = 2048
-
-
-class _Corked:
-    """A transport that sends in one piece what is written within one turn of the event loop: head and body of an answer
-    then cost one system call instead of two."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(data)
-
-    def close(self) -> None:
-        self._flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def _flush(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        if pieces and not self._transport.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-
-class _Protocol(HttpToolsProtocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(cast(asyncio.Transport, _Corked(cast(asyncio.Transport, transport))))
 
 
 class Listener(uvicorn.Server):
@@ -66,7 +33,7 @@ class Listener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=Connection,
                 ws="none",
                 lifespan="auto",
                 log_config=None,
