@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -11,9 +12,10 @@ import aiohttp
 
 from cortex.fake_node import FakeNode
 from helexa.core.catalogue import Catalogue
+from helexa.core.catalogue import load as load_catalogue
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
-from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.config import Address, CortexConfig, load
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.cortex.server import Listener, bind
@@ -74,9 +76,10 @@ async def running_cortex(
     ready: bool = True,
     poll_interval_secs: float = 0.05,
     settings: dict[str, Any] | None = None,
+    path: Path | None = None,
     **catalogue: Any,
 ) -> AsyncIterator[Cortex]:
-    """A gateway in front of `nodes`; `settings` are further sections of its configuration."""
+    """A gateway in front of `nodes`; `settings` are further sections of its configuration, `path` is all of it."""
     metrics = Metrics()
     with TemporaryDirectory() as folder:
         sections: dict[str, Any] = {
@@ -86,9 +89,10 @@ async def running_cortex(
         }
         for name, section in (settings or {}).items():
             sections[name] = {**sections.get(name, {}), **section} if isinstance(section, dict) else section
-        config = CortexConfig.model_validate(sections)
+        config = load(path) if path else CortexConfig.model_validate(sections)
+        models = load_catalogue(config.models_config) if path else Catalogue.model_validate(catalogue)
         async with (
-            gateway.running(config, Catalogue.model_validate(catalogue), metrics) as running,
+            gateway.running(config, models, metrics, path) as running,
             listening(Listener(create_app(running))) as url,
             listening(Listener(create_metrics_app(metrics))) as scrape,
             aiohttp.ClientSession() as client,

@@ -213,3 +213,16 @@ async def test_tokens_are_counted_by_the_node_or_estimated(keyed: Cortex, node: 
         assert response.status == 200
         assert (await response.json())["input_tokens"] >= 1
     assert await spent(keyed, "capped") == (0, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BODIES)
+async def test_who_hangs_up_ends_the_work_on_every_api(keyed: Cortex, node: FakeNode, path: str, stream: bool) -> None:
+    node.speak = fake_node.never_end if stream else fake_node.never_begin
+    asking = asyncio.create_task(post(keyed, path, stream=stream))
+    await eventually(lambda: node.speaking)
+    asking.cancel()
+    await asyncio.wait((asking,))
+    await eventually(lambda: not node.speaking)
+    await eventually(lambda: not keyed.gateway.ledger.open)
+    assert keyed.gateway.fleet.view().in_flight == {}
