@@ -69,6 +69,23 @@ def test_an_answer_older_than_a_load_does_not_undo_it(fleet: Fleet) -> None:
     assert fleet.node("n1").models == {}
 
 
+def test_an_answer_from_within_a_load_does_not_undo_it_and_a_model_came_when_it_was_loaded(fleet: Fleet) -> None:
+    loading = ModelInfo(id="M", status="loading")
+    now = time.monotonic()
+    fleet.answered("n1", report(health=Health()), now)
+    fleet.answered("n1", report(loading), now + 1)
+    assert not fleet.view().loaded_at
+    fleet.loaded("n1", M, "http://n1")
+    fleet.answered("n1", report(loading), now)
+    assert fleet.node("n1").models == {"M": M}
+    fleet.answered("n1", report(loading), now + 60)
+    assert fleet.node("n1").models == {"M": loading}
+    elsewhere = Fleet([NeuronSection(name="n1", endpoint="http://n1")])  # loaded for another gateway
+    for at, models in ((1.0, ()), (2.0, (loading,)), (3.0, (M,)), (4.0, (M,))):
+        elsewhere.answered("n1", report(*models, health=Health()), at)
+    assert elsewhere.view().loaded_at == {("n1", "M"): 3.0}
+
+
 def test_what_was_not_answered_this_time_is_kept(fleet: Fleet) -> None:
     discovery, health = Discovery(hostname="h", os="Linux"), Health(uptime_secs=3)
     fleet.answered("n1", report(discovery=discovery, health=health), 0.0)

@@ -142,6 +142,16 @@ def test_a_model_on_its_way_out_has_to_be_gone_before_it_comes_back() -> None:
     assert place(leaving, "A", since=NOW - 500) == Hold("A", "a", (), inf)
 
 
+def test_what_came_for_somebody_was_not_never_used() -> None:
+    came = situation(node("a", "A"), loaded_at={("a", "A"): NOW - 2}, load_secs={("a", "A"): 10.0})
+    assert place(came, "B", since=NOW) == Hold("B", "a", ("A",), NOW + 3)
+
+
+def test_memory_that_a_load_has_reserved_is_not_given_away() -> None:
+    running = situation(node("a"), loading=frozenset({("a", "A")}), reserved={"a": {0: 20000}})
+    assert place(running, "B", since=NOW - 500) == Hold("B", "a", ("A",), inf)
+
+
 def test_a_claimed_node_is_left_to_whoever_claimed_it() -> None:
     two = situation(node("a"), node("b", gpus=[22000]))
     assert isinstance(place(two, "B", claimed={"a"}), Cold)

@@ -128,7 +128,8 @@ async def test_models_and_health_answer_while_a_model_loads(node: Node, tmp_path
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(node.load(slow))
     await until(slow.with_suffix(".starts").exists)
-    assert await node.get("/models") == (200, [])
+    _, (arriving,) = await node.get("/models")
+    assert (arriving["id"], arriving["status"]) == ("org/tiny", "loading") and arriving["stage"]
     code, body = await node.get("/models/org/tiny/endpoint")
     assert (code, "is loading" in body["error"]) == (503, True)
     assert not loading.done()

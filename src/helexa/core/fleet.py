@@ -148,7 +148,7 @@ class ModelInfo(Record):
 
     Attributes:
         quant: what its weights were quantised to while they loaded.
-        progress: how much of a running load is done, 0 to 1, where the node says.
+        progress: how much of a running load's stage is done, 0 to 1, where the node says.
         stage: what that load is doing.
     """
 

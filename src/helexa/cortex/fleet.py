@@ -123,7 +123,8 @@ class Fleet:
             log.info("node %s is up at %s", name, node.endpoint)
         models, urls = dict(report.models), dict(report.urls)
         for model, info in node.models.items():
-            if model not in models and self._loaded_at.get((name, model), -inf) >= began:
+            arrived = model in models and models[model].status != "loading"
+            if not arrived and self._loaded_at.get((name, model), -inf) >= began:
                 models[model] = info  # the answer is older than the load
                 urls[model] = node.url(model)
         for model in report.models:
@@ -260,8 +261,9 @@ class Fleet:
 
     def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
         """Note what came to a node, and what others use there; forget what went."""
-        for model in models:
-            if model not in node.models and node.read_at is not None:  # what was there before us is of unknown age
+        for model, info in models.items():
+            came = model not in node.models or node.models[model].status == "loading"
+            if came and info.status != "loading" and node.read_at is not None:  # else of unknown age
                 self._loaded_at.setdefault((node.name, model), began)
             if node.others.get(model):
                 self._used_at[node.name, model] = began

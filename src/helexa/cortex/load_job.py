@@ -27,9 +27,9 @@ class Progress:
     """How far a model is on its way to serving; None means unknown.
 
     Attributes:
-        fraction: of the load, 0 to 1.
+        fraction: of the stage, 0 to 1.
         stage: in a few words.
-        eta_secs: until it serves.
+        eta_secs: until it serves, or as much of that as can be told.
     """
 
     fraction: float | None = None
@@ -70,6 +70,7 @@ class LoadJob:
         self._means = means
         self._usual = usual
         self._loading_since: float | None = None
+        self._stage_since = 0.0
         self._stage = "making room" if cold.evict else "loading"
         self._held = ExitStack()
         node = means.fleet.node(cold.node)
@@ -126,7 +127,7 @@ class LoadJob:
         fraction, stage = self._reported()
         elapsed = self._means.clock() - self._loading_since
         if fraction is not None and fraction >= _LEAST_FRACTION:
-            eta = elapsed * (1 - fraction) / fraction
+            eta = (self._means.clock() - self._stage_since) * (1 - fraction) / fraction
         else:
             eta = None if self._usual is None else max(1.0, self._usual - elapsed)
         return Progress(fraction, stage or self._stage, eta)
@@ -146,12 +147,15 @@ class LoadJob:
     async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
         """Run a load until it ends, its node goes down, or nothing was heard of it for too long."""
         task = asyncio.ensure_future(load)
-        heard, heard_at = None, self._means.clock()
+        heard: tuple[float | None, str | None] = (None, None)
+        heard_at = self._stage_since = self._means.clock()
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=WATCH_SECS)
                 node = self._node()
                 said = reported_progress(node, self.cold.model)
+                if said[1] != heard[1]:
+                    self._stage_since = self._means.clock()
                 if said != heard:
                     heard, heard_at = said, self._means.clock()
                 if not task.done() and (not node.healthy or self._means.clock() - heard_at > patience_secs):

@@ -81,6 +81,7 @@ class Registry:
         self._residents: dict[str, _Resident] = {}
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
+        self._arriving: dict[str, ModelInfo] = {}
         self._draining = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -103,9 +104,17 @@ class Registry:
         await self._idle(model_id)
         if model_id in self._residents:
             raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
-        work = asyncio.create_task(self._load(model_id, spec, source, options, on_progress))
+
+        def report(stage: str, done: int, total: int) -> None:
+            share = round(done / total, 4) if total else None
+            self._arriving[model_id] = ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
+            if on_progress is not None:
+                on_progress(stage, done, total)
+
+        work = asyncio.create_task(self._load(model_id, spec, source, options, report))
         self._loads.add(work)
         work.add_done_callback(self._loads.discard)
+        work.add_done_callback(lambda _: self._arriving.pop(model_id, None))
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
@@ -148,6 +157,10 @@ class Registry:
         """What `GET /models` says, models that are recovering included; never waits for an engine."""
         return [resident.model.info(resident.status) for resident in self._residents.values()]
 
+    def loading(self) -> list[ModelInfo]:
+        """The models that are being loaded, and how far each is in its stage."""
+        return [info for info in self._arriving.values() if info.id not in self._residents]
+
     def drain(self) -> None:
         """Refuse every further request; what runs goes on."""
         self._draining = True
@@ -173,9 +186,8 @@ class Registry:
         spec: ModelSpec,
         source: ModelSource,
         options: EngineOptions,
-        on_progress: ProgressReport | None,
+        report: ProgressReport,
     ) -> ServedModel:
-        report = on_progress or (lambda stage, done, total: None)
         begun = self._clock()
         log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
         path = await self._sources.resolve(source, quant=spec.quant, progress=report)

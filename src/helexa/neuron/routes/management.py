@@ -27,8 +27,9 @@ class UnloadRequest(BaseModel):
 
 
 async def models(request: Request) -> Response:
-    """`GET /models`: every loaded or recovering model; never waits for an engine."""
-    return json_response([info.json_dict() for info in _registry(request).infos()])
+    """`GET /models`: every loaded, recovering or loading model; never waits for an engine."""
+    registry = _registry(request)
+    return json_response([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
 async def load(request: Request) -> Response:
