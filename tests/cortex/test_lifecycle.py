@@ -196,6 +196,7 @@ async def test_who_gives_up_while_a_model_drains_for_them_leaves_it_as_it_was() 
             waiting.cancel()
             await eventually(s.settled)
         assert node.unloads == [] and node.loads == []
+        assert not s.lifecycle.situation().expected_free  # nothing is kept for the one that gave up
         assert (await s.ask("A")).node == "n1"
 
 
