@@ -395,6 +395,26 @@ async def test_a_node_that_keeps_failing_is_left_alone_until_it_is_started_anew(
         await recovered(fleet)
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["new connection", "kept connection"])
+async def test_a_request_that_kills_its_node_is_given_to_one_more_and_not_to_all(kept: bool) -> None:
+    async with running("a", "b", "c", "d", "e") as fleet:
+        deaths: list[asyncio.Task[None]] = []
+
+        async def die_of_it(node: FakeNode, request: web.Request) -> web.StreamResponse:
+            host = next(host for host in fleet.hosts if host.node is node)
+            deaths.append(asyncio.create_task(host.kill()))
+            await asyncio.sleep(60)
+            return web.Response()
+
+        if kept:
+            await recovered(fleet)  # which asks each of them
+        for host in fleet.hosts:
+            host.node.speak = die_of_it
+        assert await fleet.ask() == "refused 502"
+        await asyncio.gather(*deaths)
+        assert len(deaths) == 2
+
+
 async def test_who_hangs_up_leaves_nothing_behind() -> None:
     async with running("a") as fleet:
         node = fleet.hosts[0].node

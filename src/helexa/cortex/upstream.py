@@ -124,7 +124,12 @@ class Upstream:
             except BrokenOff:
                 if connection.spoken:
                     raise
-                # closed by the node while the request was on its way: it was idle, and has read nothing of it
+            # Closed by the node while the request was on its way, most likely: then it was idle, and has read nothing.
+            try:
+                fresh = await self._connect(origin)
+            except NotReached as error:  # it is gone, perhaps for having read all of it
+                raise BrokenOff("closed, and not reached again") from error
+            return await fresh.ask(head, body)
         return await (await self._connect(origin)).ask(head, body)
 
     def close(self) -> None:
