@@ -274,6 +274,31 @@ def test_a_cordon_by_hand_outlives_a_reload_that_says_nothing_new() -> None:
     assert cordoned() == [False, True]
 
 
+def test_a_missed_poll_makes_a_node_neither_emptier_nor_another(fleet: Fleet) -> None:
+    busy = Health.model_validate({"models": [{"id": "M", "in_flight": 7}]})
+    fleet.answered("n1", report(M, health=busy, urls={"M": "http://n1:9"}), 0.0)
+    for load in (7, 7, 0):
+        fleet.missed("n1", "slow")
+        view = fleet.view()
+        assert (view.load(view.nodes[0], "M"), view.nodes[0].url("M")) == (load, "http://n1:9")
+
+
+async def test_a_node_that_was_away_is_asked_anew_where_its_models_are() -> None:
+    async with FakeNode("a").holds("A").serving() as a, aiohttp.ClientSession() as session:
+        fleet = Fleet([neuron("n", a.url)])
+        poller = Poller(fleet, NodeClient(session), 1.0)
+        a.endpoint = "http://far:1"
+        for _ in range(2):
+            await poller.poll("n")
+        assert a.asked.count("/models/A/endpoint") == 1
+        a.endpoint = "http://far:2"
+        fleet.missed("n", "away")
+        assert fleet.node("n").url("A") == "http://far:1"
+        await poller.poll("n")
+        assert fleet.node("n").url("A") == "http://far:2"
+        assert a.asked.count("/discovery") == 2
+
+
 async def test_it_is_noticed_when_nothing_runs_on_a_node_any_more(fleet: Fleet) -> None:
     await fleet.emptied("n1")
     with fleet.request("n1", "M"):

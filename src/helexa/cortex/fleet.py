@@ -157,7 +157,8 @@ class Fleet:
         healthy = node.healthy and misses < MISSES_TO_DOWN
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
-        self._put(replace(node, healthy=healthy, misses=misses, urls={}, others={}))
+        others = node.others if healthy else {}  # of a moment's silence nothing follows about its load
+        self._put(replace(node, healthy=healthy, misses=misses, others=others))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
         """Take in a load that just succeeded, so that the next request need not wait for a poll."""

@@ -127,10 +127,11 @@ class NodeClient:
         return body
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Where each model is served; a node is asked once per model, of the many that are new a part each time."""
-        new = [model for model in models if model not in node.urls][:_MAX_ASKED]
+        """Where each model is served; a node that keeps answering is asked once per model, of many a part each time."""
+        before = {} if node.misses else node.urls
+        new = [model for model in models if model not in before][:_MAX_ASKED]
         found = await asyncio.gather(*(self.url(node.endpoint, model, bearer) for model in new))
-        known = {model: node.urls[model] for model in models if model in node.urls}
+        known = {model: before[model] for model in models if model in before}
         return known | dict(zip(new, found, strict=True))
 
     async def _call(
