@@ -101,7 +101,11 @@ def test_results_of_tools_come_before_what_the_user_says() -> None:
 
 def test_results_may_be_errors_images_or_nothing() -> None:
     (error, image, nothing) = messages(
-        user(result("1", "late", is_error=True), result("2", [text("see"), PIXEL]), {"type": "tool_result"})
+        user(
+            result("1", "late", is_error=True),
+            result("2", [text("see"), PIXEL]),
+            {"type": "tool_result", "tool_use_id": ""},
+        )
     )
     assert error["content"] == "Error:\nlate"
     assert image["content"] == [text("see"), PIXEL_PART]
