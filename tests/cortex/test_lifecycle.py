@@ -249,6 +249,7 @@ async def test_waiters_hear_soon_that_the_node_that_loads_has_died() -> None:
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         assert all(isinstance(error, ApiError) and error.retry_after for error in outcomes)
         await eventually(s.settled)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("load ")]
         node.may_load.set()
 
 
@@ -278,6 +279,33 @@ async def test_who_has_waited_long_enough_is_told_when_to_come_back() -> None:
         assert str(error) == "model 'A' is still loading"
         node.may_load.set()
         await eventually(lambda: "A" in s.holds("n1"))
+
+
+async def test_who_would_wait_far_too_long_is_told_at_once() -> None:
+    async with one_card() as node, stage(node, gateway={"load_wait_secs": 2}) as s:
+        node.may_load.clear()
+        waiting = s.ask("A")
+        node.models.append({"id": "A", "status": "loading", "progress": 0.03, "stage": "weights"})
+
+        def slow() -> bool:
+            progress = s.lifecycle.progress("A")
+            return progress is not None and (progress.eta_secs or 0) > 5
+
+        await eventually(slow)
+        error = await s.refused("A")
+        assert not waiting.done()
+        assert error.status == 503 and error.retry_after and error.retry_after > 5
+        node.models.clear()
+        node.may_load.set()
+        await waiting
+
+
+async def test_many_unloads_on_a_node_are_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with one_card("A") as node, stage(node, defrag_after_cycles=2) as s:
+        await s.ask("B")
+        assert "has unloaded" not in caplog.text
+        await s.ask("A")
+        assert "node n1 has unloaded 2 models" in caplog.text
 
 
 async def test_what_nobody_asked_for_is_unloaded_but_not_what_is_pinned() -> None:

@@ -236,7 +236,7 @@ def test_what_is_idle_for_long_has_expired_but_not_what_is_pinned_busy_or_new() 
     ttl = EvictionSection(idle_ttl_secs=60)
     used = {("a", "A"): NOW - 70, ("a", "B"): NOW - 70, ("a", "P"): NOW - 500}
     one = situation(
-        node("a", "A", "B", "C", "D", "P"),
+        node("a", "A", "B", "C", "D", "P", "nobody's"),
         known=known,
         settings=ttl,
         used_at=used,

@@ -65,7 +65,7 @@ def victims(situation: Situation, node: Node, profile: Profile, since: float) ->
 
 
 def expired(situation: Situation) -> list[Pair]:
-    """The models that nobody asked for during `idle_ttl_secs`, pinned ones left out."""
+    """The models that nobody asked for during `idle_ttl_secs`, but for the pinned and those that could not come back."""
     ttl, now = situation.settings.idle_ttl_secs, situation.now
     return [
         (node.name, resident.model)
@@ -73,6 +73,7 @@ def expired(situation: Situation) -> list[Pair]:
         if ttl and node.healthy and node.kind == "neuron"
         for resident in situation.residents(node)
         if not resident.busy and not resident.loading and resident.rank < PINNED_RESIDENCY
+        if situation.catalogue.profile(resident.model) is not None
         if now - max(resident.used_at or 0.0, resident.loaded_at or 0.0, situation.began) >= ttl
     ]
 

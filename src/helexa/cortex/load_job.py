@@ -146,7 +146,7 @@ class LoadJob:
 
     async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
         """Run a load until it ends, its node goes down, or nothing was heard of it for too long."""
-        task = asyncio.ensure_future(load)
+        task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         heard: tuple[float | None, str | None] = (None, None)
         heard_at = self._stage_since = self._means.clock()
         try:
