@@ -65,7 +65,7 @@ def victims(situation: Situation, node: Node, profile: Profile, since: float) ->
 
 
 def expired(situation: Situation) -> list[Pair]:
-    """The models that nobody asked for during `idle_ttl_secs`, but for the pinned and those that could not come back."""
+    """The models that nobody asked for during `idle_ttl_secs`, without pinned ones and any that could not come back."""
     ttl, now = situation.settings.idle_ttl_secs, situation.now
     return [
         (node.name, resident.model)
