@@ -13,8 +13,8 @@ from helexa.core.errors import ApiError
 log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
-MAX_HEAD_BYTES = 64 << 10
-MAX_HEADERS = 128
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100  # fewer than nodes take: some are added
 
 
 class _Refused(Exception):
@@ -37,7 +37,6 @@ class Connection(HttpToolsProtocol):
     - What cannot be read is refused in the envelope of all errors.
     """
 
-    _reads_head = True
     _quiet_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
@@ -65,20 +64,15 @@ class Connection(HttpToolsProtocol):
         except _Refused as refused:
             self._refuse(refused.error)
         else:
-            if self._deadline is None and (self._reads_head or self.cycle.response_complete):
+            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
                 self._set_deadline()
-
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        super().on_message_begin()
-        self._reads_head = True
 
     def on_headers_complete(self) -> None:
         """A head is there: start the request."""
         self._check_head()
         if self.parser.should_upgrade():
             return
-        self._reads_head, self._quiet_bytes = False, 0
+        self._quiet_bytes = 0
         self._clear_deadline()
         super().on_headers_complete()
         self.headers = []  # trailers end there
@@ -91,7 +85,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request is complete."""
         if not self.parser.should_upgrade():
-            self._reads_head, self._quiet_bytes = True, 0
+            self._quiet_bytes = 0
             super().on_message_complete()
 
     def _parse(self, data: bytes) -> None:

@@ -1,0 +1,356 @@
+"""What no honest client sends, over raw sockets: refused or served right, and never passed on as anything else."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import repeat
+
+import pytest
+
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.running import Cortex, eventually
+from helexa.cortex import connection, question
+
+BODY = b'{"model":"Org/M","messages":[]}'
+CHUNKED = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+LINE = b"POST /v1/chat/completions HTTP/1.1"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+
+
+def post(*headers: bytes, line: bytes = LINE, host: bytes | None = b"localhost", body: bytes = BODY) -> bytes:
+    """A request whose length is that of `BODY`, whatever its body is."""
+    named = [] if host is None else [b"Host: " + host]
+    return b"\r\n".join([line, *named, b"Content-Length: %d" % len(BODY), *headers, b"", body])
+
+
+def chunked(body: bytes = CHUNKED, coding: bytes = b"chunked", *headers: bytes, line: bytes = LINE) -> bytes:
+    return b"\r\n".join([line, b"Host: localhost", b"Transfer-Encoding: " + coding, *headers, b"", body])
+
+
+REFUSED = {
+    "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
+    "coding and length": chunked(CHUNKED, b"chunked", b"Content-Length: 4"),
+    "a length twice": post(b"Content-Length: %d" % len(BODY)),
+    "two lengths": post(b"Content-Length: 3"),
+    "a list of lengths": LINE + b"\r\nHost: localhost\r\nContent-Length: 31, 31\r\n\r\n" + BODY,
+    "a signed length": LINE + b"\r\nHost: localhost\r\nContent-Length: +31\r\n\r\n" + BODY,
+    "a negative length": LINE + b"\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n" + BODY,
+    "a length beyond numbers": LINE + b"\r\nHost: localhost\r\nContent-Length: 1" + b"0" * 30 + b"\r\n\r\n" + BODY,
+    "a length in two words": LINE + b"\r\nHost: localhost\r\nContent-Length: 3 1\r\n\r\n" + BODY,
+    "a folded header": post(b"X-A: b\r\n c"),
+    "lines without CR": post().replace(b"\r\n", b"\n"),
+    "one line without CR": post(b"X-A: b\nX-B: c"),
+    "one line without LF": post(b"X-A: b\rX-B: c"),
+    "space before a colon": post(b"X-A : b"),
+    "space before the colon of a coding": post(b"Transfer-Encoding : chunked"),
+    "NUL in a value": post(b"X-A: b\0c"),
+    "NUL in a name": post(b"X-\0A: b"),
+    "a control character in a value": post(b"X-A: b\x01\x7f"),
+    "letters beyond ASCII in a name": post("X-é: b".encode()),
+    "no name": post(b": b"),
+    "a parenthesis in a name": post(b"X(A): b"),
+    "a control character in the path": post(line=b"POST /v1/\x01chat HTTP/1.1"),
+    "NUL in the path": post(line=b"POST /v1/\0chat HTTP/1.1"),
+    "letters beyond ASCII in the path": post(line="POST /v1/é HTTP/1.1".encode()),
+    "an authority as target": post(line=b"POST localhost:80 HTTP/1.1"),
+    "CONNECT": post(line=b"CONNECT localhost:80 HTTP/1.1"),
+    "an unknown method": post(line=b"FOO /v1/chat/completions HTTP/1.1"),
+    "a method in small letters": post(line=b"post /v1/chat/completions HTTP/1.1"),
+    "chunked, then identity": chunked(coding=b"chunked, identity"),
+    "identity": chunked(coding=b"identity"),
+    "gzip, then chunked": chunked(coding=b"gzip, chunked"),
+    "no coding at all": chunked(coding=b""),
+    "almost chunked": chunked(coding=b"xchunked"),
+    "chunked in quotes": chunked(coding=b'"chunked"'),
+    "chunked behind a vertical tab": chunked(coding=b"\x0bchunked"),
+    "chunked twice": chunked(coding=b"chunked, chunked"),
+    "two codings": chunked(CHUNKED, b"chunked", b"Transfer-Encoding: chunked"),
+    "chunked in HTTP/1.0": chunked(line=b"POST /v1/chat/completions HTTP/1.0"),
+    "a chunk beyond numbers": chunked(b"f" * 18 + b"\r\n"),
+    "a negative chunk": chunked(b"-1\r\n"),
+    "a chunk in C's hex": chunked(b"0x1f\r\n" + BODY + b"\r\n0\r\n\r\n"),
+    "chunks without CR": chunked(CHUNKED.replace(b"\r\n", b"\n")),
+    "an extension without CR": chunked(b"%x;a\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "space behind a chunk's size": chunked(b"%x \r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "a chunk longer than it says": chunked(b"%x\r\n%sXX\r\n0\r\n\r\n" % (len(BODY), BODY)),
+    "a body longer than it says": post(body=BODY + b"garbage \r\n\r\n"),
+    "no host": post(host=None),
+    "two hosts": post(b"Host: localhost"),
+    "HTTP/0.9": b"GET /\r\n\r\n",
+    "HTTP/1.2": post(line=b"POST /v1/chat/completions HTTP/1.2"),
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+    "TLS": b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(100),
+    "SMTP": b"EHLO x\r\n",
+    "10,000 headers": post(*(b"X-%d: a" % number for number in range(10_000))),
+    "101 headers": post(*(b"X-%d: a" % number for number in range(99))),
+    "one large header": post(b"X-A: " + b"a" * (33 << 10)),
+}
+
+UPGRADE = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA")
+SERVED = {
+    "as usual": post(),
+    "chunked": chunked(),
+    "CHUNKED": chunked(coding=b"CHUNKED"),
+    "chunks of one byte": chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"),
+    "extensions": chunked(b'%x;a=b;c="d"\r\n%s\r\n0;e\r\n\r\n' % (len(BODY), BODY)),
+    "trailers": chunked(CHUNKED[:-2] + b"Host: x\r\nAuthorization: Bearer x\r\nX-Trailer: x\r\n\r\n"),
+    "a target with its host": post(line=b"POST http://evil.example/v1/chat/completions HTTP/1.1"),
+    "an encoded path": post(line=b"POST /v1/chat%2Fcompletions?a=b HTTP/1.1"),
+    "empty lines before": b"\r\n\r\n" + post(),
+    "HTTP/1.0": post(line=b"POST /v1/chat/completions HTTP/1.0", host=None),
+    "an unknown expectation": post(b"Expect: wonders"),
+    "an upgrade": post(*UPGRADE),
+    "an upgrade of chunks": chunked(CHUNKED, b"chunked", *UPGRADE),
+    "a socket": post(b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Key: x"),
+    "100 headers": post(*(b"X-%d: a" % number for number in range(98))),
+}
+
+NOT_FOUND = {
+    "the server itself": b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "line breaks in the path": post(line=b"POST /v1/chat/completions%0d%0aX-A:%20b HTTP/1.1"),
+    "no UTF-8 in the path": post(line=b"POST /v1/chat/%ff HTTP/1.1"),
+    "a path upwards": post(line=b"POST /v1/x/../chat/completions HTTP/1.1"),
+    "an empty folder": post(line=b"POST //v1/chat/completions HTTP/1.1"),
+}
+
+
+@asynccontextmanager
+async def connected(cortex: Cortex) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(cortex.url.rpartition(":")[2]))
+    try:
+        async with asyncio.timeout(30):
+            yield reader, writer
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass  # it was cut, as some tests want it
+
+
+async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body of an answer that says its length."""
+    line, *lines = (await reader.readuntil(b"\r\n\r\n")).rstrip().split(b"\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
+    return int(line.split()[1]), headers, await reader.readexactly(int(headers.get(b"content-length", b"0")))
+
+
+async def test_refused(cortex: Cortex, node: FakeNode) -> None:
+    for name, request in REFUSED.items():
+        async with connected(cortex) as (reader, writer):
+            writer.write(request)
+            status, headers, body = await answer(reader)
+            large = "header" in name and name[0] in "1o" and name != "one line without LF"
+            expected = (
+                (431, "request_head_too_large") if "headers" in name or "large" in name else (400, "malformed_http")
+            )
+            assert (status, json.loads(body)["error"]["code"]) == expected, name
+            assert (headers[b"connection"], headers[b"content-type"]) == (b"close", b"application/json"), name
+            try:
+                assert await reader.read() == b"", name
+            except ConnectionResetError:
+                assert large, name  # closed with the rest of it unread
+    assert (node.bodies, node.loads) == ([], [])
+    assert (await cortex.ask())[0] == 200
+
+
+async def test_served(cortex: Cortex, node: FakeNode) -> None:
+    for name, request in SERVED.items():
+        async with connected(cortex) as (reader, writer):
+            node.bodies.clear()
+            writer.write(request)
+            assert (await answer(reader))[0] == 200, name
+            if name == "HTTP/1.0":
+                assert await reader.read() == b""
+            else:
+                writer.write(request)
+                assert (await answer(reader))[0] == 200, name
+            assert node.bodies == [BODY] * (1 if name == "HTTP/1.0" else 2), name
+            assert not node.headers[-1].keys() & {"x-trailer", "authorization", "upgrade", "http2-settings", "te"}, name
+
+
+async def test_not_found(cortex: Cortex, node: FakeNode) -> None:
+    for name, request in NOT_FOUND.items():
+        async with connected(cortex) as (reader, writer):
+            writer.write(request)
+            assert (await answer(reader))[0] == 404, name
+            writer.write(post())
+            assert (await answer(reader))[0] == 200, name
+    assert node.bodies == [BODY] * len(NOT_FOUND)
+
+
+async def test_what_a_node_is_told(cortex: Cortex, node: FakeNode) -> None:
+    odd = b"X!#$%&'*+-.^_`|~9"
+    hostile = post(
+        b"Content-Type: application/json",
+        b"Connection: keep-alive, X-Gone",
+        b"X-Gone: 1",
+        odd + b": \xff\xc3\xa9 \tb\t ",
+        b"X-Helexa-Account-Id: root",
+        b"x-HELEXA-anything: 1",
+        b"X-Request-Id: a b",
+        b"TE: trailers",
+        b"Proxy-Authorization: Basic x",
+        b"Cookie: a=b",
+        b"Authorization: Bearer x",
+        b"X-Api-Key: x",
+        b"Accept-Encoding: gzip",
+        b"Expect: 200-ok",
+    )
+    async with connected(cortex) as (reader, writer):
+        writer.write(hostile)
+        assert (await answer(reader))[0] == 200
+    (told,) = node.headers
+    assert told.pop("x-request-id").isalnum()
+    assert told == {
+        "host": node.url.removeprefix("http://"),
+        "content-length": str(len(BODY)),
+        "content-type": "application/json",
+        odd.decode().lower(): b"\xff\xc3\xa9 \tb".decode("utf-8", "surrogateescape"),
+    }
+    assert node.bodies == [BODY]
+
+
+async def test_one_after_another_and_all_at_once(cortex: Cortex, node: FakeNode) -> None:
+    """Whole requests within and behind a body are not mixed up with it."""
+    inner = b'{"model":"Org/M","x":%s}' % json.dumps(post().decode()).encode()
+    outer = b"%s\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (LINE, len(inner), inner)
+    async with connected(cortex) as (reader, writer):
+        writer.write(outer + post(b"X-Request-Id: second") + GET % b"" + chunked(CHUNKED, b"chunked", *UPGRADE))
+        answers = [await answer(reader) for _ in range(4)]
+    assert [status for status, _, _ in answers] == [200] * 4
+    assert answers[1][1][b"x-request-id"] == b"second"
+    assert node.bodies == [inner, BODY, BODY]
+
+
+async def test_wishes_for_other_protocols_are_ignored(cortex: Cortex) -> None:
+    async with connected(cortex) as (reader, writer):
+        writer.write((GET % (b"\r\n".join(UPGRADE) + b"\r\n")) * 300)
+        for _ in range(300):
+            assert (await answer(reader))[0] == 200
+
+
+async def test_who_expects_to_be_told_to_go_on(cortex: Cortex, node: FakeNode) -> None:
+    async with connected(cortex) as (reader, writer):
+        writer.write(post(b"Expect: 100-continue", body=b""))
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(BODY)
+        assert (await answer(reader))[0] == 200
+        too_much = b"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 2097153\r\n\r\n"
+        writer.write(LINE + b"\r\n" + too_much)
+        status, _, body = await answer(reader)  # and is not told to
+        assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
+    assert node.bodies == [BODY]
+
+
+@pytest.mark.parametrize("began", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]])
+async def test_a_head_that_does_not_arrive(cortex: Cortex, began: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
+    async with connected(cortex) as (reader, writer):
+        writer.write(began)
+        assert await reader.read() == b""
+    async with connected(cortex) as (reader, writer):  # nor does the second one
+        writer.write(GET % b"" + began)
+        assert (await answer(reader))[0] == 200
+        assert await reader.read() == b""
+
+
+async def test_a_head_that_comes_drop_by_drop(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    async with connected(cortex) as (reader, writer):
+        closed = asyncio.ensure_future(reader.read())
+        while not closed.done():
+            writer.write(b"\r\n")
+            await asyncio.wait([closed], timeout=0.01)
+        assert closed.exception() is not None or closed.result() == b""
+
+
+async def test_a_request_that_runs_longer_than_a_head_may(
+    cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.02)
+
+    async def speak(node: FakeNode, request: object) -> fake_node.web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return fake_node.web.Response(body=fake_node.ANSWER, content_type="application/json")
+
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        head, body = post()[: -len(BODY)], BODY
+        writer.write(head)
+        await asyncio.sleep(0.1)
+        writer.write(body)
+        assert (await answer(reader))[0] == 200
+
+
+ENDLESS = {
+    "line": (b"POST /", b"a"),
+    "name": (LINE + b"\r\nHost: localhost\r\nX-", b"a"),
+    "value": (LINE + b"\r\nHost: localhost\r\nX-A: ", b"a"),
+    "headers": (LINE + b"\r\nHost: localhost\r\n", b"X-A: b\r\n"),
+    "extension": (chunked(b"1;"), b"a"),
+    "trailers": (chunked(CHUNKED[:-2]), b"X-A: b\r\n"),
+    "trailer": (chunked(CHUNKED[:-2]) + b"X-A: ", b"a"),
+    "chunks": (chunked(b""), b"1000\r\n" + b"a" * 4096 + b"\r\n"),
+    "chunk": (chunked(b"7fffffffffffffff\r\n"), b"a"),
+    "body": (LINE + b"\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n", b"a"),
+    "unread": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+    "nothing": (b"", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_never_ends_is_cut(
+    cortex: Cortex, node: FakeNode, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.3)
+    begin, more = ENDLESS[what]
+    async with connected(cortex) as (reader, writer):
+        writer.write(begin)
+        with pytest.raises(ConnectionError):
+            for piece in repeat(more * (32_768 // len(more))):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert node.bodies == []
+    assert (await cortex.ask())[0] == 200
+
+
+async def test_mutations(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of a head are exchanged, doubled and dropped at random: a node is told what was sent, once, or nothing."""
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    monkeypatch.setattr(question, "BODY_IDLE_SECS", 0.1)
+    dice = random.Random(5)
+    marks = [b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"\0", b"\xff", b"0", b",", b";", b"chunked", b"\r\n\r\n", b"/"]
+
+    def mutated(number: int) -> tuple[bytes, bytes]:
+        body = b'{"model":"Org/M","number":%d}' % number
+        head = post(b"X-A: b", b"Accept: */*", b"Connection: close", body=b"")
+        head = head.replace(b"%d" % len(BODY), b"%d" % len(body))
+        for _ in range(dice.choice((1, 1, 2, 5))):
+            at = dice.randrange(len(head))
+            head = head[:at] + dice.choice(marks) + head[at + dice.choice((0, 0, 1, 2)) :]
+        return body, head + body
+
+    async def send(request: bytes) -> int:
+        async with connected(cortex) as (reader, writer):
+            writer.write(request)
+            try:
+                return (await answer(reader))[0]
+            except (asyncio.IncompleteReadError, ConnectionError):
+                return 0  # closed without a word
+
+    requests = [mutated(number) for number in range(400)]
+    sent = {body for body, _ in requests}
+    for at in range(0, len(requests), 20):
+        statuses = await asyncio.gather(*(send(request) for _, request in requests[at : at + 20]))
+        assert set(statuses) <= {0, 200, 400, 403, 404, 405, 408, 415, 422, 431}
+    assert 10 < len(node.bodies) < 400
+    assert len(set(node.bodies)) == len(node.bodies)
+    assert set(node.bodies) <= sent
+    assert node.loads == []
+    await eventually(lambda: not cortex.gateway.fleet.view().in_flight)
+    assert (await cortex.ask())[0] == 200
