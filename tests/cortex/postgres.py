@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_DATABASE = "test_ledger"
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 
 
@@ -34,11 +35,13 @@ class Postgres:
         self._run("pg_ctl", "stop", "-w", "-m", "immediate")
 
     def new_database(self) -> str:
-        """The URL of an empty database."""
+        """The URL of an empty schema, which is as good as a database of its own and is made in no time."""
         self._made += 1
-        name = f"test_{self._made}"
-        self._run("psql", "-h", str(self._folder), "-U", "helexa", "-d", "postgres", "-qc", f"CREATE DATABASE {name}")
-        return f"postgresql://helexa@/{name}?host={self._folder}"
+        self.do(_DATABASE, f"CREATE SCHEMA schema_{self._made}")
+        return f"postgresql://helexa@/{_DATABASE}?host={self._folder}&search_path=schema_{self._made}"
+
+    def do(self, database: str, sql: str) -> None:
+        self._run("psql", "-h", str(self._folder), "-U", "helexa", "-d", database, "-qc", sql)
 
     def _run(self, program: str, *args: str) -> None:
         where = () if program == "psql" else ("-D", str(self._data))
@@ -56,6 +59,7 @@ def running_postgres() -> Iterator[Postgres]:
     try:
         server = Postgres(folder)
         server.start()
+        server.do("postgres", f"CREATE DATABASE {_DATABASE}")
         try:
             yield server
         finally:

@@ -70,6 +70,18 @@ async def test_a_key_without_a_cap_is_recorded_and_a_cap_given_later_counts_it(u
         await held.release()
 
 
+async def test_a_lowered_cap_holds_for_what_comes_free_later(url: str):
+    async with running(url) as [ledger]:
+        held = [await ledger.reserve(holder(100), "a", "Org/M", 20) for _ in range(5)]
+        assert isinstance(await try_reserve(ledger, holder(50), 1), ApiError)
+        for reservation in held[:2]:
+            await reservation.release()
+        assert isinstance(await try_reserve(ledger, holder(50), 1), ApiError)
+        await held[2].settle(5, 0)
+        assert isinstance(await try_reserve(ledger, holder(50), 6), ApiError)
+        assert isinstance(await try_reserve(ledger, holder(50), 5), Reservation)
+
+
 async def test_keys_do_not_share_a_budget(url: str):
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(100, f"key-{n}"), 100) for n in range(20)))

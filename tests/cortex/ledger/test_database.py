@@ -109,7 +109,7 @@ async def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path):
 
 async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, postgres: Postgres):
     (tmp_path / "text").write_text("this is not a database, and never was one\n" * 50)
-    unknown = postgres.new_database().replace("/test", "/nobody_made")
+    unknown = postgres.new_database().replace("/test_ledger", "/nobody_made")
     for url, words in [
         ("mysql://root:secret@host/db", "neither sqlite:PATH nor postgresql"),
         ("sqlite:", "neither sqlite:PATH"),

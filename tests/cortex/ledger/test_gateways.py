@@ -75,6 +75,19 @@ async def test_gateways_that_take_at_the_same_moment_wait_for_each_other(url: st
         assert [held[n] + held[n + 20] + held[n + 40] for n in range(20)] == [1] * 20
 
 
+async def test_a_long_answer_at_one_gateway_is_seen_by_the_others(url: str):
+    async with running(url, count=2) as [one, other]:
+        long = await one.reserve(holder(200), "a", "Org/M", 50)
+        beside = await one.reserve(holder(200), "b", "Org/M", 50)
+        await long.settle(90, 30)
+        held = await other.reserve(holder(200), "c", "Org/M", 30)
+        assert isinstance(await try_reserve(other, holder(200), 1), ApiError)
+        await beside.settle(20, 0)
+        assert isinstance(await try_reserve(one, holder(200), 31), ApiError)
+        await held.settle(30, 0)
+        assert isinstance(await try_reserve(one, holder(200), 30), Reservation)
+
+
 async def test_gateways_agree_on_when_a_window_began(url: str):
     clock, key = Clock(), holder(1000, window=Window("rolling", 60))
 

@@ -45,6 +45,19 @@ def test_a_lease_serves_only_the_window_and_cap_it_was_taken_for():
     assert not lease.has(holder(100, window=Window("rolling", 60)), 20, 4599.0)
 
 
+def test_what_is_taken_beyond_the_cap_is_paid_back_before_anything_is_free():
+    lease = Lease("key", 0, Window(), float("inf"), 200, granted=100, reserved=100)
+    lease.settle(50, 90)
+    assert (lease.granted, lease.spent, lease.reserved, lease.debt, lease.free) == (140, 90, 50, 40, 0)
+    lease.settle(25, 10)
+    assert (lease.granted, lease.debt, lease.free) == (125, 25, 0)
+    lease.settle(25, 0)
+    assert (lease.granted, lease.debt, lease.free) == (100, 0, 0)
+    lease.reserved, lease.granted = 20, 120
+    lease.settle(20, 5)
+    assert (lease.granted, lease.debt, lease.free) == (120, 0, 15)
+
+
 def test_refusals_are_as_contracted():
     balance = over_budget(holder(100), 60, 40, float("inf"), 0.0)
     assert (balance.status, balance.type, balance.code) == (429, "insufficient_quota", "insufficient_quota")

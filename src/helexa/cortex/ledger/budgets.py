@@ -76,17 +76,17 @@ class Budgets:
         reservation = closing.reservation
         lease = reservation.lease
         del self.open[reservation.seq]
-        lease.reserved -= reservation.tokens
-        lease.spent += closing.charged
+        known = lease.granted, lease.spent
+        lease.settle(reservation.tokens, closing.charged)
         lease.used_at = now
-        if closing.charged:
+        if (lease.granted, lease.spent) != known:
             self._changed.add(lease)
         self._rows[_CLOSE].append((self.gateway, reservation.seq, closing.state, *closing.values(now)))
 
     def adopt(self, taken: Taken, now: float) -> None:
         """Take over what the database granted."""
         lease, principal = taken.lease, taken.principal
-        lease.granted, lease.cap = taken.granted, principal.hard_cap
+        lease.granted, lease.debt, lease.cap = taken.granted, taken.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, taken.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 

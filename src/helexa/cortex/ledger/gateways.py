@@ -52,7 +52,7 @@ class Taken:
         principal: for whom; its cap and window are those that counted.
         ends_at: when the window ends.
         granted: the lease's new grant.
-        available: tokens that were there for the taking.
+        available: tokens that were there for the taking; less than none when more than the cap is spent and reserved.
     """
 
     lease: Lease
@@ -60,6 +60,11 @@ class Taken:
     ends_at: float
     granted: int
     available: int
+
+    @property
+    def debt(self) -> int:
+        """Tokens that the lease holds beyond the cap."""
+        return max(0, -self.available)
 
 
 async def join(database: Database, name: str) -> int:

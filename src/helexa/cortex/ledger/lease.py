@@ -20,8 +20,9 @@ class Lease:
         window_id: 0 for a balance, else the second in which the window began.
         ends_at: when the window ends (Unix seconds), infinity for a balance.
         cap: the key's cap when tokens were last taken.
-        granted: tokens taken from the window so far. `spent` and `reserved` are parts of them, unless an answer was
-            longer than what had been reserved for it.
+        granted: tokens taken from the window so far; `spent` and `reserved` are parts of them.
+        debt: tokens taken though they were not there: an answer was longer than what had been reserved for it, or the
+            cap was lowered. What comes free pays it first.
         used_at: when it was last reserved from or settled (Unix seconds).
     """
 
@@ -33,6 +34,7 @@ class Lease:
     granted: int = 0
     spent: int = 0
     reserved: int = 0
+    debt: int = 0
     used_at: float = 0.0
 
     def has(self, principal: Principal, tokens: int, now: float) -> bool:
@@ -48,6 +50,16 @@ class Lease:
     def free(self) -> int:
         """Tokens granted and not used; a key without a cap needs none."""
         return max(0, self.granted - self.spent - self.reserved)
+
+    def settle(self, reserved: int, charged: int) -> None:
+        """Charge tokens for a reservation that ends."""
+        self.reserved -= reserved
+        self.spent += charged
+        if self.cap is not None:
+            lacking = self.spent + self.reserved - self.granted
+            change = lacking if lacking > 0 else -min(self.debt, -lacking)
+            self.granted += change
+            self.debt += change
 
 
 def window_at(window: Window, latest: int, now: float) -> int:
