@@ -39,3 +39,20 @@ def finish(reason: str = "stop", **fields: Any) -> bytes:
 
 def usage(prompt: int, completion: int, **fields: Any) -> bytes:
     return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion, **fields}})
+
+
+FIRST = ("call_1", "Bash", {"command": "ls"})
+SECOND = ("call_2", "Read", {"file_path": "/a", "lines": [1, 2]})
+
+
+def pieces_of(index: int | None, call: tuple[str, str, Any], size: int = 7) -> list[dict[str, Any]]:
+    text = json.dumps(call[2])
+    cut = [text[at : at + size] for at in range(0, len(text), size)]
+    return [piece(index, "", name=call[1], id=call[0]), *(piece(index, part) for part in cut)]
+
+
+ONE_BY_ONE = [*pieces_of(0, FIRST), *pieces_of(1, SECOND)]
+MIXED = [pieces[at] for at in range(9) for pieces in (pieces_of(0, FIRST), pieces_of(1, SECOND)) if at < len(pieces)]
+
+ROLE = delta(role="assistant", content="")
+CACHED = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 1}}

@@ -7,6 +7,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from helexa.core.sse import EventParser
+from helexa.cortex.anthropic.stream import MessageStream
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -75,3 +76,9 @@ def failure(stream: bytes) -> dict[str, Any]:
     check_order(events)
     assert events[-1]["type"] == "error"
     return events[-1]["error"]
+
+
+def translated(*chunks: bytes, **options: Any) -> bytes:
+    """What becomes of a stream of these pieces."""
+    stream = MessageStream("small", "msg_1", input_tokens=11, request_id="req_1", **options)
+    return b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()

@@ -1,0 +1,15 @@
+"""Anthropic's own client, in front of a gateway."""
+
+from collections.abc import AsyncIterator
+
+import anthropic
+import pytest
+
+from cortex.anthropic.talk import talking
+from cortex.running import Cortex
+
+
+@pytest.fixture
+async def client(cortex: Cortex) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with talking(cortex) as client:
+        yield client

@@ -1,0 +1,114 @@
+"""What a scripted node says, and how Anthropic's own client asks for it."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+from aiohttp import web
+
+from cortex.anthropic.claude_code import BASH, READ
+from cortex.anthropic.openai_stream import (
+    CACHED,
+    DONE,
+    KEEP_ALIVE,
+    calls,
+    delta,
+    finish,
+    piece,
+    said,
+    thought,
+    usage,
+)
+from cortex.fake_node import FakeNode, Speak, begin
+from cortex.running import Cortex
+
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+ASK: dict[str, Any] = {"model": "small", "max_tokens": 64, "messages": HI}
+TOOLS: list[Any] = [BASH, READ]
+STREAM = [
+    delta(role="assistant", content=""),
+    KEEP_ALIVE,
+    thought("They "),
+    thought("greet."),
+    said("Hel"),
+    said("lo é"),
+    calls(piece(0, "", name="Bash", id="call_1")),
+    calls(piece(0, '{"command":')),
+    calls(piece(1, '{"file_path": "/a"}', name="Read", id="call_2")),
+    calls(piece(0, ' "ls"}')),
+    finish("tool_calls"),
+    usage(7, 9, **CACHED),
+    DONE,
+]
+CONTENT = [
+    {"type": "thinking", "thinking": "They greet.", "signature": ""},
+    {"type": "text", "text": "Hello é"},
+    {"type": "tool_use", "id": "call_1", "name": "Bash", "input": {"command": "ls"}},
+    {"type": "tool_use", "id": "call_2", "name": "Read", "input": {"file_path": "/a"}},
+]
+USAGE = {
+    "input_tokens": 4,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 3,
+    "output_tokens": 9,
+    "output_tokens_details": {"thinking_tokens": 1},
+}
+WHOLE: dict[str, Any] = {
+    "id": "c1",
+    "choices": [
+        {
+            "index": 0,
+            "finish_reason": "tool_calls",
+            "message": {
+                "role": "assistant",
+                "content": "Hello é",
+                "reasoning_content": "They greet.",
+                "tool_calls": [
+                    {
+                        "id": "call_1",
+                        "type": "function",
+                        "function": {"name": "Bash", "arguments": '{"command": "ls"}'},
+                    },
+                    {
+                        "id": "call_2",
+                        "type": "function",
+                        "function": {"name": "Read", "arguments": {"file_path": "/a"}},
+                    },
+                ],
+            },
+        }
+    ],
+    "usage": {"prompt_tokens": 7, "completion_tokens": 9, **CACHED},
+}
+
+
+@asynccontextmanager
+async def talking(cortex: Cortex, secret: str = "any") -> AsyncIterator[anthropic.AsyncAnthropic]:
+    """The official client, which must see every failure and so never retries."""
+    options: dict[str, Any] = {"base_url": cortex.url, "api_key": secret, "max_retries": 0}
+    http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
+    async with anthropic.AsyncAnthropic(http_client=http, **options) as client:
+        yield client
+
+
+def error_type(error: anthropic.APIStatusError) -> str:
+    body: Any = error.body
+    assert body["type"] == "error"
+    return body["error"]["type"]
+
+
+def says(*chunks: bytes) -> Speak:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        return await begin(request, *chunks)
+
+    return speak
+
+
+def replies(body: Any, status: int = 200, **headers: str) -> Speak:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        text = body if isinstance(body, str) else json.dumps(body)
+        return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+    return speak

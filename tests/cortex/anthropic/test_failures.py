@@ -1,0 +1,169 @@
+"""What Anthropic's own client is told where there is no answer."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+from aiohttp import web
+
+from cortex.anthropic import sdk
+from cortex.anthropic.openai_stream import (
+    DONE,
+    event,
+    said,
+)
+from cortex.anthropic.talk import ASK, CONTENT, STREAM, WHOLE, error_type, replies, says, talking
+from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
+from cortex.running import Cortex, eventually, running_cortex
+from helexa.cortex import proxy
+
+
+async def test_a_refusal_of_the_node_keeps_its_sense(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+    node.speak = refuse
+    for stream in (False, True):
+        with pytest.raises(anthropic.APIStatusError) as refused:
+            await client.messages.create(**ASK, stream=stream)
+        assert refused.value.status_code == 503
+        body: Any = refused.value.body
+        assert body["error"] == {"type": "overloaded_error", "message": "queue full"}
+        assert refused.value.response.headers["retry-after"] == "7"
+        assert body["request_id"] == refused.value.request_id is not None
+
+
+TOO_LONG = {
+    "message": "This model's maximum context length is 100 tokens. However, your messages resulted in 120 tokens.",
+    "type": "invalid_request_error",
+    "code": "context_length_exceeded",
+    "param": "messages",
+    "prompt_len": 120,
+    "max": 100,
+}
+
+
+async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
+    node.speak = replies({"error": TOO_LONG}, 400)
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 120 tokens > 100 maximum"):
+        await client.messages.create(**ASK)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind"),
+    [
+        ({"model": "Org/Nobody"}, 404, "not_found_error"),
+        ({"max_tokens": 0}, 400, "invalid_request_error"),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error"),
+    ],
+)
+async def test_what_the_gateway_refuses(
+    client: anthropic.AsyncAnthropic, fields: dict[str, Any], status: int, kind: str
+) -> None:
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        await client.messages.create(**ASK | fields)
+    assert (refused.value.status_code, error_type(refused.value)) == (status, kind)
+
+
+@pytest.mark.parametrize(
+    "speak",
+    [
+        die_within_an_event,
+        says(said("a")),
+        says(said("a"), b"data: {oops\n\n", DONE),
+        says(said("a"), event({"error": {"message": "m", "type": "api_error", "code": None, "param": None}}), DONE),
+    ],
+    ids=["dies", "ends early", "garbage", "error"],
+)
+async def test_a_stream_that_fails_ends_in_an_error(
+    node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic, speak: Speak
+) -> None:
+    node.speak = speak
+    heard: list[str] = []
+    with pytest.raises(anthropic.APIStatusError):
+        async with client.messages.stream(**ASK) as stream:
+            async for text in stream.text_stream:
+                heard.append(text)  # noqa: PERF401
+    assert heard == ["a"]
+    async with cortex.client.post(f"{cortex.url}/v1/messages", json=ASK | {"stream": True}) as response:
+        assert sdk.failure(await response.read())["type"] == "api_error"
+    await eventually(lambda: node.speaking == 0)
+
+
+@pytest.mark.parametrize(
+    "speak", [die_within_json, replies("[]"), replies("oops"), replies({"choices": []}), says(DONE)]
+)
+async def test_an_answer_that_is_none_is_an_error(
+    node: FakeNode, client: anthropic.AsyncAnthropic, speak: Speak
+) -> None:
+    node.speak = speak
+    with pytest.raises(anthropic.APIStatusError) as failed:
+        await client.messages.create(**ASK)
+    assert (failed.value.status_code, error_type(failed.value)) == (502, "api_error")
+
+
+async def test_no_text_of_a_stranger_is_passed_on(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+    for body in ("at /srv/secret.py:7", {"error": {"message": "at /srv/secret.py:7", "code": 500}}, {"detail": "/srv"}):
+        node.speak = replies(body, 500)
+        with pytest.raises(anthropic.InternalServerError, match="upstream returned 500") as failed:
+            await client.messages.create(**ASK)
+        assert "srv" not in str(failed.value.body)
+
+
+async def test_who_hangs_up_ends_the_work(node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic) -> None:
+    async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        response = await begin(request, said("a"))
+        await node.go_on.wait()
+        return response
+
+    node.speak = never_end
+    async with client.messages.stream(**ASK) as stream:
+        assert await anext(aiter(stream.text_stream)) == "a"
+    await eventually(lambda: node.speaking == 0)
+
+
+@pytest.fixture
+async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
+    """A gateway that has to load `Org/Cold` first, and says so at once."""
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECS", 0.01)
+    async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
+        yield cortex
+
+
+@pytest.mark.parametrize("refusal", [None, (500, "boom")])
+async def test_who_waits_for_a_load_hears_pings(node: FakeNode, cold: Cortex, refusal: Any) -> None:
+    node.speak, node.load_refusal = says(*STREAM), refusal
+    node.may_load.clear()
+    ask = ASK | {"model": "Org/Cold", "stream": True}
+    async with cold.client.post(f"{cold.url}/v1/messages", json=ask) as response:
+        heard = b""
+        while heard.count(b"event: ping") < 3:
+            heard += await response.content.readany()
+        node.may_load.set()
+        heard += await response.read()
+    if refusal is None:
+        assert [block.to_dict() for block in sdk.message(heard).content] == CONTENT
+    else:
+        assert "could not be loaded" in sdk.failure(heard)["message"]
+
+
+async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> None:
+    key = {"key": "alice's", "account_id": "alice", "hard_cap": 200}
+    settings = {"entitlements": {"require_auth": True, "keys": [key]}}
+    async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:
+        async with talking(cortex, "bob's") as client:
+            with pytest.raises(anthropic.AuthenticationError) as refused:
+                await client.messages.create(**ASK)
+            assert error_type(refused.value) == "authentication_error"
+        async with talking(cortex, "alice's") as client:
+            node.speak = replies(WHOLE)
+            await client.messages.create(**ASK)  # 16 tokens, though more than 100 had to be free for it
+            node.speak = says(*STREAM)
+            async with client.messages.stream(**ASK) as stream:
+                await stream.until_done()
+            with pytest.raises(anthropic.RateLimitError) as refused:
+                await client.messages.create(**ASK | {"max_tokens": 200})
+            assert error_type(refused.value) == "rate_limit_error"
+            assert refused.value.response.headers["x-should-retry"] == "false"
+    assert len(node.bodies) == 2
