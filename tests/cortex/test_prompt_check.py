@@ -47,3 +47,8 @@ def test_advice_for_known_clients(agent: bytes, hint: bytes | None) -> None:
     said = advice([(b"user-agent", agent)])
     assert said is None if hint is None else hint in (said or b"")
     assert advice([]) is None
+
+
+def test_what_only_others_can_read_counts_as_a_whole() -> None:
+    text = b'{"model":"a","messages":[],"x":1e999}'
+    assert estimated_tokens(text) == len(text) // 4

@@ -20,9 +20,13 @@ _ADVICE = {
 def estimated_tokens(body: bytes) -> int:
     """About how many tokens a request's prompt has: a quarter of its bytes, at least one.
 
-    Text counts, and eight bytes for each message; a body without messages or a prompt counts as a whole.
+    Text counts, and eight bytes for each message; a body without messages or a prompt counts as a whole, and so does
+    one that only other parsers can read.
     """
-    content = orjson.loads(body)
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        content = {}
     messages, prompt = content.get("messages"), content.get("prompt")
     if isinstance(messages, list):
         size = sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)

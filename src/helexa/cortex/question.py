@@ -72,14 +72,21 @@ class Question:
         return self.prompt_estimate + (self.max_output or usual_output or _USUAL_OUTPUT)
 
     def body_for(self, model: str) -> bytes:
-        """The body that names `model`: the client's own bytes, in which at most the name is replaced."""
+        """The body that names `model`: the client's own bytes, in which at most the name is replaced.
+
+        Raises:
+            ApiError: 400: it has to be written anew, and holds what cannot be.
+        """
         if model == self.model:
             return self.body
         member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
         renamed, count = member.subn(lambda match: match[1] + orjson.dumps(model), self.body)
-        if count == 1 and orjson.loads(renamed)["model"] == model:  # else the one match was not the name itself
+        if count == 1 and _members.decode(renamed).model == model:  # else the one match was not the name itself
             return renamed
-        return orjson.dumps({**orjson.loads(self.body), "model": model})
+        try:
+            return orjson.dumps({**orjson.loads(self.body), "model": model})
+        except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
+            raise malformed_json(str(error)) from None
 
 
 def parse_question(path: str, headers: Headers, body: bytes) -> Question:
