@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.ledger.running import Clock, charged, holder, running, spent, try_reserve
+from cortex.ledger.running import Clock, charged, holder, running, spent, sweep, try_reserve
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.principal import Principal, Window
@@ -86,3 +86,53 @@ async def _play(ledger: Ledger, clock: Clock, key: Principal, model: Model, hist
         await reservation.settle(1, 0)
         model.close(window, reservation.tokens, 1)
     assert await spent(url, key.key_id) == await charged(url, key.key_id) == sum(model.spent.values())
+
+
+at_any_gateway = st.one_of(
+    st.tuples(st.just("reserve"), tokens, st.integers(0, 2)),
+    st.tuples(st.just("settle"), st.integers(0, 5), st.integers(0, 60)),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 1.5])),
+    st.tuples(st.just("cap"), st.integers(0, 200)),
+    st.tuples(st.just("sweep"), st.integers(1, 3)),
+)
+
+
+def test_several_gateways_together_never_reserve_more_than_is_left(url: str):
+    clock, numbers = Clock(), itertools.count()
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        ledgers = runner.run(stack.enter_async_context(running(url, count=3, clock=clock)))
+
+        @settings(max_examples=60, deadline=None, derandomize=True)
+        @given(st.lists(at_any_gateway, max_size=25))
+        def follows(history: list[tuple]):
+            runner.run(_play_together(ledgers, clock, holder(200, f"key-{next(numbers)}"), history, url))
+
+        follows()
+        runner.run(stack.aclose())
+
+
+async def _play_together(ledgers: list[Ledger], clock: Clock, key: Principal, history: list[tuple], url: str) -> None:
+    open_: list[Reservation] = []
+    paid = 0
+    for step, *args in history:
+        if step == "reserve":
+            outcome = await try_reserve(ledgers[args[1]], key, args[0])
+            if isinstance(outcome, Reservation):
+                open_.append(outcome)
+                assert paid + sum(reservation.tokens for reservation in open_) <= key.hard_cap
+        elif step == "wait":
+            clock.now += args[0]
+            for ledger in ledgers:
+                ledger._committer.wake(tidy=True)
+        elif step == "cap":
+            key = replace(key, hard_cap=args[0])
+        elif step == "sweep":  # the others take so many for dead, though they live
+            await sweep(url, args[0])
+        elif open_:
+            reservation = open_.pop(args[0] % len(open_))
+            used = min(args[1], reservation.tokens)
+            await reservation.settle(used, 0)
+            paid += used
+    await asyncio.gather(*(reservation.release() for reservation in open_))
+    assert await spent(url, key.key_id) == await charged(url, key.key_id) == paid
