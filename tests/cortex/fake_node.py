@@ -88,6 +88,7 @@ class FakeNode:
         app.router.add_get("/discovery", self._discovery)
         app.router.add_get("/health", self._health)
         app.router.add_get("/models", self._models)
+        app.router.add_get("/v1/models", self._list)
         app.router.add_get("/models/{id}/endpoint", self._endpoint)
         app.router.add_post("/models/load", self._load)
         app.router.add_post("/models/unload", self._unload)
@@ -123,6 +124,11 @@ class FakeNode:
 
     async def _models(self, request: web.Request) -> web.Response:
         return await self._poll(request, list(self.models))
+
+    async def _list(self, request: web.Request) -> web.Response:
+        """What a server of another make tells."""
+        data = [{"id": model["id"], "object": "model"} for model in self.models]
+        return await self._poll(request, {"object": "list", "data": data})
 
     async def _endpoint(self, request: web.Request) -> web.Response:
         self.asked.append(request.rel_url.raw_path)

@@ -238,3 +238,30 @@ async def test_who_hangs_up_ends_the_work_on_every_api(keyed: Cortex, node: Fake
     await eventually(lambda: not node.speaking)
     await eventually(lambda: not keyed.gateway.ledger.open)
     assert keyed.gateway.fleet.view().in_flight == {}
+
+
+async def test_strangers_get_tool_arguments_as_text_and_our_nodes_as_objects(node: FakeNode) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sky"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "blue"}
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"model": "Org/M", "max_tokens": 5, "messages": messages}
+    async with FakeNode("box").holds("Box/M").serving() as box:
+        neurons = [
+            {"name": "n1", "endpoint": node.url},
+            {"name": "box", "endpoint": box.url, "kind": "openai"},
+        ]
+        async with running_cortex(node, ready=False, settings={"neurons": neurons}) as cortex:
+            seen = {}
+            for name, asked in (("Org/M", node), ("Box/M", box)):
+
+                async def served(name: str = name) -> bool:
+                    async with cortex.client.post(f"{cortex.url}/v1/messages", json=body | {"model": name}) as answer:
+                        return answer.status == 200
+
+                await eventually(served)
+                seen[name] = json.loads(asked.bodies[-1])["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert seen == {"Org/M": {"at": "sky"}, "Box/M": '{"at":"sky"}'}

@@ -73,9 +73,10 @@ class Proxy:
         exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
         with self._fleet.request(node, model):
             answer: Answer | None = None
+            body = question.body_for(model, target.kind)
             try:
                 answer = await self._upstream.post(
-                    target.url, question.path, self._headers(question, exchange, node), question.body_for(model)
+                    target.url, question.path, self._headers(question, exchange, node), body
                 )
                 first = await answer.chunk()
             except UpstreamError as error:

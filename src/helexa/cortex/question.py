@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +48,7 @@ class Question:
         model: the name it asks for: a model id or an alias.
         stream: the answer is wanted as events.
         max_output: tokens that the answer may have, None when the client did not say.
+        strict: what makes the body one that servers of other makes take, where that differs.
     """
 
     path: str
@@ -55,6 +57,7 @@ class Question:
     model: str
     stream: bool = False
     max_output: int | None = None
+    strict: Callable[[bytes], bytes] | None = None
 
     @property
     def prompt_estimate(self) -> int:
@@ -71,12 +74,17 @@ class Question:
             return self.prompt_estimate
         return self.prompt_estimate + (self.max_output or usual_output or _USUAL_OUTPUT)
 
-    def body_for(self, model: str) -> bytes:
-        """The body that names `model`: the client's own bytes, in which at most the name is replaced.
+    def body_for(self, model: str, kind: str = "neuron") -> bytes:
+        """The body that names `model`, for a node of this kind: in the nodes' dialect the client's own bytes, in which
+        at most the name is replaced.
 
         Raises:
             ApiError: 400: it has to be written anew, and holds what cannot be.
         """
+        body = self._naming(model)
+        return body if self.strict is None or kind == "neuron" else self.strict(body)
+
+    def _naming(self, model: str) -> bytes:
         if model == self.model:
             return self.body
         member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))

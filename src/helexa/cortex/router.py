@@ -28,12 +28,14 @@ class Warm:
 
     Attributes:
         reason: why this node, for the header `x-helexa-route`: ASCII, bounded.
+        kind: of the node.
     """
 
     model: str
     node: str
     url: str
     reason: str = ""
+    kind: str = "neuron"
 
 
 def route(
@@ -62,7 +64,7 @@ def route(
     node, why = _chosen(view, calm, model, key, settings or RoutingSection(), choose)
     load = view.load(node, model)
     reason = f"node={_ascii(node.name)}; why={why}; load={load}; candidates={len(able)}"
-    return Warm(model, node.name, node.url(model), reason)
+    return Warm(model, node.name, node.url(model), reason, node.kind)
 
 
 def warm(view: FleetView, model: str, avoid: Collection[str] = (), choose: Choose = random.choice) -> Warm | None:

@@ -5,11 +5,13 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
+from helexa.cortex.anthropic.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
@@ -85,7 +87,8 @@ class Messages(Generation):
         """The same question as a chat request."""
         assert isinstance(reply, AnthropicReply)
         reply.translation = Translation.parse(body)
-        return parse_question("/v1/chat/completions", headers, reply.translation.body)
+        question = parse_question("/v1/chat/completions", headers, reply.translation.body)
+        return replace(question, strict=strict_body)
 
 
 class _HangUp:
