@@ -61,7 +61,7 @@ async def test_the_first_key_is_made_before_any_gateway_ran(config: str, url: st
     if url.startswith("sqlite:"):
         file = Path(url.removeprefix("sqlite:"))
         assert str(file) in out
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600  # noqa: ASYNC240
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
     else:
         assert "the ledger test_" in out
 
