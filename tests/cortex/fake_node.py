@@ -55,6 +55,7 @@ class FakeNode:
     may_answer_polls: asyncio.Event = field(default_factory=asyncio.Event)
     loads: list[dict[str, Any]] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
+    unload_refusal: tuple[int, Any] | None = None
     sizes_mb: dict[str, int] = field(default_factory=dict)
     vram_total_mb: int = 0
     bodies: list[bytes] = field(default_factory=list)
@@ -148,6 +149,9 @@ class FakeNode:
     async def _unload(self, request: web.Request) -> web.Response:
         model = (await request.json())["model_id"]
         self.unloads.append(model)
+        if self.unload_refusal is not None:
+            status, body = self.unload_refusal
+            return web.json_response(body, status=status)
         self.models = [entry for entry in self.models if entry["id"] != model]
         return web.json_response({"status": "unloaded"})
 

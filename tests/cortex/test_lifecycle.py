@@ -317,6 +317,33 @@ async def test_what_nobody_asked_for_is_unloaded_but_not_what_is_pinned() -> Non
         assert sorted(s.evicted) == [("A", "n1"), ("C", "n1")]
 
 
+async def test_a_node_that_will_not_unload_is_not_asked_again_and_again() -> None:
+    async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
+        node.unload_refusal = (500, {"error": "busy"})
+        await eventually(lambda: node.unloads)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert node.unloads == ["A"] and s.evicted == []
+        assert not s.fleet.view().draining
+
+
+async def test_an_eviction_that_a_node_refuses_is_said_to_those_who_wait() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        node.unload_refusal = (500, {"error": "busy"})
+        assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
+        assert s.holds("n1") == {"A"} and not s.lifecycle.situation().expected_free
+
+
+async def test_who_waits_for_room_is_served_elsewhere_if_the_model_comes_up_there() -> None:
+    async with one_card("A") as node, FakeNode("n2").serving() as other, stage(node, other, swap_wait_secs=60) as s:
+        with s.fleet.request("n1", "A"):
+            waiting = s.ask("B")
+            await eventually(lambda: s.lifecycle.progress("B"))
+            other.holds("B")
+            assert (await waiting).node == "n2"
+        assert node.unloads == [] and other.loads == []
+
+
 async def test_memory_is_reserved_when_a_load_is_decided() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()
