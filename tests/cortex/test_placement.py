@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.core.catalogue import Catalogue
+from helexa.core.catalogue import Catalogue, Profile
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import EvictionSection
-from helexa.cortex.evictor import expired, victims
+from helexa.cortex.evictor import clearing, expired
 from helexa.cortex.explain import explain
 from helexa.cortex.history import MAX_BACKOFF_SECS, History
 from helexa.cortex.memory import READING_LAG_SECS, Change, MemoryBook, beyond
@@ -56,6 +56,12 @@ def situation(*nodes: Node, known: Catalogue = KNOWN, settings: EvictionSection 
     in_view = ("in_flight", "loading", "draining", "loaded_at", "used_at")
     view = FleetView(nodes, **{name: fields.pop(name) for name in in_view if name in fields})
     return Situation(view, known, NOW, settings=settings, **fields)
+
+
+def victims(one: Situation, node: Node, profile: Profile, since: float) -> list[str]:
+    """What would be unloaded now."""
+    found = clearing(one, node, profile, since)
+    return [resident.model for resident in found.evict] if found and found.ready_at <= one.now else []
 
 
 def test_a_free_node_comes_before_one_where_something_has_to_leave() -> None:

@@ -58,12 +58,6 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
     return None if residents or devices is None else Clearing(devices, (), situation.now, fits=False)
 
 
-def victims(situation: Situation, node: Node, profile: Profile, since: float) -> list[str]:
-    """The models to unload now so that `profile` fits; empty if it fits, or if nothing may leave yet."""
-    found = clearing(situation, node, profile, since)
-    return [one.model for one in found.evict] if found and found.ready_at <= situation.now else []
-
-
 def expired(situation: Situation) -> list[Pair]:
     """The models that nobody asked for during `idle_ttl_secs`, without pinned ones and any that could not come back."""
     ttl, now = situation.settings.idle_ttl_secs, situation.now
