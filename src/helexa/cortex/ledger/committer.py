@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.activity import ActivityLog
+from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
 from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.lease import over_budget
@@ -26,6 +26,7 @@ Opened = tuple[Asked, Reservation]
 _MOST_IN_BATCH = 512
 _PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
 _RETRY_SECS = 0.25
+_MANY_ROWS = 256  # of the activity log; fewer wait for the next tidying
 
 
 class Committer:
@@ -56,6 +57,12 @@ class Committer:
         """Decide a reservation with the next batch."""
         self.asked.append(asked)
         self._wake.set()
+
+    def record(self, activity: Activity) -> None:
+        """Write a row of the activity log with the next batch that tidies up, or that has many of them."""
+        self.activity.append(activity)
+        if len(self.activity) >= _MANY_ROWS:
+            self._wake.set()
 
     def close(self, closing: Closing) -> None:
         """Settle or release with the next batch."""
@@ -94,7 +101,12 @@ class Committer:
             _refuse(self.asked, unavailable())
 
     def _idle(self) -> bool:
-        return not (self.asked or self._closings or len(self.activity) or self._tidying or self._beating)
+        return not (self.asked or self._closings or self._logging() or self._tidying or self._beating)
+
+    def _logging(self) -> bool:
+        """Whether rows of the activity log are due."""
+        rows = len(self.activity)
+        return rows >= _MANY_ROWS or (rows > 0 and (self._tidying or self.ending))
 
     async def _commit(self) -> None:
         now, budgets = self._clock(), self.budgets
@@ -191,7 +203,7 @@ class Committer:
         budgets = self.budgets
         if self._tidying:
             budgets.tidy(now)
-        activity = self.activity.steps()
+        activity = self.activity.steps() if self._logging() else []
         needed = self._beating or activity or not budgets.written
         self._tidying = self._beating = False
         if not needed:

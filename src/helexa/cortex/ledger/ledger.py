@@ -124,8 +124,7 @@ class Ledger:
 
     def record(self, activity: Activity) -> None:
         """Put a request into the activity log, soon; nobody waits for it."""
-        self._committer.activity.append(activity)
-        self._committer.wake()
+        self._committer.record(activity)
 
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
