@@ -174,3 +174,12 @@ async def test_a_reload_that_would_open_the_gateway_to_a_network_is_refused(node
         cortex.gateway.configure(CortexConfig.model_validate({"entitlements": fewer}), Catalogue())
         assert (await Api(cortex)("GET", "/v1/models"))[0] == 200
         assert (await Api(cortex)("GET", "/v1/models", secret=USER))[0] == 401
+
+
+async def test_each_path_says_which_methods_it_has(api: Api) -> None:
+    for path, methods in (("/api/keys", {"GET", "HEAD", "POST"}), ("/api/keys/alice", {"PATCH", "DELETE"})):
+        async with api.cortex.client.put(api.cortex.url + path) as response:
+            assert response.status == 405
+            assert set(response.headers["allow"].split(", ")) == methods
+    async with api.cortex.client.head(f"{api.cortex.url}/api/keys") as response:
+        assert response.status == 401

@@ -22,6 +22,7 @@ from helexa.cortex.routes.health import get_health
 from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
+from helexa.cortex.routes.openapi import get_document
 
 _HOT: dict[str, ASGIApp] = {
     "/v1/chat/completions": Generation(),
@@ -31,6 +32,23 @@ _HOT: dict[str, ASGIApp] = {
     "/v1/images/generations": Generation(),
     "/v1/messages": Messages(),
 }
+
+ROUTES = [
+    Route("/v1/models", user(list_models)),
+    Route("/v1/models/{model:path}", user(get_model)),
+    Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
+    Route("/api/nodes", viewer(list_nodes)),
+    Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
+    Route("/api/nodes/{name:path}/uncordon", admin(uncordon_node), methods=["POST"]),
+    Route("/api/nodes/{name:path}/drain", admin(drain_node), methods=["POST"]),
+    Route("/api/activity", viewer(list_activity)),
+    Route("/api/explain", viewer(get_explanation)),
+    *key_routes,
+    Route("/openapi.json", public(get_document)),
+    Route("/health", public(get_health)),
+    Route("/", public(get_health)),
+    *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
+]
 
 
 class HotPaths:
@@ -56,21 +74,7 @@ class HotPaths:
 def create_app(gateway: Gateway) -> ASGIApp:
     """The API of a running gateway."""
     app = Starlette(
-        routes=[
-            Route("/v1/models", user(list_models)),
-            Route("/v1/models/{model:path}", user(get_model)),
-            Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
-            Route("/api/nodes", viewer(list_nodes)),
-            Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
-            Route("/api/nodes/{name:path}/uncordon", admin(uncordon_node), methods=["POST"]),
-            Route("/api/nodes/{name:path}/drain", admin(drain_node), methods=["POST"]),
-            Route("/api/activity", viewer(list_activity)),
-            Route("/api/explain", viewer(get_explanation)),
-            *key_routes,
-            Route("/health", public(get_health)),
-            Route("/", public(get_health)),
-            *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
-        ],
+        routes=ROUTES,
         exception_handlers={
             ApiError: refuse_api_error,
             HTTPException: refuse_http_error,

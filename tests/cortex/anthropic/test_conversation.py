@@ -3,11 +3,13 @@
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.anthropic.asking import HI, PIXEL, PIXEL_PART, assistant, chat, messages, result, text, use, user
 from cortex.anthropic.claude_code import REQUEST
+from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatMessage
 from helexa.cortex.anthropic.request import to_chat, to_prompt
 from helexa.cortex.anthropic.strict import strict_body
@@ -25,6 +27,13 @@ def test_all_system_texts_become_one_message_in_their_order() -> None:
             HI,
         ]
     assert messages(HI, system="") == messages(HI, system=[]) == [HI]
+
+
+@pytest.mark.parametrize("content", ["", [], None, [text("")]])
+def test_a_conversation_says_something(content: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        messages({"role": "system", "content": content}, system="")
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_anthropic_body", "messages")
 
 
 def test_what_only_anthropic_accounts_with_is_no_prompt() -> None:

@@ -28,7 +28,10 @@ class GenerationRequest(WireRequest):
     stop: Annotated[
         list[StopString] | None,
         Field(max_length=16),
-        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        BeforeValidator(
+            lambda value: [value] if isinstance(value, str) else value,
+            json_schema_input_type=StopString | list[StopString] | None,
+        ),
     ] = None
     logit_bias: dict[int, LogitBias] | None = None
     ignore_eos: bool | None = None

@@ -13,6 +13,7 @@ from helexa.core.wire.usage import Usage
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 _TEXT_PARTS = frozenset({"text", "refusal"})  # each holds its text under the name of its type
+_Content = str | list[dict[str, Any]] | None
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 
 
@@ -41,7 +42,7 @@ class ChatMessage(WireObject):
     """One turn. What else it carries (`name`, `tool_calls`, `tool_call_id`, ...) is kept for the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[dict[str, Any]] | None, PlainValidator(_content)] = None
+    content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
 
     @property
     def has_image(self) -> bool:

@@ -9,6 +9,8 @@ from helexa.core.errors import invalid_body, unsupported_parameter
 from helexa.core.wire.generation import GenerationRequest
 from helexa.core.wire.usage import Usage
 
+_Prompt = str | list[int] | list[str] | list[list[int]]
+
 
 def _prompt(value: Any) -> str | list[int] | list[Any]:
     """Unwrap a list of one prompt; several prompts stay a list of lists or strings, for a refusal by name."""
@@ -30,7 +32,7 @@ def _is_ids(value: Any) -> bool:
 class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`: `prompt` is text, or the token ids themselves."""
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=_Prompt)]
 
     def refuse_unsupported(self) -> None:
         """Refuse several prompts, and what is neither continuing a prompt nor text, by name."""

@@ -41,6 +41,8 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
         else:
             raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
     prompt = "\n\n".join([text for text in prompts if text])
+    if not prompt and not turns:
+        raise invalid_anthropic_body("messages", "must say something")
     return [{"role": "system", "content": prompt}, *turns] if prompt else turns
 
 

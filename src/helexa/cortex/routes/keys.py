@@ -14,7 +14,7 @@ from helexa.cortex.head import refuse_encoded
 from helexa.cortex.key import Key
 from helexa.cortex.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.question import ClientGone, read_body
-from helexa.cortex.routes.access import admin
+from helexa.cortex.routes.access import Endpoint, admin
 
 _MAX_BODY_BYTES = 256 << 10
 
@@ -61,11 +61,18 @@ async def revoke_key(request: Request) -> Response:
     return _json(await _entry(gateway, key))
 
 
+def _route(path: str, **endpoints: Endpoint) -> Route:
+    """One route for all methods of a path: it alone can say which ones there are."""
+
+    async def answer(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return Route(path, answer, methods=list(endpoints))
+
+
 key_routes = [
-    Route("/api/keys", admin(list_keys), methods=["GET"]),
-    Route("/api/keys", admin(create_key), methods=["POST"]),
-    Route("/api/keys/{key_id}", admin(change_key), methods=["PATCH"]),
-    Route("/api/keys/{key_id}", admin(revoke_key), methods=["DELETE"]),
+    _route("/api/keys", GET=admin(list_keys), POST=admin(create_key)),
+    _route("/api/keys/{key_id}", PATCH=admin(change_key), DELETE=admin(revoke_key)),
 ]
 
 

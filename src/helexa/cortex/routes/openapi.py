@@ -1,0 +1,19 @@
+"""`GET /openapi.json`: what this API is, for programs."""
+
+from functools import cache
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.cortex.openapi import document
+
+
+async def get_document(_request: Request) -> Response:
+    """The OpenAPI document."""
+    return Response(_encoded(), media_type="application/json")
+
+
+@cache
+def _encoded() -> bytes:
+    return orjson.dumps(document())
