@@ -86,6 +86,7 @@ async def test_the_newest_come_first_page_by_page_and_filtered(url: str):
 
 async def test_only_the_newest_are_kept(url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("helexa.cortex.ledger.activity.KEPT", 100)
+    monkeypatch.setattr("helexa.cortex.ledger.committer._MANY_ROWS", 50)
     async with running(url) as [ledger]:
         for number in range(1050):
             ledger.record(activity(number))

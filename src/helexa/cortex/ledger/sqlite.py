@@ -117,8 +117,7 @@ class _Sqlite(Database):
         self._file, self._writer, self._reader = file, writer, reader
         self._writing = asyncio.Lock()  # held by the transaction that is open on the writer's connection
         self._claim: int | None = None
-        self._here = writer.connect(timeout_secs=0)
-        self._here.execute("PRAGMA wal_autocheckpoint = 0")  # that may wait for the disk; the thread does it
+        self._here: sqlite3.Connection | None = None
         self._batches = 0
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
@@ -149,7 +148,7 @@ class _Sqlite(Database):
             few = sum(len(runs) for _, runs in steps) <= _FEW_ROWS
             if few and self._batches % _CHECKPOINT_EACH:
                 with suppress(sqlite3.Error):
-                    return _write(self._here, guard, steps)
+                    return _write(self._connected(), guard, steps)
             return await self._writer.run(lambda connection: _write(connection, guard, steps))
 
     async def claim(self) -> bool:
@@ -166,12 +165,20 @@ class _Sqlite(Database):
         return True
 
     async def close(self) -> None:
-        self._here.close()
+        if self._here is not None:
+            self._here.close()
         await self._reader.close()
         await self._writer.close()
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
+
+    def _connected(self) -> sqlite3.Connection:
+        """The event loop's own connection, which never waits: not for other writers, not for the disk."""
+        if self._here is None:
+            self._here = self._writer.connect(timeout_secs=0)
+            self._here.execute("PRAGMA wal_autocheckpoint = 0")  # the thread's part
+        return self._here
 
     def _dialect(self, statement: str) -> str:
         return statement
