@@ -65,7 +65,7 @@ class OriginGuard:
 
 _WORDS = {
     "origin_not_allowed": "this page's origin is not in gateway.cors_origins; or show a key",
-    "host_not_allowed": "this gateway is for its own machine: call it by localhost, 127.0.0.1 or ::1, or show a key",
+    "host_not_allowed": "without a key this gateway is called localhost, 127.0.0.1 or ::1; gateway.insecure lifts that",
 }
 
 
