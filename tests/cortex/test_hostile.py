@@ -281,6 +281,39 @@ async def test_a_request_that_runs_longer_than_a_head_may(
         assert (await answer(reader))[0] == 200
 
 
+async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
+        response = await fake_node.begin(request)
+        while True:
+            await response.write(fake_node.chunk("a" * 10_000) * 10)
+
+    monkeypatch.setattr(connection, "TAKE_SECS", 0.1)
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        writer.write(post())
+        assert b"200 OK" in await reader.readline()
+        await eventually(lambda: node.speaking == 1)
+        await eventually(lambda: node.speaking == 0)
+    assert not cortex.gateway.fleet.view().in_flight
+
+
+async def test_who_takes_slowly_is_not(cortex: Cortex, node: FakeNode) -> None:
+    pieces = [fake_node.chunk("a" * 100_000)] * 100
+
+    async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
+        return await fake_node.begin(request, *pieces)
+
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        writer.write(post(b"Connection: close"))
+        await eventually(lambda: node.speaking == 1)
+        size = 0
+        while taken := await reader.read(1 << 20):
+            size += len(taken)
+            await asyncio.sleep(0.01)
+        assert size > sum(map(len, pieces))
+
+
 ENDLESS = {
     "line": (b"POST /", b"a"),
     "name": (LINE + b"\r\nHost: localhost\r\nX-", b"a"),

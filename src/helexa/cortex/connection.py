@@ -13,6 +13,7 @@ from helexa.core.errors import ApiError
 log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
+TAKE_SECS = 300.0
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100  # fewer than nodes take: some are added
 
@@ -30,6 +31,7 @@ class Connection(HttpToolsProtocol):
 
     - A head must be there within `HEAD_SECS`, and has at most `MAX_HEAD_BYTES` and `MAX_HEADERS`. As much may come that
       is neither a head's end nor a body: trailers, extensions of chunks.
+    - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
     - Trailers are dropped: they are no headers.
     - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
@@ -39,6 +41,7 @@ class Connection(HttpToolsProtocol):
 
     _quiet_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]
         """A client is there; its first head is awaited."""
@@ -48,7 +51,18 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
         self._clear_deadline()
+        self._clear_patience()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client is slower than the answer."""
+        super().pause_writing()
+        self._patience = self.loop.call_later(TAKE_SECS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._clear_patience()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; what cannot be parsed ends the connection."""
@@ -129,6 +143,11 @@ class Connection(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _clear_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _too_late(self) -> None:
         self._deadline = None
