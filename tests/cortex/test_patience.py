@@ -1,0 +1,119 @@
+"""Clients that are too slow, over raw sockets, and those that never come to an end: nobody waits for them forever."""
+
+import asyncio
+from itertools import repeat
+
+import pytest
+
+from cortex import fake_node
+from cortex.fake_node import FakeNode
+from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
+from cortex.running import Cortex, eventually
+from helexa.cortex import connection
+
+
+@pytest.mark.parametrize("began", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]])
+async def test_a_head_that_does_not_arrive(cortex: Cortex, began: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
+    async with connected(cortex) as (reader, writer):
+        writer.write(began)
+        assert await reader.read() == b""
+    async with connected(cortex) as (reader, writer):  # nor does the second one
+        writer.write(GET % b"")
+        assert (await answer(reader))[0] == 200
+        writer.write(began or b"P")
+        assert await reader.read() == b""
+
+
+async def test_a_head_that_comes_drop_by_drop(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
+    async with connected(cortex) as (reader, writer):
+        closed = asyncio.ensure_future(reader.read())
+        while not closed.done():
+            writer.write(b"\r\n")
+            await asyncio.wait([closed], timeout=0.01)
+        assert closed.exception() is not None or closed.result() == b""
+
+
+async def test_a_request_that_runs_longer_than_a_head_may(
+    cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.02)
+
+    async def speak(node: FakeNode, request: object) -> fake_node.web.StreamResponse:
+        await asyncio.sleep(0.1)
+        return fake_node.web.Response(body=fake_node.ANSWER, content_type="application/json")
+
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        head, body = post()[: -len(BODY)], BODY
+        writer.write(head)
+        await asyncio.sleep(0.1)
+        writer.write(body)
+        assert (await answer(reader))[0] == 200
+
+
+async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
+        response = await fake_node.begin(request)
+        while True:
+            await response.write(fake_node.chunk("a" * 10_000) * 10)
+
+    monkeypatch.setattr(connection, "TAKE_SECS", 0.1)
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        writer.write(post())
+        assert b"200 OK" in await reader.readline()
+        await eventually(lambda: node.speaking == 1)
+        await eventually(lambda: node.speaking == 0)
+    assert not cortex.gateway.fleet.view().in_flight
+
+
+async def test_who_takes_slowly_is_not(cortex: Cortex, node: FakeNode) -> None:
+    pieces = [fake_node.chunk("a" * 100_000)] * 100
+
+    async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
+        return await fake_node.begin(request, *pieces)
+
+    node.speak = speak
+    async with connected(cortex) as (reader, writer):
+        writer.write(post(b"Connection: close"))
+        await eventually(lambda: node.speaking == 1)
+        size = 0
+        while taken := await reader.read(1 << 20):
+            size += len(taken)
+            await asyncio.sleep(0.01)
+        assert size > sum(map(len, pieces))
+
+
+ENDLESS = {
+    "line": (b"POST /", b"a"),
+    "name": (LINE + b"\r\nHost: localhost\r\nX-", b"a"),
+    "value": (LINE + b"\r\nHost: localhost\r\nX-A: ", b"a"),
+    "headers": (LINE + b"\r\nHost: localhost\r\n", b"X-A: b\r\n"),
+    "extension": (chunked(b"1;"), b"a"),
+    "trailers": (chunked(CHUNKED[:-2]), b"X-A: b\r\n"),
+    "trailer": (chunked(CHUNKED[:-2]) + b"X-A: ", b"a"),
+    "chunks": (chunked(b""), b"1000\r\n" + b"a" * 4096 + b"\r\n"),
+    "chunk": (chunked(b"7fffffffffffffff\r\n"), b"a"),
+    "body": (LINE + b"\r\nHost: localhost\r\nContent-Length: 1099511627776\r\n\r\n", b"a"),
+    "unread": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n"),
+    "nothing": (b"", b"\r\n"),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_what_never_ends_is_cut(
+    cortex: Cortex, node: FakeNode, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.3)
+    begin, more = ENDLESS[what]
+    async with connected(cortex) as (_, writer):
+        writer.write(begin)
+        with pytest.raises(ConnectionError):
+            for piece in repeat(more * (32_768 // len(more))):
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+    assert node.bodies == []
+    assert (await cortex.ask())[0] == 200
