@@ -69,6 +69,17 @@ async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monk
     assert not cortex.gateway.fleet.view().in_flight
 
 
+async def test_who_hangs_up_on_the_first_of_several(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with connected(cortex) as (reader, writer):
+        writer.write(post() * 3)
+        assert b"200 OK" in await reader.readline()
+        await eventually(lambda: node.speaking == 1)
+    await eventually(lambda: node.speaking == 0)
+    await eventually(lambda: not cortex.gateway.fleet.view().in_flight)
+    assert node.bodies == [BODY]
+
+
 async def test_who_takes_slowly_is_not(cortex: Cortex, node: FakeNode) -> None:
     pieces = [fake_node.chunk("a" * 100_000)] * 100
 

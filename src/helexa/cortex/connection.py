@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections import deque
 from typing import Any, cast
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from helexa.core.errors import ApiError
 
@@ -33,6 +34,7 @@ class Connection(HttpToolsProtocol):
       is neither a head's end nor a body: trailers, extensions of chunks.
     - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
+    - Who hangs up is noticed by all requests that wait on the connection, not by the last one only.
     - Trailers are dropped: they are no headers.
     - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
       parser takes what follows it for that protocol, and would lose the request's body.
@@ -45,6 +47,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]
         """A client is there; its first head is awaited."""
+        self._earlier: deque[RequestResponseCycle] = deque()  # before the last one, the oldest first
         super().connection_made(cast(asyncio.Transport, _Corked(cast(asyncio.Transport, transport))))
         self._set_deadline()
 
@@ -52,6 +55,9 @@ class Connection(HttpToolsProtocol):
         """It is gone."""
         self._clear_deadline()
         self._clear_patience()
+        for cycle in self._earlier:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -88,6 +94,10 @@ class Connection(HttpToolsProtocol):
             return
         self._quiet_bytes = 0
         self._clear_deadline()
+        while self._earlier and self._earlier[0].response_complete:
+            self._earlier.popleft()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._earlier.append(self.cycle)
         super().on_headers_complete()
         self.headers = []  # trailers end there
 
