@@ -26,10 +26,11 @@ class Bill:
 
     async def settle(self) -> None:
         """Pay what the node says was used, if it has said so."""
-        usage = self._exchange.meter.usage() if self._exchange.meter else None
-        if usage is not None:
-            self._exchange.usage = usage
-            await self._pay(usage)
+        exchange = self._exchange
+        if exchange.usage is None and exchange.meter is not None:
+            exchange.usage = exchange.meter.usage()
+            if exchange.usage is not None:
+                await self._pay(exchange.usage)
 
     async def __aenter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ _MAX_MENTIONS = 8
 _SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name|delta)"\s*:\s*"[^"]')
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _END = re.compile(rb"(?:^|\n)(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\b)")
+_END_MARKS = (b"[DONE]", b"response.completed", b"response.incomplete", b"response.failed")  # quicker to look for
 _LONGEST_END = 64
 _USAGE = b'"usage"'
 _decoder = json.JSONDecoder()
@@ -30,7 +31,7 @@ class Meter:
     Attributes:
         first_at: when the first content passed (`time.perf_counter`), None before that.
         last_at: when the last bytes passed.
-        produced: pieces of content so far: about as many tokens, where no usage was ever said.
+        produced: events with content so far: about as many tokens, where no usage was ever said.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -43,9 +44,10 @@ class Meter:
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes, seen at `now`."""
         if self._streamed:
-            self.produced += len(_SPOKEN.findall(chunk))
-            if self.first_at is None and self.produced:
-                self.first_at = now
+            if self.first_at is not None:
+                self.produced += chunk.count(b"data:")
+            elif found := _SPOKEN.findall(chunk):
+                self.first_at, self.produced = now, len(found)
         self.last_at = now
         self._tail += chunk
         if len(self._tail) > 2 * TAIL_BYTES:
@@ -53,7 +55,10 @@ class Meter:
 
     def ended(self, last: int) -> bool:
         """Whether a stream says within its last `last` bytes that it is complete."""
-        return self._streamed and _END.search(self._tail, max(0, len(self._tail) - last - _LONGEST_END)) is not None
+        tail, begin = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
+        if not self._streamed or all(tail.find(mark, begin) < 0 for mark in _END_MARKS):
+            return False
+        return _END.search(tail, begin) is not None
 
     def failed(self) -> bool:
         """Whether a stream has said in its last events that it failed."""

@@ -55,9 +55,7 @@ class Metrics:
         def counter(name: str, text: str, labels: tuple[str, ...] = _PLACE) -> Counter:
             return Counter(f"cortex_{name}", text, labels, registry=registry)
 
-        def histogram(
-            name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _PLACE
-        ) -> Histogram:
+        def histogram(name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _PLACE) -> Histogram:
             return Histogram(f"cortex_{name}", text, labels, registry=registry, buckets=buckets)
 
         self.requests = counter("requests", "Requests, however they ended")

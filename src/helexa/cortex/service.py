@@ -79,7 +79,7 @@ async def _ask(
     tried: set[str] = set()
     while True:
         tried.add(target.node)
-        last = route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
+        last = len(view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
         try:
             await gateway.proxy.ask(target, question, reply, exchange, settle, last=last)
             return

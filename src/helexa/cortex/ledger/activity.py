@@ -13,7 +13,7 @@ _MOST_SHOWN = 1000
 _MOST = 1 << 53  # a time in milliseconds fits, and so does what JSON can carry exactly
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Activity:
     """One request that ended.
 

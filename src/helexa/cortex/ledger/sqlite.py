@@ -34,7 +34,13 @@ async def open_sqlite(path: str) -> Database:
         DatabaseError: it cannot be opened.
     """
     file = _made(path)
-    writer = _Worker(file, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "PRAGMA foreign_keys = ON")
+    writer = _Worker(
+        file,
+        "PRAGMA page_size = 1024",  # of a new file: a commit writes whole pages, and a row or two in each
+        "PRAGMA journal_mode = WAL",
+        "PRAGMA synchronous = NORMAL",
+        "PRAGMA foreign_keys = ON",
+    )
     reader = _Worker(file, "PRAGMA query_only = ON")
     database = _Sqlite(file, writer, reader)
     try:
