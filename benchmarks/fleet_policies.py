@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from fleet_world import Queue, Request, World
 
 from helexa.cortex.config import EvictionSection, RoutingSection
-from helexa.cortex.picture import Node
-from helexa.cortex.placement import Cold, load_spec
+from helexa.cortex.fleet.picture import Node
+from helexa.cortex.lifecycle.placement import Cold, load_spec
+from helexa.cortex.lifecycle.situation import Situation
+from helexa.cortex.lifecycle.swap_queue import Wanted, decide
 from helexa.cortex.router import route
-from helexa.cortex.situation import Situation
-from helexa.cortex.swap_queue import Wanted, decide
 
 
 class Ours:

@@ -16,11 +16,11 @@ from fleet_traffic import Conversation, Turn
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
-from helexa.cortex.fleet import Fleet
-from helexa.cortex.history import History
-from helexa.cortex.memory import Change, MemoryBook, beyond
-from helexa.cortex.picture import Report
-from helexa.cortex.placement import Cold
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.picture import Report
+from helexa.cortex.lifecycle.history import History
+from helexa.cortex.lifecycle.memory import Change, MemoryBook, beyond
+from helexa.cortex.lifecycle.placement import Cold
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
 SLOTS = 8

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
+from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.exposure import check_exposure
 from helexa.cortex.head import refuse_encoded, request_id
 
 

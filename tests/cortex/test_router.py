@@ -15,10 +15,10 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.affinity import affinity_key, ranked
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.fleet import FleetView, Node
-from helexa.cortex.placement import Cold, Hold, place
+from helexa.cortex.fleet.fleet import FleetView, Node
+from helexa.cortex.lifecycle.placement import Cold, Hold, place
+from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.router import Warm, failing, may_retry, route
-from helexa.cortex.situation import Situation
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 

@@ -11,7 +11,7 @@ from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, Health, ModelInfo
-from helexa.cortex.fleet import FleetView, Node
+from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.model_list import model_list
 from helexa.cortex.routes.health import fleet_health
 

@@ -8,10 +8,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.cors import Cors
+from helexa.cortex.access.cors import Cors
+from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.database import DatabaseError
-from helexa.cortex.origin import OriginGuard
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity

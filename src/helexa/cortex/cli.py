@@ -8,20 +8,22 @@ from cyclopts import App, Parameter
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
-from helexa.cortex.api_client import GatewayApi
+from helexa.cortex.commands.api_client import GatewayApi
 
 app = App(name="cortex", help="The gateway: one address in front of any number of nodes.", version=__version__)
 keys = App(name="keys", help="Make, list and revoke keys, on the host of the ledger.")
 app.command(keys)
-keys.command("helexa.cortex.key_commands:create", name="create", help="Make a key and show its secret, this once.")
-keys.command("helexa.cortex.key_commands:list_keys", name="list", help="List all keys, without their secrets.")
-keys.command("helexa.cortex.key_commands:revoke", name="revoke", help="End a key for good.")
-app.command("helexa.cortex.check:check", help="Say what is wrong with a configuration, or what it would serve.")
-app.command("helexa.cortex.top:top", help="Show the newest requests, refreshed each second.")
-app.command("helexa.cortex.fleet_commands:explain", help="Say where a request for a model would go, and why.")
-app.command("helexa.cortex.fleet_commands:cordon", help="Send nothing new to a node.")
-app.command("helexa.cortex.fleet_commands:uncordon", help="Send requests to a node again.")
-app.command("helexa.cortex.fleet_commands:drain", help="Cordon a node, and wait until nothing runs there any more.")
+keys.command(
+    "helexa.cortex.commands.key_commands:create", name="create", help="Make a key; its secret is shown this once."
+)
+keys.command("helexa.cortex.commands.key_commands:list_keys", name="list", help="List all keys, not their secrets.")
+keys.command("helexa.cortex.commands.key_commands:revoke", name="revoke", help="End a key for good.")
+app.command("helexa.cortex.commands.check:check", help="Say what is wrong with the files, or what they serve.")
+app.command("helexa.cortex.commands.top:top", help="Show the newest requests, refreshed each second.")
+app.command("helexa.cortex.commands.fleet_commands:explain", help="Say where a request for a model would go, and why.")
+app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send nothing new to a node.")
+app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests to a node again.")
+app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node and wait until nothing runs there.")
 
 EXIT_FAILED = 1
 _ID_COLUMNS = 40
@@ -49,8 +51,8 @@ def serve(
     from helexa.core import catalogue
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
+    from helexa.cortex.access.exposure import check_exposure
     from helexa.cortex.config import load, parse_address
-    from helexa.cortex.exposure import check_exposure
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = load(config)

@@ -3,9 +3,9 @@
 import time
 from dataclasses import dataclass, field
 
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.meter import Meter, Usage
-from helexa.cortex.principal import Principal
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"

@@ -8,21 +8,21 @@ from pathlib import Path
 import aiohttp
 
 from helexa.core.catalogue import Catalogue
-from helexa.cortex.auth import Gatekeeper
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.exposure import check_exposure
+from helexa.cortex.access.key import static_keys
+from helexa.cortex.access.limits import Limits
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.exchange import Exchange
-from helexa.cortex.exposure import check_exposure
-from helexa.cortex.fleet import Fleet
-from helexa.cortex.fleet_metrics import FleetCollector
-from helexa.cortex.key import static_keys
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.fleet_metrics import FleetCollector
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.lifecycle import Lifecycle
-from helexa.cortex.limits import Limits
+from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.metrics import Metrics
-from helexa.cortex.node_client import NodeClient
-from helexa.cortex.poller import Poller
 from helexa.cortex.proxy import Proxy
 from helexa.cortex.reload import Reloader
 from helexa.cortex.upstream import KEEPALIVE_SECS, Upstream

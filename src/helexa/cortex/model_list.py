@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Limit, ModelInfo
-from helexa.cortex import placement
-from helexa.cortex.load_job import Progress
-from helexa.cortex.picture import FleetView, Node
+from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.lifecycle import placement
+from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.router import candidates
 
 Entry = dict[str, Any]

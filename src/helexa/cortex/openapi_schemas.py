@@ -7,9 +7,9 @@ from pydantic import TypeAdapter
 from helexa.core.fleet import Activation, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.cortex.key_terms import KeyChange, NewKey
+from helexa.cortex.access.key_terms import KeyChange, NewKey
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
-from helexa.cortex.principal import Principal
 
 Schema = dict[str, Any]
 

@@ -9,9 +9,9 @@ import orjson
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.exchange import Exchange
-from helexa.cortex.fleet import Fleet
+from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
-from helexa.cortex.load_job import Progress
+from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.meter import Meter
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply

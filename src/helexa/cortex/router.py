@@ -8,7 +8,7 @@ from typing import Literal
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.affinity import ranked
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.picture import FleetView, Node
+from helexa.cortex.fleet.picture import FleetView, Node
 
 WARM = ("loaded", "reloading")
 RETRY_OPEN = 3

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
+from helexa.cortex.access.auth import authorise
 from helexa.cortex.affinity import affinity_key
-from helexa.cortex.auth import authorise
 from helexa.cortex.bill import Bill
 from helexa.cortex.exchange import Exchange
+from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.picture import FleetView
 from helexa.cortex.prompt_check import advice, check_prompt
 from helexa.cortex.proxy import NoAnswer, Settle
 from helexa.cortex.question import Question

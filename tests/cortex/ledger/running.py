@@ -6,11 +6,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from helexa.core.errors import ApiError
+from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.principal import Principal, Window
 
 BALANCE = Window()
 

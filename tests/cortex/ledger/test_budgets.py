@@ -7,8 +7,8 @@ import pytest
 from cortex.ledger.running import Clock, charged, holder, rows, running, spent, states, try_reserve
 from cortex.running import eventually
 from helexa.core.errors import ApiError, HelexaError
+from helexa.cortex.access.principal import Window
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.principal import Window
 
 
 async def test_a_reservation_is_a_row_before_it_is_answered_and_so_is_its_settlement(url: str):

@@ -12,10 +12,10 @@ from cortex.ledger import victim
 from cortex.ledger.running import charged, holder, kill, rows, running, spent, sweep, try_reserve
 from cortex.running import eventually
 from helexa.core.errors import ApiError
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.principal import Principal
 
 KILLS = 15
 STEP = 3_000  # the cap grows by so much from victim to victim, so that it is in reach all the time

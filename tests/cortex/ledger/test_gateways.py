@@ -10,10 +10,10 @@ from cortex.ledger.running import Clock, charged, holder, kill, rows, running, s
 from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
+from helexa.cortex.access.principal import Window
 from helexa.cortex.ledger.database import Args, DatabaseError, Step, open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.principal import Window
 
 CAP = 10_000
 

@@ -13,12 +13,12 @@ from pydantic import SecretStr
 
 from cortex.running import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.auth import Gatekeeper
-from helexa.cortex.key import digest_of
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.key import digest_of
+from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger import keys
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
-from helexa.cortex.principal import Principal, Window
 
 FULL = Principal(
     "alice",

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cortex.ledger.running import holder
+from helexa.cortex.access.principal import Window
 from helexa.cortex.ledger.gateways import Watch
 from helexa.cortex.ledger.lease import Lease, grant, over_budget, window_at
-from helexa.cortex.principal import Window
 
 HOUR = Window("rolling", 3600)
 

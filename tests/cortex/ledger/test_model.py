@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.ledger.running import Clock, charged, holder, running, spent, sweep, try_reserve
+from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.principal import Principal, Window
 
 tokens = st.integers(1, 60)
 steps = st.one_of(

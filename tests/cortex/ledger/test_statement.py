@@ -4,9 +4,9 @@ import asyncio
 from datetime import date
 
 from cortex.ledger.running import Clock, holder, kill, running, sweep
+from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.statement import Budget, Spend
-from helexa.cortex.principal import Principal, Window
 
 DAY = date(2023, 11, 14)  # of the clock's first moment, 22:13 UTC
 NEXT = date(2023, 11, 15)

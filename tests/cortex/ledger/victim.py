@@ -9,9 +9,9 @@ import random
 import sys
 
 from helexa.core.errors import ApiError
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.database import open_database
 from helexa.cortex.ledger.ledger import Ledger
-from helexa.cortex.principal import Principal
 
 
 async def main(url: str, cap: int, journal: int, chance: random.Random) -> None:

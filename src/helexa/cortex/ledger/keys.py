@@ -12,10 +12,10 @@ import orjson
 from pydantic import SecretStr
 
 from helexa.core.errors import ApiError
-from helexa.cortex.auth import Gatekeeper
-from helexa.cortex.key import Key, digest_of, hint_of, new_secret
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.key import Key, digest_of, hint_of, new_secret
+from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.database import Database, Row, Sql
-from helexa.cortex.principal import Principal, Window
 
 log = logging.getLogger(__name__)
 

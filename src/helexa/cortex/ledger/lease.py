@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.cortex.principal import Principal, Window
+from helexa.cortex.access.principal import Principal, Window
 
 _AHEAD = 32  # a lease holds at most so many reservations of the size at hand,
 _SHARE = 8  # and at most this part of what is left, so that near the cap it is worth one reservation

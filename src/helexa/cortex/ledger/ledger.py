@@ -10,13 +10,13 @@ from datetime import date
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer, unavailable
 from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.reservation import Asked, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
-from helexa.cortex.principal import Principal
 
 log = logging.getLogger(__name__)
 

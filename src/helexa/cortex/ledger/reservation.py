@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease
-from helexa.cortex.principal import Principal
 
 MOST_TOKENS = 1 << 31  # nodes and clients say numbers; a column holds 64 bits
 _LONGEST_TEXT = 200

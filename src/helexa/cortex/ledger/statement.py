@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import date, timedelta
 
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.gateways import LATEST_WINDOW
-from helexa.cortex.principal import Principal
 
 _EPOCH = date(1970, 1, 1)
 _DAY_MS = 86_400_000

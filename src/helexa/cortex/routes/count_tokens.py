@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
+from helexa.cortex.access.auth import authorise
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
-from helexa.cortex.auth import authorise
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.head import refuse_encoded, request_id
 from helexa.cortex.question import ClientGone, parse_question, read_body

@@ -5,8 +5,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
-from helexa.cortex.explain import explain
-from helexa.cortex.lifecycle import Lifecycle
+from helexa.cortex.lifecycle.explain import explain
+from helexa.cortex.lifecycle.lifecycle import Lifecycle
 
 
 async def get_explanation(request: Request) -> Response:

@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.cortex.fleet import FleetView, Node
+from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.gateway import Gateway
 
 

@@ -9,10 +9,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError, invalid_body
+from helexa.cortex.access.key import Key
+from helexa.cortex.access.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.head import refuse_encoded
-from helexa.cortex.key import Key
-from helexa.cortex.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.question import ClientGone, read_body
 from helexa.cortex.routes.access import Endpoint, admin
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import model_not_found
-from helexa.cortex.auth import allows
+from helexa.cortex.access.auth import allows
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.model_list import Entry, model_list
 

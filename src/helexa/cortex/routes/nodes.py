@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
-from helexa.cortex.fleet import Fleet
-from helexa.cortex.picture import FleetView, Node
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.picture import FleetView, Node
 
 MAX_WAIT_SECS = 600.0
 

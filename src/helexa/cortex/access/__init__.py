@@ -1,0 +1,1 @@
+"""Who may come in, what they may use, and how much."""

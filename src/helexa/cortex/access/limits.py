@@ -1,0 +1,145 @@
+"""Limits of a key at one gateway: requests a minute, tokens a minute, requests at a time."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from helexa.core.errors import ApiError, overloaded
+from helexa.cortex.access.principal import Principal
+
+_MINUTE = 60.0
+_ROUNDING = 1e-6
+
+
+@dataclass
+class _Bucket:
+    """What was used lately of a limit per minute; it drains steadily, a whole limit in a minute."""
+
+    used: float = 0.0
+
+    def drain(self, limit: int | None, seconds: float) -> None:
+        self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
+
+    def wait(self, limit: int | None, amount: float) -> float:
+        """Seconds until `amount` fits. What is larger than the whole limit fits an empty bucket, and leaves a debt."""
+        excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
+        return 0.0 if limit is None or excess < _ROUNDING else excess * _MINUTE / limit
+
+    def left(self, limit: int) -> int:
+        return max(0, math.floor(limit - self.used))
+
+
+@dataclass
+class _Meter:
+    at: float
+    running: int = 0
+    requests: _Bucket = field(default_factory=_Bucket)
+    tokens: _Bucket = field(default_factory=_Bucket)
+
+    def drain(self, principal: Principal, now: float) -> None:
+        passed, self.at = max(0.0, now - self.at), now
+        self.requests.drain(principal.requests_per_minute, passed)
+        self.tokens.drain(principal.tokens_per_minute, passed)
+
+
+class Pass:
+    """One request that was let in.
+
+    Attributes:
+        headers: the `x-ratelimit-*` response headers of this request.
+    """
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.headers = headers
+        self.actual = 0
+
+    def spent(self, tokens: int) -> None:
+        """Say what the request cost in truth; when nobody does, it cost no tokens."""
+        self.actual = tokens
+
+
+class Limits:
+    """Lets requests in, or says when to come back.
+
+    A limit of N a minute is a bucket that drains N a minute: N may come at once, and then N in every minute. State is
+    kept only for keys that have a limit and used something of it in the last minutes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._meters: dict[str, tuple[Principal, _Meter]] = {}
+        self._swept_at = clock()
+
+    def __len__(self) -> int:
+        """Number of keys that state is kept for."""
+        return len(self._meters)
+
+    @contextmanager
+    def enter(self, principal: Principal | None, tokens: int) -> Iterator[Pass]:
+        """Let one request of about `tokens` tokens in, for as long as the block runs.
+
+        Raises:
+            ApiError: 429 with the seconds after which it would be let in.
+        """
+        if principal is None or _unlimited(principal):
+            yield Pass([])
+            return
+        meter = self._meter(principal)
+        _check(principal, meter, tokens)
+        meter.running += 1
+        meter.requests.used += 1
+        meter.tokens.used += tokens
+        granted = Pass(_headers(principal, meter))
+        try:
+            yield granted
+        finally:
+            meter.running -= 1
+            meter.tokens.used = max(0.0, meter.tokens.used + granted.actual - tokens)
+
+    def _meter(self, principal: Principal) -> _Meter:
+        now = self._clock()
+        if now - self._swept_at >= _MINUTE:
+            self._sweep(now)
+        _, meter = self._meters.get(principal.key_id) or (principal, _Meter(now))
+        meter.drain(principal, now)
+        self._meters[principal.key_id] = (principal, meter)
+        return meter
+
+    def _sweep(self, now: float) -> None:
+        self._swept_at = now
+        for key_id, (principal, meter) in list(self._meters.items()):
+            meter.drain(principal, now)
+            if not (meter.running or meter.requests.used or meter.tokens.used):
+                del self._meters[key_id]
+
+
+def _unlimited(principal: Principal) -> bool:
+    return principal.requests_per_minute is principal.tokens_per_minute is principal.concurrency is None
+
+
+def _check(principal: Principal, meter: _Meter, tokens: int) -> None:
+    if principal.concurrency is not None and meter.running >= principal.concurrency:
+        raise _refused(f"{principal.concurrency} requests at a time", 1.0)
+    if wait := meter.requests.wait(principal.requests_per_minute, 1):
+        raise _refused(f"{principal.requests_per_minute} requests a minute", wait)
+    if wait := meter.tokens.wait(principal.tokens_per_minute, tokens):
+        raise _refused(f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait)
+
+
+def _refused(limit: str, wait: float) -> ApiError:
+    retry_after = max(1, math.ceil(wait))
+    return overloaded(f"this API key is limited to {limit}; try again in {retry_after} s", retry_after, status=429)
+
+
+def _headers(principal: Principal, meter: _Meter) -> list[tuple[bytes, bytes]]:
+    headers: list[tuple[bytes, bytes]] = []
+    for name, limit, bucket in (
+        (b"requests", principal.requests_per_minute, meter.requests),
+        (b"tokens", principal.tokens_per_minute, meter.tokens),
+    ):
+        if limit is not None:
+            headers.append((b"x-ratelimit-limit-" + name, b"%d" % limit))
+            headers.append((b"x-ratelimit-remaining-" + name, b"%d" % bucket.left(limit)))
+    return headers

@@ -1,0 +1,74 @@
+"""Which web pages may speak to a gateway that asks for no keys.
+
+A browser sends what any page tells it to, to addresses of this machine too, and the page need not read the answer to
+have a model loaded. Browsers name the page in `Origin`. A page whose own name is made to resolve to this machine (DNS
+rebinding) has the same origin as the gateway, but still its own name in `Host`.
+"""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helexa.core.errors import ApiError
+from helexa.cortex.access.exposure import is_loopback
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.refusal import refusal
+
+_LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class OriginGuard:
+    """Refuses, where no key is required and none is shown, pages that are not the gateway's own or in
+    `gateway.cors_origins`; and on loopback any other host's name. It stands before everything else."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+        section = gateway.config.gateway  # the address and the origins stay those of the start
+        self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in section.cors_origins)
+        host = section.listen.host
+        own = (f"[{host}]" if ":" in host else host).lower().encode()
+        self._hosts = _LOCAL_HOSTS | {own} if is_loopback(host) and not section.insecure else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        refused = self._refused(scope["headers"]) if scope["type"] == "http" else None
+        await (self._app if refused is None else refusal(refused))(scope, receive, send)
+
+    def _refused(self, headers: Headers) -> ApiError | None:
+        host = origin = b""
+        for name, value in headers:
+            if name == b"host":
+                host = value.lower()
+            elif name == b"origin":
+                origin = value.lower()
+        code = "host_not_allowed" if self._is_strange(host) else "origin_not_allowed" if origin else None
+        if code is None or self._gateway.config.entitlements.require_auth:
+            return None
+        if code == "origin_not_allowed" and self._may_call(origin, host):
+            return None
+        try:
+            if self._gateway.gatekeeper.admit(headers) is not None:
+                return None
+        except ApiError as error:
+            return error
+        return ApiError(403, code, _WORDS[code])
+
+    def _is_strange(self, host: bytes) -> bool:
+        return self._hosts is not None and host != b"" and _without_port(host) not in self._hosts
+
+    def _may_call(self, origin: bytes, host: bytes) -> bool:
+        scheme, _, authority = origin.partition(b"://")
+        own = scheme in (b"http", b"https") and authority == host
+        return own or origin in self._origins or b"*" in self._origins
+
+
+_WORDS = {
+    "origin_not_allowed": "this page's origin is not in gateway.cors_origins; or show a key",
+    "host_not_allowed": "without a key this gateway is called localhost, 127.0.0.1 or ::1; gateway.insecure lifts that",
+}
+
+
+def _without_port(host: bytes) -> bytes:
+    name, colon, port = host.rpartition(b":")
+    return name if colon and port.isdigit() else host

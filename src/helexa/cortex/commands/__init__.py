@@ -1,0 +1,1 @@
+"""What the `cortex` command does beside serving."""

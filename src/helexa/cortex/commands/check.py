@@ -1,0 +1,53 @@
+"""`cortex check`: whether the configuration is right, and what a gateway would make of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from helexa.core import catalogue
+from helexa.core.catalogue import Catalogue
+from helexa.cortex.access.exposure import check_exposure
+from helexa.cortex.access.key import Key, static_keys
+from helexa.cortex.config import CortexConfig, load
+
+
+def check(*, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("cortex.toml")) -> None:
+    """Read cortex.toml and its catalogue, and say what is wrong, or what would be served. Nothing is contacted.
+
+    Args:
+        config: the configuration file.
+    """
+    settings = load(config)
+    check_exposure(settings)
+    keys = static_keys(settings.entitlements)
+    known = catalogue.load(settings.models_config)
+    print(f"{config} is right")
+    print("\n".join(_summary(settings, known, keys)))
+    for doubt in _doubts(settings, known, keys):
+        print(f"but {doubt}")
+
+
+def _summary(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
+    gateway, who = settings.gateway, "needed" if settings.entitlements.require_auth else "not needed"
+    yield f"  listens on {gateway.listen}, metrics on {gateway.metrics_listen}"
+    yield f"  keys are {who}; {len(keys)} in this file, others in the ledger"
+    yield f"  {len(known.models)} models and {len(known.aliases)} aliases in {settings.models_config}"
+    for neuron in settings.neurons:
+        kind = "" if neuron.kind == "neuron" else f", {neuron.kind}"
+        yield f"  node {neuron.name}: {neuron.endpoint}{kind}{', cordoned' if neuron.cordoned else ''}"
+
+
+def _doubts(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
+    """What is allowed, and yet hardly meant."""
+    names = {neuron.name for neuron in settings.neurons}
+    if not names:
+        yield "there is no [[neurons]]: every request would be refused"
+    for profile in known.models:
+        if missing := sorted(set(profile.pinned_on) - names):
+            yield f"model '{profile.id}' is pinned on {', '.join(missing)}, which is no node here"
+    for key in keys:
+        for model in sorted(key.principal.models or ()):
+            if (target := known.resolve(model)) != model:
+                yield f"key '{key.principal.key_id}' allows '{model}', an alias; name the model: '{target}'"

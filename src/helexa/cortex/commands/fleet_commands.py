@@ -1,0 +1,74 @@
+"""Commands about a running fleet: where a request would go, and which nodes are asked."""
+
+from typing import Any
+from urllib.parse import quote
+
+from helexa.core.errors import HelexaError
+from helexa.cortex.commands.api_client import GatewayApi, printable
+
+_DRAIN_PATIENCE_SECS = 900.0
+_HERE = GatewayApi()
+
+
+def explain(model: str, /, *, api: GatewayApi = _HERE) -> None:
+    """Say where a request for a model would go right now, why, and what would make room for it.
+
+    Args:
+        model: id of the model, or an alias.
+    """
+    answer = api.get(f"/api/explain?model={quote(model, safe='')}")
+    try:
+        print("\n".join(_explained(answer)))
+    except (KeyError, TypeError, AttributeError):
+        raise HelexaError(f"{api.endpoint} does not explain as a gateway does") from None
+
+
+def cordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
+    """Send nothing new to a node. What runs there goes on.
+
+    Args:
+        node: name of the node.
+    """
+    _post(api, node, "cordon")
+    print(f"{printable(node)} is cordoned: it is asked for nothing new until `cortex uncordon {printable(node)}`")
+
+
+def uncordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
+    """Send requests to a node again.
+
+    Args:
+        node: name of the node.
+    """
+    _post(api, node, "uncordon")
+    print(f"{printable(node)} is asked again")
+
+
+def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
+    """Cordon a node, and wait until nothing runs there any more.
+
+    Args:
+        node: name of the node.
+    """
+    answer = _post(api, node, "drain", _DRAIN_PATIENCE_SECS)
+    running, loading = answer.get("in_flight"), answer.get("loading")
+    if running or loading:
+        raise HelexaError(
+            f"{node} is cordoned, but {running} requests and {loading} loads are not done; drain it again"
+        )
+    print(
+        f"{printable(node)} is drained: nothing runs there, and nothing will until `cortex uncordon {printable(node)}`"
+    )
+
+
+def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict[str, Any]:
+    answer = api.post(f"/api/nodes/{quote(node, safe='')}/{verb}", patience)
+    return answer if isinstance(answer, dict) else {}
+
+
+def _explained(answer: dict[str, Any]) -> list[str]:
+    where = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
+    lines = [f"{printable(answer['model'])}: {printable(where)}", f"  {printable(answer['reason'])}"]
+    if answer["evict"]:
+        lines.append(f"  unloads {', '.join(printable(model) for model in answer['evict'])}")
+    candidates = answer["candidates"]
+    return lines + [f"  - {printable(node['node'])}: {printable(node['verdict'])}" for node in candidates]

@@ -1,0 +1,188 @@
+"""`cortex keys`: keys made, listed and revoked on the host itself, in the database that the gateway uses."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+from cyclopts import Parameter
+
+from helexa.core import catalogue
+from helexa.core.catalogue import Catalogue
+from helexa.cortex.access.key import Key, static_keys
+from helexa.cortex.access.key_terms import NewKey, described, refuse_static
+from helexa.cortex.commands.duration import duration_text, parse_duration
+from helexa.cortex.commands.text_table import text_table
+from helexa.cortex.config import CortexConfig, load
+from helexa.cortex.ledger.database import Database, open_database
+from helexa.cortex.ledger.keys import KeyStore
+from helexa.cortex.ledger.statement import budget
+
+T = TypeVar("T")
+Config = Annotated[Path, Parameter(name=["--config", "-c"])]
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+
+_HEADINGS = (
+    "KEY ID",
+    "ACCOUNT",
+    "ROLE",
+    "SECRET",
+    "MODELS",
+    "SPENT",
+    "CAP",
+    "WINDOW",
+    "REQ/MIN",
+    "TOK/MIN",
+    "AT ONCE",
+    "STATE",
+)
+
+
+def create(
+    *,
+    account: str,
+    key_id: Annotated[str | None, Parameter(name=["--key-id", "--name"])] = None,
+    models: str | None = None,
+    cap: int | None = None,
+    window: str = "balance",
+    rpm: int | None = None,
+    tpm: int | None = None,
+    concurrency: int | None = None,
+    expires: str | None = None,
+    admin: Annotated[bool, Parameter(negative="")] = False,
+    config: Config = Path("cortex.toml"),
+    as_json: Json = False,
+) -> None:
+    """Make a key and show its secret, this once.
+
+    Args:
+        account: who pays.
+        key_id: name of the key, else one made from the account's.
+        models: the models it may use, separated by commas; all by default.
+        cap: tokens it may spend within a window; no cap by default.
+        window: how long the cap counts: balance (for ever) or a duration like 24h, after which it counts anew.
+        rpm: requests a minute at one gateway.
+        tpm: tokens a minute at one gateway.
+        concurrency: requests at a time at one gateway.
+        expires: how long it is good, like 30d; for ever by default.
+        admin: it may use the admin API.
+        config: the gateway's configuration file, which says where the ledger is.
+        as_json: print JSON for programs.
+    """
+    settings = load(config)
+    asked: dict[str, Any] = {
+        "account_id": account,
+        "key_id": key_id,
+        "role": "admin" if admin else "user",
+        "hard_cap": cap,
+        "requests_per_minute": rpm,
+        "tokens_per_minute": tpm,
+        "concurrency": concurrency,
+    }
+    if models is not None:
+        asked["models"] = [name.strip() for name in models.split(",")]
+    if window != "balance":
+        asked["window"] = {"kind": "rolling", "seconds": parse_duration(window)}
+    if expires is not None:
+        asked["expires_at"] = time.time() + parse_duration(expires)
+    known = Catalogue() if models is None else catalogue.load(settings.models_config)
+    wanted = NewKey.of(asked).principal(known)
+    refuse_static(static_keys(settings.entitlements), wanted.key_id)
+    key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(wanted))
+    if as_json:
+        print(json.dumps(described(key) | {"key": secret.get_secret_value()}))
+        return
+    print(secret.get_secret_value())
+    print(f"\nThis is key '{wanted.key_id}' of account '{wanted.account_id}' in {_where(settings)}.")
+    print("It is shown this once; a running gateway knows it within a second.")
+    if not settings.entitlements.require_auth:
+        print("Requests without a key are let in as well, until entitlements.require_auth = true.")
+
+
+def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) -> None:
+    """List all keys, without their secrets.
+
+    Args:
+        config: the gateway's configuration file, which says where the ledger is.
+        as_json: print JSON for programs.
+    """
+    settings = load(config)
+    static = static_keys(settings.entitlements)
+
+    async def looked_up(database: Database) -> list[tuple[Key, int]]:
+        keys = [*static, *await KeyStore(database).list()]
+        return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
+
+    found = _with_ledger(settings, looked_up)
+    if as_json:
+        entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in found]
+        print(json.dumps(entries, indent=2))
+    elif found:
+        print(text_table(_HEADINGS, [_row(key, spent) for key, spent in found]))
+    else:
+        print(f"there is no key in {_where(settings)}; `cortex keys create --account NAME` makes one")
+
+
+def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
+    """End a key for good. What it spent stays in the ledger, and its name stays taken.
+
+    Args:
+        key_id: name of the key.
+        config: the gateway's configuration file, which says where the ledger is.
+    """
+    settings = load(config)
+    refuse_static(static_keys(settings.entitlements), key_id)
+    _with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
+    print(f"key '{key_id}' is revoked; running gateways refuse it within a second")
+
+
+def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
+    async def opened() -> T:
+        database = await open_database(settings.ledger.url.get_secret_value())
+        try:
+            await database.migrate()
+            return await work(database)
+        finally:
+            await database.close()
+
+    return asyncio.run(opened())
+
+
+def _where(settings: CortexConfig) -> str:
+    """The ledger, named without the password to it."""
+    url = settings.ledger.url.get_secret_value()
+    if url.startswith("sqlite:"):
+        return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"
+    parts = urlsplit(url)
+    return f"the ledger {parts.path.lstrip('/')} at {parts.hostname or 'the local PostgreSQL'}"
+
+
+def _row(key: Key, spent: int) -> tuple[object, ...]:
+    who = key.principal
+    return (
+        who.key_id,
+        who.account_id,
+        who.role,
+        f"{key.hint}..." if key.hint else "in cortex.toml",
+        "all" if who.models is None else ",".join(sorted(who.models)) or "none",
+        spent,
+        who.hard_cap,
+        "balance" if who.window.kind == "balance" else duration_text(who.window.seconds),
+        who.requests_per_minute,
+        who.tokens_per_minute,
+        who.concurrency,
+        _state(key),
+    )
+
+
+def _state(key: Key) -> str:
+    expires_at, now = key.principal.expires_at, time.time()
+    if key.revoked_at is not None:
+        return "revoked"
+    if expires_at is None:
+        return "good"
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at))
+    return f"good until {until}" if expires_at > now else f"expired {until}"

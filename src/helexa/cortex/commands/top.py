@@ -1,0 +1,79 @@
+"""`cortex top`: the newest requests, as they end."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from helexa.core.errors import HelexaError
+from helexa.cortex.commands.api_client import GatewayApi
+from helexa.cortex.commands.text_table import text_table
+
+_HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
+_REFRESH_SECS = 1.0
+_HERE = GatewayApi()
+
+
+def top(
+    *,
+    api: GatewayApi = _HERE,
+    once: Annotated[bool, Parameter(negative="")] = False,
+    limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 30,
+) -> None:
+    """Show the newest requests, refreshed each second until Ctrl-C.
+
+    Args:
+        once: print them once.
+        limit: how many.
+    """
+    first = _table(api, limit)
+    if once:
+        print(first)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with suppress(KeyboardInterrupt), Live(Text(first, no_wrap=True), auto_refresh=False, screen=True) as screen:
+        for table in _tables(api, limit, first):
+            screen.update(Text(table, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
+    """A table each second; while the gateway gives none, the last one and why."""
+    while True:
+        time.sleep(_REFRESH_SECS)
+        try:
+            table = _table(api, limit)
+        except HelexaError as error:
+            yield f"{error}\n\n{table}"
+        else:
+            yield table
+
+
+def _table(api: GatewayApi, limit: int) -> str:
+    answer = api.get(f"/api/activity?limit={limit}")
+    try:
+        return text_table(_HEADINGS, [_row(entry) for entry in answer["requests"]])
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+        raise HelexaError(f"{api.endpoint} does not tell its activity as a gateway does") from None
+
+
+def _row(entry: dict[str, Any]) -> tuple[object, ...]:
+    ended = time.localtime((entry["started_ms"] + entry["duration_ms"]) / 1000)
+    status = f"{entry['status']} {entry.get('error_code') or ('left' if entry.get('client_gone') else '')}"
+    ttft = entry.get("ttft_ms")
+    return (
+        time.strftime("%H:%M:%S", ended),
+        entry.get("key_id"),
+        entry.get("alias") or entry["model"],
+        entry.get("node"),
+        status,
+        entry.get("prompt"),
+        entry.get("cached"),
+        entry.get("completion"),
+        None if ttft is None else f"{ttft / 1000:.2f}",
+        f"{entry['duration_ms'] / 1000:.2f}",
+        entry.get("tokens_per_second"),
+    )

@@ -1,0 +1,1 @@
+"""The nodes: what is known of them, and how it is learnt."""

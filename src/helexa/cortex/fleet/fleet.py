@@ -1,0 +1,281 @@
+"""The gateway's picture of its nodes. `Fleet` alone changes it; everybody else reads an immutable `FleetView`."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from math import inf
+from types import MappingProxyType
+
+from helexa.core.fleet import Health, ModelInfo
+from helexa.cortex.config import NeuronSection, RoutingSection
+from helexa.cortex.fleet.breaker import WARY_SECS, Breakers, Pair
+from helexa.cortex.fleet.picture import FleetView, Node, Report
+
+__all__ = ["Fleet", "FleetView", "Node", "Report"]
+
+log = logging.getLogger(__name__)
+
+MISSES_TO_DOWN = 3
+MAX_BUSY_SECS = 30.0
+
+
+class Fleet:
+    """The one owner of the picture.
+
+    A node can be taken out of the configuration at any time; what is still told of it then is not heard.
+    """
+
+    def __init__(
+        self,
+        neurons: Iterable[NeuronSection],
+        routing: RoutingSection | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        routing = routing or RoutingSection()
+        self.reconfigured = asyncio.Event()
+        self._freed = asyncio.Event()
+        self._clock = clock
+        self._nodes: dict[str, Node] = {}
+        self._configured: dict[str, NeuronSection] = {}
+        self._in_flight: Counter[Pair] = Counter()
+        self._loading: set[Pair] = set()
+        self._draining: set[Pair] = set()
+        self._loaded_at: dict[Pair, float] = {}
+        self._unloaded_at: dict[Pair, float] = {}
+        self._used_at: dict[Pair, float] = {}
+        self._breakers = Breakers(routing.breaker_failures, routing.breaker_reset_secs)
+        self._view: FleetView | None = None
+        self._view_until = inf
+        self.configure(neurons)
+
+    def configure(self, neurons: Iterable[NeuronSection]) -> None:
+        """Replace the set of nodes, at once. One that stays at its address keeps its state, and what was cordoned by
+        hand stays cordoned unless the configuration now says otherwise. Sets `reconfigured`."""
+        sections = {neuron.name: neuron for neuron in neurons}
+        self._nodes = {name: self._node_for(section) for name, section in sections.items()}
+        self._configured = sections
+        for times in (self._loaded_at, self._unloaded_at, self._used_at):
+            for pair in [pair for pair in times if pair[0] not in sections]:
+                del times[pair]
+        self._breakers.keep(lambda pair: pair[0] in sections)
+        self._changed()
+        self.reconfigured.set()
+
+    def set_routing(self, routing: RoutingSection) -> None:
+        """Breakers follow these settings from their next fault on."""
+        self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
+
+    def view(self) -> FleetView:
+        """The picture now; the same object until something changes."""
+        now = self._clock()
+        if self._view is None or now >= self._view_until:
+            self._view_until = self._breakers.changes_at(now)
+            self._view = FleetView(
+                tuple(self._nodes.values()),
+                MappingProxyType(self._in_flight),
+                frozenset(self._loading),
+                frozenset(self._draining),
+                MappingProxyType(self._loaded_at),
+                MappingProxyType(self._used_at),
+                self._breakers.open(now),
+                self._breakers.wary(now),
+            )
+        return self._view
+
+    def node(self, name: str) -> Node:
+        """One node now.
+
+        Raises:
+            KeyError: it is not configured (any more).
+        """
+        return self._nodes[name]
+
+    def has(self, node: Node) -> bool:
+        """Whether this node is still configured, at the same address."""
+        now = self._nodes.get(node.name)
+        return now is not None and (now.endpoint, now.kind) == (node.endpoint, node.kind)
+
+    def bearer(self, name: str) -> str | None:
+        """The key that a node asks for. It is never part of the picture."""
+        section = self._configured.get(name)
+        return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
+
+    def cordon(self, name: str, cordoned: bool) -> None:
+        """Give a node nothing new, or again.
+
+        Raises:
+            KeyError: it is not configured.
+        """
+        if self._nodes[name].cordoned != cordoned:
+            log.info("node %s is %s", name, "cordoned" if cordoned else "uncordoned")
+        self._put(replace(self._nodes[name], cordoned=cordoned))
+
+    def answered(self, name: str, report: Report, began: float) -> None:
+        """Take in a successful poll that began at `began` (seconds of the fleet's clock)."""
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        if not node.healthy:
+            log.info("node %s is up at %s", name, node.endpoint)
+        models, urls = dict(report.models), dict(report.urls)
+        for model, info in node.models.items():
+            arrived = model in models and models[model].status != "loading"
+            if not arrived and self._loaded_at.get((name, model), -inf) >= began:
+                models[model] = info  # the answer is older than the load
+                urls[model] = node.url(model)
+        for model in report.models:
+            if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
+                del models[model]  # the answer is older than the unload
+        health = report.health or node.health
+        self._note_times(node, models, began)
+        # What comes back after it was down has been started anew: its faults died with it.
+        self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
+        self._put(
+            replace(
+                node,
+                healthy=True,
+                misses=0,
+                discovery=report.discovery or node.discovery,
+                health=health,
+                models=models,
+                urls=urls,
+                others=self._others(name, health) if report.health else node.others,
+                read_at=began if report.health else node.read_at,
+            )
+        )
+
+    def missed(self, name: str, reason: str) -> None:
+        """Take in a failed poll; the third in a row takes the node down."""
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        misses = node.misses + 1
+        healthy = node.healthy and misses < MISSES_TO_DOWN
+        if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
+            log.warning("node %s is down: %s", name, reason)
+        others = node.others if healthy else {}  # of a moment's silence nothing follows about its load
+        self._put(replace(node, healthy=healthy, misses=misses, others=others))
+
+    def loaded(self, name: str, info: ModelInfo, url: str) -> None:
+        """Take in a load that just succeeded, so that the next request need not wait for a poll."""
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        self._loaded_at[name, info.id] = self._clock()
+        self._put(replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url}))
+
+    def unloaded(self, name: str, model: str) -> None:
+        """Take in an unload that just succeeded, so that no request goes there until a poll says so."""
+        node = self._nodes.get(name)
+        if node is None:
+            return
+        self._unloaded_at[name, model] = self._clock()
+        self._loaded_at.pop((name, model), None)
+        self._put(replace(node, models={key: info for key, info in node.models.items() if key != model}))
+
+    def transport_ok(self, name: str, model: str) -> None:
+        """A node answered a request for the model, whatever the answer."""
+        pair = (name, model)
+        if pair in self._breakers:
+            self._breakers.ok(pair, self._clock())
+            self._changed()
+
+    def transport_fault(self, name: str, model: str) -> None:
+        """A request for the model failed below HTTP: no connection, a reset, a read that timed out, garbage."""
+        if name in self._nodes:
+            if self._breakers.fault((name, model), self._clock()) == "open":
+                log.warning("node %s is not asked for %s for now: it keeps failing", name, model)
+            self._changed()
+
+    def busy(self, name: str, model: str, secs: float = WARY_SECS) -> None:
+        """A node said 429 or 503: for `secs` (at most `MAX_BUSY_SECS`) others come first."""
+        if name in self._nodes:
+            self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
+            self._changed()
+
+    async def emptied(self, name: str) -> None:
+        """Wait until nothing runs on a node through this gateway: no request, no load."""
+        while any(node == name for node, _ in (*self._in_flight, *self._loading)):
+            self._freed.clear()
+            await self._freed.wait()
+
+    @contextmanager
+    def request(self, name: str, model: str) -> Iterator[None]:
+        """Count one request as in flight on a node for as long as the block runs."""
+        pair = (name, model)
+        probe = self._breakers.began(pair, self._clock())
+        if probe:
+            self._changed()
+        self._in_flight[pair] += 1
+        self._used_at[pair] = self._clock()
+        try:
+            yield
+        finally:
+            self._used_at[pair] = self._clock()
+            self._in_flight[pair] -= 1
+            if not self._in_flight[pair]:
+                del self._in_flight[pair]
+                self._freed.set()
+            if probe:
+                self._breakers.ended(pair, self._clock())
+                self._changed()
+
+    @contextmanager
+    def load(self, name: str, model: str) -> Iterator[None]:
+        """Show one load as running for as long as the block runs."""
+        self._loading.add((name, model))
+        self._changed()
+        try:
+            yield
+        finally:
+            self._loading.discard((name, model))
+            self._freed.set()
+            self._changed()
+
+    @contextmanager
+    def drain(self, name: str, model: str) -> Iterator[None]:
+        """Let a model take no new requests on a node for as long as the block runs."""
+        self._draining.add((name, model))
+        self._changed()
+        try:
+            yield
+        finally:
+            self._draining.discard((name, model))
+            self._changed()
+
+    def _put(self, node: Node) -> None:
+        self._nodes[node.name] = node
+        self._changed()
+
+    def _changed(self) -> None:
+        self._view = None
+
+    def _node_for(self, section: NeuronSection) -> Node:
+        node, before = self._nodes.get(section.name), self._configured.get(section.name)
+        if node is None or before is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
+            return Node(section.name, section.endpoint, section.kind, section.cordoned)
+        return node if section.cordoned == before.cordoned else replace(node, cordoned=section.cordoned)
+
+    def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
+        """Note what came to a node, and what others use there; forget what went."""
+        for model, info in models.items():
+            came = model not in node.models or node.models[model].status == "loading"
+            if came and info.status != "loading" and node.read_at is not None:  # else of unknown age
+                self._loaded_at.setdefault((node.name, model), began)
+            if node.others.get(model):
+                self._used_at[node.name, model] = began
+        for times in (self._loaded_at, self._unloaded_at, self._used_at):
+            for key in [key for key in times if key[0] == node.name and key[1] not in models]:
+                if times[key] < began:
+                    del times[key]
+
+    def _others(self, name: str, health: Health | None) -> dict[str, int]:
+        reported = health.models if health else []
+        return {
+            load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
+            for load in reported
+        }

@@ -1,0 +1,223 @@
+"""The management calls that the gateway makes to a node."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import aiohttp
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from yarl import URL
+
+from helexa.core.errors import HelexaError
+from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
+from helexa.cortex.fleet.picture import Node, Report
+
+POLL_TIMEOUT_SECS = 5.0
+MAX_MODELS = 1000
+UNLOAD_TIMEOUT_SECS = 60.0
+MAX_REPLY_BYTES = 8 << 20
+MAX_REASON_CHARS = 300
+
+_MAX_ASKED = 64
+_LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
+_REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
+
+ValueT = TypeVar("ValueT")
+Params = ParamSpec("Params")
+
+_discovery = TypeAdapter(Discovery)
+_health = TypeAdapter(Health)
+_model_info = TypeAdapter(ModelInfo)
+_entries = TypeAdapter(list[dict[str, Any]])
+_endpoint = TypeAdapter(dict[str, Any])
+
+
+class NodeError(HelexaError):
+    """A node did not answer, or answered with a refusal.
+
+    Attributes:
+        temporary: the same call may succeed later.
+    """
+
+    def __init__(self, message: str, *, temporary: bool = True) -> None:
+        super().__init__(message)
+        self.temporary = temporary
+
+
+class NodeClient:
+    """Calls to any node, by its configured base URL, with the key that it asks for. Every method raises `NodeError`."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def look(self, node: Node, bearer: str | None = None) -> Report:
+        """What a node of kind `neuron` says of itself. `/models` decides; the rest is best effort, and what cannot
+        change is not asked again while the node is up."""
+        models = await self.models(node.endpoint, bearer)
+        health, discovery, urls = await asyncio.gather(
+            or_none(self.health, node.endpoint, bearer),
+            or_none(self.discovery, node.endpoint, bearer) if node.discovery is None or node.misses else _none(),
+            self._urls(node, models, bearer),
+        )
+        return Report(models, health, discovery, urls)
+
+    async def discovery(self, endpoint: str, bearer: str | None = None) -> Discovery:
+        """`GET /discovery`."""
+        return parse(_discovery, await self.get(endpoint, "/discovery", bearer))
+
+    async def health(self, endpoint: str, bearer: str | None = None) -> Health:
+        """`GET /health`."""
+        return parse(_health, await self.get(endpoint, "/health", bearer))
+
+    async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
+        """`GET /models`, by id, at most `MAX_MODELS`. An entry in a state that this gateway does not know is left
+        out."""
+        found: dict[str, ModelInfo] = {}
+        for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
+            try:
+                info = _model_info.validate_python(entry)
+            except ValidationError:
+                continue
+            found[info.id] = info
+        return found
+
+    async def url(self, endpoint: str, model: str, bearer: str | None = None) -> str:
+        """Base URL of a model's API: the node's word, or `endpoint` where it says nothing usable."""
+        try:
+            reply = parse(_endpoint, await self.get(endpoint, f"/models/{quote(model, safe='')}/endpoint", bearer))
+        except NodeError:
+            return endpoint
+        url = reply.get("url")
+        return reachable_url(url, endpoint) if isinstance(url, str) else endpoint
+
+    async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
+        """`POST /models/load`; returns once the model serves. A model that was loaded already is a success.
+
+        It waits for as long as that takes: whoever watches the load's progress gives it up.
+        """
+        status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
+        if status // 100 == 2 or b"already loaded" in body:
+            return
+        reason, kind = _refusal(body)
+        temporary = status >= 500 or kind in _REFUSALS_WORTH_A_RETRY
+        raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
+
+    async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
+        """`POST /models/unload`; returns once the model's memory is free. A model that is not there is a success."""
+        status, body = await self._call(
+            "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
+        )
+        if status // 100 != 2 and status != 404:
+            raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
+
+    async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
+        """The body of a GET, which must be a 200."""
+        return await self._poll("GET", endpoint, path, None, bearer)
+
+    async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
+        """The body that answers a JSON POST, which must be a 200 and not take long."""
+        return await self._poll("POST", endpoint, path, orjson.dumps(content), bearer)
+
+    async def _poll(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
+        status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, data, bearer)
+        if status != 200:
+            raise NodeError(f"{path} answered HTTP {status}")
+        return body
+
+    async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
+        """Where each model is served; a node that keeps answering is asked once per model, of many a part each time."""
+        before = {} if node.misses else node.urls
+        new = [model for model in models if model not in before][:_MAX_ASKED]
+        found = await asyncio.gather(*(self.url(node.endpoint, model, bearer) for model in new))
+        known = {model: before[model] for model in models if model in before}
+        return known | dict(zip(new, found, strict=True))
+
+    async def _call(
+        self, method: str, endpoint: str, path: str, timeout_secs: float | None, data: bytes | None, bearer: str | None
+    ) -> tuple[int, bytes]:
+        headers = {"content-type": "application/json"} if data else {}
+        if bearer is not None:
+            headers["authorization"] = f"Bearer {bearer}"
+        timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)
+        body = bytearray()
+        try:
+            async with self._session.request(
+                method, endpoint_url(endpoint, path), data=data, headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_REPLY_BYTES:
+                        raise NodeError(f"{path} answered with more than {MAX_REPLY_BYTES} bytes")
+                return response.status, bytes(body)
+        except TimeoutError:
+            raise NodeError(f"{path} did not answer in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise NodeError(f"{path} could not be asked: {type(error).__name__}") from error
+
+
+def endpoint_url(base: str, path: str) -> URL:
+    """`base` + `path`, where the path is percent-encoded already."""
+    return URL(base + path, encoded=True)
+
+
+def reachable_url(url: str, endpoint: str) -> str:
+    """A URL as a node sees itself, made reachable from here: a loopback host becomes the configured one."""
+    try:
+        said, configured = urlsplit(url), urlsplit(endpoint)
+        host, port = said.hostname, said.port
+        (host or "").encode("idna")
+    except ValueError:
+        return endpoint
+    if said.scheme not in ("http", "https") or not host:
+        return endpoint
+    if host in _LOOPBACK:
+        host = configured.hostname or host
+    host = f"[{host}]" if ":" in host else host
+    return urlunsplit((said.scheme, f"{host}:{port}" if port else host, said.path.rstrip("/"), "", ""))
+
+
+def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
+    """A node's JSON as the record it should be.
+
+    Raises:
+        NodeError: it is another.
+    """
+    try:
+        return adapter.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise NodeError(f"unreadable answer: {where}: {first['msg']}") from None
+
+
+def _refusal(body: bytes) -> tuple[str, str | None]:
+    """One line and the kind out of `{"error": "text"}` or `{"error": {"kind", "message", ...}}`."""
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return "", None
+    error = reply.get("error") if isinstance(reply, Mapping) else None
+    kind = None
+    if isinstance(error, Mapping):
+        kind = error.get("kind") if isinstance(error.get("kind"), str) else None
+        error = error.get("message") or kind
+    if not isinstance(error, str):
+        return "", kind
+    line = " ".join(error.split())
+    return line[:MAX_REASON_CHARS], kind
+
+
+async def or_none(
+    ask: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
+) -> ValueT | None:
+    """What a node said, None when it did not."""
+    try:
+        return await ask(*args, **kwargs)
+    except NodeError:
+        return None
+
+
+async def _none() -> None:
+    return None

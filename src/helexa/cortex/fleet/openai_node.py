@@ -1,0 +1,232 @@
+"""Nodes of kind `openai`: any server of the OpenAI dialect (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
+
+They are asked what they have, never to load or unload. `GET /v1/models` decides whether such a node is up, and all it
+lists counts as loaded; which server it is, and so what more it can say, is found out when a model first appears.
+"""
+
+import asyncio
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, TypeAdapter
+
+from helexa.core.fleet import Health, Limit, ModelInfo, ModelLoad, Record, WireInt
+from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
+from helexa.cortex.fleet.picture import Node, Report
+
+_MAX_SHOWN = 64
+_AT_ONCE = 4
+_OLLAMA_KINDS = {"completion": "text", "vision": "vision", "embedding": "embedding"}
+_STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["embedding"]}
+
+
+class _Entry(Record):
+    """An entry of `/v1/models`, with what vLLM and llama.cpp add to it."""
+
+    id: str
+    owned_by: str | None = None
+    max_model_len: WireInt | None = None
+    meta: dict[str, Any] | None = None
+
+
+class _Props(Record):
+    """llama.cpp's `/props`."""
+
+    default_generation_settings: dict[str, Any] = Field(default_factory=dict[str, Any])
+    modalities: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class _Running(Record):
+    """An entry of Ollama's `/api/ps`: what it has in memory."""
+
+    name: str
+    context_length: WireInt | None = None
+
+
+class _Ps(Record):
+    models: list[_Running]
+
+
+class _Show(Record):
+    """Ollama's `/api/show`: what a model was made for."""
+
+    model_info: dict[str, Any] = Field(default_factory=dict[str, Any])
+    capabilities: list[str] = Field(default_factory=list[str])
+
+
+class _Studio(Record):
+    """An entry of LM Studio's `/api/v0/models`."""
+
+    id: str
+    type: str | None = None
+    loaded_context_length: WireInt | None = None
+    max_context_length: WireInt | None = None
+    capabilities: list[str] = Field(default_factory=list[str])
+
+
+class _Studios(Record):
+    data: list[_Studio]
+
+
+class _Listing(Record):
+    data: list[dict[str, Any]] | None
+
+
+_entry = TypeAdapter(_Entry)
+_listing = TypeAdapter(_Listing)
+_props = TypeAdapter(_Props)
+_ps = TypeAdapter(_Ps)
+_show = TypeAdapter(_Show)
+_studios = TypeAdapter(_Studios)
+_vllm_count = re.compile(
+    rb'^vllm:num_requests_(?:running|waiting)\{[^}\n]*\bmodel_name="([^"\n]*)"[^}\n]*\} (\d+)', re.MULTILINE
+)
+
+Known = Mapping[str, ModelInfo]
+
+
+class OpenAINode:
+    """Looks at such nodes. Keeps nothing: what need not be asked again is in the fleet's picture."""
+
+    def __init__(self, client: NodeClient) -> None:
+        self._client = client
+
+    async def look(self, node: Node, bearer: str | None = None) -> Report:
+        """What a node says of itself.
+
+        Raises:
+            NodeError: it did not list its models.
+        """
+        return await _Look(self._client, node, bearer).report()
+
+
+class _Look:
+    """One look at one node."""
+
+    def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
+        self._client = client
+        self._node = node
+        self._bearer = bearer
+
+    async def report(self) -> Report:
+        entries = _entries(parse(_listing, await self._get("/v1/models")))
+        known: Known = self._node.models if self._node.healthy and not self._node.misses else {}
+        harnesses = {known[name].harness if name in known else None for name in entries}
+        harness = harnesses.pop() if len(harnesses) == 1 else None
+        health = None
+        if any(entry.max_model_len is not None for entry in entries.values()):
+            models = {name: _info(name, "vllm", _first_int(entry.max_model_len)) for name, entry in entries.items()}
+            health = await or_none(self._vllm_load, entries)
+        elif any(entry.owned_by == "llamacpp" for entry in entries.values()):
+            models = await self._llamacpp(entries, known)
+        else:
+            found = await self._ollama(entries, known) if harness in (None, "ollama") else None
+            if found is None and harness in (None, "lmstudio"):
+                found = await self._lm_studio(entries)
+            models = {name: known.get(name) or _info(name, "openai") for name in entries} if found is None else found
+        return Report(models, health)
+
+    async def _vllm_load(self, entries: dict[str, _Entry]) -> Health:
+        counts = dict.fromkeys(entries, 0)
+        for name, count in _vllm_count.findall(await self._get("/metrics")):
+            model = name.decode("utf-8", "replace")
+            if model in counts:
+                counts[model] += int(count[:9])
+        return Health(models=[ModelLoad(id=name, in_flight=count) for name, count in counts.items()])
+
+    async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
+        if known.keys() >= entries.keys():
+            return {name: known[name] for name in entries}
+        props = await or_none(self._props) if len(entries) == 1 else None  # of several, it would be one of them
+        models = {}
+        for name, entry in entries.items():
+            meta = entry.meta or {}
+            said = (props.default_generation_settings if props else {}).get("n_ctx")
+            info = _info(name, "llamacpp", _first_int(said, meta.get("n_ctx"), meta.get("n_ctx_train")))
+            if props is not None and props.modalities.get("vision") is True:
+                info.capabilities = ["text", "vision"]
+            models[name] = info
+        return models
+
+    async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
+        """None when it is no Ollama. The context in memory, which Ollama cuts prompts to, comes before the model's."""
+        ps = await or_none(self._running)
+        if ps is None:
+            return None
+        new = [name for name in entries if name not in known][:_MAX_SHOWN]
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def show(name: str) -> _Show | None:
+            async with gate:
+                return await or_none(self._show, name)
+
+        shown = dict(zip(new, await asyncio.gather(*(show(name) for name in new)), strict=True))
+        in_memory = {running.name: running.context_length for running in ps.models}
+        models = {}
+        for name in entries:
+            info = _ollama_info(name, shown[name]) if name in shown else known.get(name) or _info(name, "ollama")
+            length = in_memory.get(name)
+            models[name] = info.model_copy(update={"limit": Limit(context=length)}) if length else info
+        return models
+
+    async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
+        """None when it is no LM Studio."""
+        found = await or_none(self._studios)
+        if found is None:
+            return None
+        models = {name: _info(name, "lmstudio") for name in entries}
+        for one in found.data:
+            if one.id in models:
+                info = _info(one.id, "lmstudio", _first_int(one.loaded_context_length, one.max_context_length))
+                info.capabilities = _STUDIO_KINDS.get(one.type or "", [])
+                info.tool_call = "tool_use" in one.capabilities
+                models[one.id] = info
+        return models
+
+    async def _props(self) -> _Props:
+        return parse(_props, await self._get("/props"))
+
+    async def _running(self) -> _Ps:
+        return parse(_ps, await self._get("/api/ps"))
+
+    async def _show(self, name: str) -> _Show:
+        reply = await self._client.post(self._node.endpoint, "/api/show", {"model": name}, self._bearer)
+        return parse(_show, reply)
+
+    async def _studios(self) -> _Studios:
+        return parse(_studios, await self._get("/api/v0/models"))
+
+    async def _get(self, path: str) -> bytes:
+        return await self._client.get(self._node.endpoint, path, self._bearer)
+
+
+def _entries(listing: _Listing) -> dict[str, _Entry]:
+    """By id. What cannot be read is left out."""
+    found: dict[str, _Entry] = {}
+    for raw in (listing.data or [])[:MAX_MODELS]:
+        try:
+            entry = _entry.validate_python(raw)
+        except ValueError:
+            continue
+        found[entry.id] = entry
+    return found
+
+
+def _info(name: str, harness: str, context: int | None = None) -> ModelInfo:
+    return ModelInfo(id=name, harness=harness, limit=Limit(context=context) if context else None)
+
+
+def _ollama_info(name: str, show: _Show | None) -> ModelInfo:
+    if show is None:
+        return _info(name, "ollama")
+    lengths = [value for key, value in show.model_info.items() if key.endswith(".context_length")]
+    info = _info(name, "ollama", _first_int(*lengths))
+    if show.capabilities:
+        info.capabilities = [_OLLAMA_KINDS[kind] for kind in show.capabilities if kind in _OLLAMA_KINDS]
+        info.tool_call, info.reasoning = "tools" in show.capabilities, "thinking" in show.capabilities
+    return info
+
+
+def _first_int(*values: object) -> int | None:
+    return next((value for value in values if type(value) is int and 0 < value < 2**63), None)

@@ -1,0 +1,89 @@
+"""Looks at every node again and again, each at its own pace, so that a node that is down delays no other."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from helexa.cortex.fleet.fleet import MISSES_TO_DOWN, Fleet
+from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.openai_node import OpenAINode
+from helexa.cortex.fleet.picture import Node, Report
+
+log = logging.getLogger(__name__)
+
+UNSETTLED_INTERVAL_SECS = 1.0  # what is failing or recovering serves nobody: notice soon when it is back
+MAX_BACK_OFF = 30  # times that
+
+Look = Callable[[Node, str | None], Awaitable[Report]]
+Address = tuple[str, str, str]
+
+
+class Poller:
+    """Keeps a fleet's picture current.
+
+    Attributes:
+        interval_secs: between two looks at a node that is well; may be changed at any time.
+    """
+
+    def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
+        self._fleet = fleet
+        self._looks: Mapping[str, Look] = {"neuron": client.look, "openai": OpenAINode(client).look}
+        self.interval_secs = interval_secs
+
+    async def run(self) -> None:
+        """Poll all nodes, the first time at once, until cancelled; nodes that come and go are followed."""
+        watches: dict[Address, asyncio.Task[None]] = {}
+        try:
+            while True:
+                self._fleet.reconfigured.clear()
+                wanted = {(node.name, node.endpoint, node.kind): node for node in self._fleet.view().nodes}
+                await _stop([watches.pop(address) for address in watches.keys() - wanted.keys()])
+                for address in wanted.keys() - watches.keys():
+                    watches[address] = asyncio.create_task(self._watch(wanted[address]), name=f"poll {address[0]}")
+                await self._fleet.reconfigured.wait()
+        finally:
+            await _stop(list(watches.values()))
+
+    async def poll(self, name: str) -> None:
+        """Look at one node once."""
+        node = self._fleet.node(name)
+        began = time.monotonic()
+        try:
+            report = await self._looks[node.kind](node, self._fleet.bearer(name))
+        except NodeError as error:
+            if self._fleet.has(node):
+                self._fleet.missed(name, str(error))
+        else:
+            if self._fleet.has(node):
+                self._fleet.answered(name, report, began)
+
+    async def _watch(self, node: Node) -> None:
+        while self._fleet.has(node):
+            try:
+                await self.poll(node.name)
+            except Exception as error:  # a fault in reading one node must not end the polling of all
+                log.exception("polling %s failed", node.name)
+                self._fleet.missed(node.name, type(error).__name__)
+            if self._fleet.has(node):
+                await asyncio.sleep(pause_secs(self._fleet.node(node.name), self.interval_secs, random.random()))
+
+
+def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
+    """Seconds until a node is looked at again: longer and longer while it is down.
+
+    Args:
+        chance: from 0 to 1; spreads the polls of nodes that went down together.
+    """
+    if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
+        return interval_secs
+    soon = min(interval_secs, UNSETTLED_INTERVAL_SECS)
+    doublings = max(0, node.misses - MISSES_TO_DOWN)
+    return soon * min(2**doublings, MAX_BACK_OFF) * (1 - chance / 2) if doublings else soon
+
+
+async def _stop(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

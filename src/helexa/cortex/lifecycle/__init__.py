@@ -1,0 +1,1 @@
+"""Models that come and go: loads, evictions, and those who wait."""

@@ -1,0 +1,125 @@
+"""A model leaves a node: no new requests, the last one done, then unloaded."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from helexa.cortex.fleet.breaker import Pair
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.lifecycle.memory import Change, Megabytes, MemoryBook
+
+log = logging.getLogger(__name__)
+
+DRAIN_SECS = 300.0
+LOOK_SECS = 0.05
+
+
+class StillNeededError(Exception):
+    """A model was not left alone in time, or nobody wants its place any more: it stays."""
+
+
+class Departure:
+    """One model on its way out."""
+
+    def __init__(self, departures: "Departures", pair: Pair, megabytes: Megabytes, change: Change) -> None:
+        self._departures = departures
+        self._change = change
+        self.pair = pair
+        self.megabytes = megabytes
+
+    async def idle(self, wanted: Callable[[], bool]) -> None:
+        """Wait until nothing is in flight there, by our own count and by the node's: others may use it too.
+
+        Raises:
+            StillNeededError: that takes too long, or `wanted()` is no longer true.
+            NodeError: the node does not say.
+        """
+        deadline = asyncio.get_running_loop().time() + DRAIN_SECS
+        while self._departures.busy_here(self.pair) or await self._departures.busy_there(self.pair):
+            if asyncio.get_running_loop().time() > deadline or not wanted():
+                raise StillNeededError
+            await asyncio.sleep(LOOK_SECS)
+
+    async def unload(self) -> None:
+        """Unload it.
+
+        Raises:
+            NodeError: the node would not.
+        """
+        await self._departures.unload(self.pair)
+        self._change.megabytes = {index: -size for index, size in self.megabytes.items()}
+        self._change.ended_at = self._departures.clock()
+
+    def left(self) -> bool:
+        """Whether it is gone."""
+        return self._change.ended_at is not None
+
+
+class Departures:
+    """Lets models leave.
+
+    Args:
+        evicted: told of every model that left, with its node.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: NodeClient,
+        book: MemoryBook,
+        clock: Callable[[], float],
+        evicted: Callable[[str, str], None],
+    ) -> None:
+        self.fleet = fleet
+        self.clock = clock
+        self.warn_after = 0
+        self._client = client
+        self._book = book
+        self._evicted = evicted
+        self._cycles: dict[str, int] = {}
+
+    @contextmanager
+    def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
+        """From now on the model takes no new requests, until the block ends."""
+        node = self.fleet.node(pair[0])
+        change = Change({})
+        departure = Departure(self, pair, megabytes, change)
+        self._book.begin(node, change)
+        try:
+            with self.fleet.drain(*pair):
+                yield departure
+        finally:
+            if not departure.left():
+                self._book.cancel(node.name, change)
+
+    def busy_here(self, pair: Pair) -> bool:
+        """Whether requests run there through this gateway."""
+        return self.fleet.view().in_flight.get(pair, 0) > 0
+
+    async def busy_there(self, pair: Pair) -> bool:
+        """Whether the node has requests for the model, now rather than at the last poll."""
+        health = await self._client.health(self._endpoint(pair[0]))
+        return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
+
+    async def unload(self, pair: Pair) -> None:
+        """Have the node unload a model, and count it.
+
+        Raises:
+            NodeError: the node would not.
+        """
+        name, model = pair
+        await self._client.unload(self._endpoint(name), model)
+        self.fleet.unloaded(name, model)
+        cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
+        log.info("unloaded %s on %s", model, name)
+        if self.warn_after and cycles % self.warn_after == 0:
+            log.warning("node %s has unloaded %d models: restart it if its free memory shrinks", name, cycles)
+        self._evicted(model, name)
+
+    def _endpoint(self, name: str) -> str:
+        node = next((node for node in self.fleet.view().nodes if node.name == name), None)
+        if node is None:
+            raise NodeError("the node was taken out of the configuration")
+        return node.endpoint

@@ -1,0 +1,161 @@
+"""A dry run in words: where a request for a model would go now, and why. Pure."""
+
+from dataclasses import dataclass, field
+from math import inf, isinf
+from typing import Any
+
+from helexa.core.catalogue import Profile
+from helexa.core.errors import ApiError
+from helexa.cortex.fleet.picture import Node
+from helexa.cortex.lifecycle.evictor import Clearing, clearing
+from helexa.cortex.lifecycle.placement import Cold, feasible, place
+from helexa.cortex.lifecycle.situation import Resident, Situation
+from helexa.cortex.router import candidates, failing, has_warm, warm
+
+
+@dataclass(frozen=True)
+class _Answer:
+    decision: str
+    reason: str
+    node: str | None = None
+    evict: list[str] = field(default_factory=list[str])
+    retry_after: int | None = None
+
+
+def explain(situation: Situation, name: str) -> dict[str, Any]:
+    """What would happen to a request for `name` (a model id or an alias) that came now.
+
+    Returns:
+        `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None when refused), `reason`, `evict`
+        (what would be unloaded first), `retry_after` (seconds, when refused for now), and `candidates`: for every node
+        its `node`, `warm` and a `verdict` in words.
+    """
+    model = situation.catalogue.resolve(name)
+    answer = _answer(situation, model)
+    return {
+        "model": model,
+        "decision": answer.decision,
+        "node": answer.node,
+        "reason": answer.reason,
+        "evict": answer.evict,
+        "retry_after": answer.retry_after,
+        "candidates": [
+            {"node": node.name, "warm": has_warm(node, model), "verdict": _verdict(situation, node, model)}
+            for node in situation.view.nodes
+        ],
+    }
+
+
+def _answer(situation: Situation, model: str) -> _Answer:
+    target = warm(situation.view, model)
+    if target is not None:
+        return _Answer("warm", _warm_words(situation, model), target.node)
+    refusal = failing(situation.view, model)
+    if refusal is not None:
+        return _Answer("refuse", str(refusal), retry_after=refusal.retry_after)
+    try:
+        decision = place(situation, model, situation.now)
+    except ApiError as error:
+        return _Answer("refuse", str(error), retry_after=error.retry_after)
+    if not isinstance(decision, Cold):
+        wait = "" if isinf(decision.until) else f", for {_secs(decision.until - situation.now)} at the most"
+        reason = f"waits until {_names(decision.evict)} can leave{wait}" if decision.evict else "waits for its turn"
+        return _Answer("wait", reason, decision.node, list(decision.evict))
+    secs = situation.measured_load_secs(decision.node, model)
+    lasts = "" if secs is None else f", which takes about {_secs(secs)}"
+    if decision.joined:
+        return _Answer("load", f"is loading there already{lasts}", decision.node)
+    first = f"{_names(decision.evict)} leaves, then it loads" if decision.evict else "loads where there is room"
+    return _Answer("load", first + lasts, decision.node, list(decision.evict))
+
+
+def _warm_words(situation: Situation, model: str) -> str:
+    able = candidates(situation.view, model)
+    loads = [f"{node.name} has {situation.view.load(node, model)} in flight" for node in able]
+    return f"warm: {', '.join(loads)}"
+
+
+def _verdict(situation: Situation, node: Node, model: str) -> str:
+    """What speaks for or against a node."""
+    view, profile = situation.view, situation.catalogue.profile(model)
+    pair = (node.name, model)
+    if not node.healthy:
+        return "down"
+    if node.cordoned:
+        return "cordoned"
+    if pair in view.draining:
+        return "has it, but it is about to leave"
+    if pair in view.open:
+        return "has it, but requests for it keep failing there"
+    if has_warm(node, model):
+        return f"has it warm, {view.load(node, model)} in flight"
+    if pair in view.loading or model in node.activating():
+        return "is loading it"
+    info = node.models.get(model)
+    if info is not None and info.status != "unloaded":
+        detail = f": {info.servable.reason}" if info.servable and info.servable.reason else ""
+        return f"has it {info.status}, but cannot serve it{detail}"
+    if node.kind != "neuron":
+        return "loads nothing on demand"
+    if profile is None:
+        return "does not have it, and it is not in the catalogue"
+    if profile.pinned_on and node.name not in profile.pinned_on:
+        return f"may not have it: pinned on {_names(profile.pinned_on)}"
+    if node.discovery is None:
+        return "has not told its hardware yet"
+    if not feasible(profile, node):
+        return f"can never hold it: {_hardware(profile)}"
+    failure = situation.failures.get(pair)
+    if failure is not None and failure.retry_at > situation.now:
+        return f"{failure.message}; tried again in {_secs(failure.retry_at - situation.now)}"
+    return _room_words(situation, node, profile)
+
+
+def _room_words(situation: Situation, node: Node, profile: Profile) -> str:
+    way = clearing(situation, node, profile, situation.now)
+    free = situation.free(node)
+    most = sum(sorted(free.values(), reverse=True)[: profile.min_devices])
+    needs = f"needs {situation.needs_mb(profile.id) or 'an unknown number of'} MB, {max(most, 0)} free"
+    if way is None:
+        staying = [_staying(situation, one, profile) for one in situation.residents(node)]
+        return f"{needs}, and what is there may not leave: {'; '.join(staying)}"
+    if not way.evict:
+        return needs if way.fits else f"{needs}: less than the estimate, but empty"
+    return f"{needs}, {_eviction(situation, way)}"
+
+
+def _eviction(situation: Situation, way: Clearing) -> str:
+    leaving = _names([f"{one.model} ({_idle(situation, one)})" for one in way.evict])
+    if way.ready_at <= situation.now:
+        return f"could evict {leaving}"
+    if way.ready_at == inf:
+        return f"could evict {leaving}, once that has loaded"
+    return f"could evict {leaving} in {_secs(way.ready_at - situation.now)}"
+
+
+def _staying(situation: Situation, resident: Resident, profile: Profile) -> str:
+    if resident.rank > situation.rank(profile.id):
+        return f"{resident.model} ranks higher"
+    return f"{resident.model} would not free enough"
+
+
+def _idle(situation: Situation, resident: Resident) -> str:
+    if resident.loading:
+        return "loading"
+    if resident.busy:
+        return "in use"
+    idle = resident.idle_secs(situation.now)
+    return "never used" if isinf(idle) else f"idle {_secs(idle)}"
+
+
+def _hardware(profile: Profile) -> str:
+    floor = f" of {profile.min_device_vram_mb} MB" if profile.min_device_vram_mb else ""
+    return f"needs {profile.min_devices} device{'s' if profile.min_devices > 1 else ''}{floor}"
+
+
+def _names(names: list[str] | tuple[str, ...]) -> str:
+    return " and ".join(names)
+
+
+def _secs(secs: float) -> str:
+    return f"{round(secs)} s"

@@ -1,0 +1,266 @@
+"""Models come and go as requests want them: loads and evictions, begun here and nowhere else."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil, inf
+
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError, HelexaError, internal_error, service_unavailable, shutting_down
+from helexa.cortex.config import CortexConfig
+from helexa.cortex.fleet.breaker import Pair
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.lifecycle.demand import Demand, Waiting
+from helexa.cortex.lifecycle.departure import Departures, StillNeededError
+from helexa.cortex.lifecycle.evictor import expired
+from helexa.cortex.lifecycle.history import History
+from helexa.cortex.lifecycle.load_job import LoadJob, Means, Progress, reported_progress
+from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
+from helexa.cortex.lifecycle.placement import Cold, Hold
+from helexa.cortex.lifecycle.situation import Situation
+from helexa.cortex.lifecycle.swap_queue import Wanted, decide
+from helexa.cortex.router import Warm, warm
+
+log = logging.getLogger(__name__)
+
+HOLD_SECS = 0.1  # between two looks while somebody waits for room
+REST_SECS = 5.0  # between two looks otherwise
+RETRY_UNKNOWN = 10
+MAX_RETRY_SECS = 3600
+_UNLOAD_BACKOFF_SECS = 60.0
+
+Told = Callable[[str, str], None]
+"""Called with a model and a node."""
+
+
+class Lifecycle:
+    """Owns loads, evictions and those who wait. `run` must run beside it.
+
+    Args:
+        loaded: told of every load that succeeded.
+        evicted: told of every unload.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: NodeClient,
+        config: CortexConfig,
+        catalogue: Catalogue,
+        *,
+        loaded: Told,
+        evicted: Told,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._loaded = loaded
+        self._clock = clock
+        self._began = clock()
+        self._history = History()
+        self._book = MemoryBook()
+        departures = Departures(fleet, client, self._book, clock, evicted)
+        self._means = Means(fleet, client, self._book, departures, clock)
+        self._demands: dict[str, Demand] = {}
+        self._jobs: dict[str, asyncio.Task[Warm]] = {}
+        self._leaving: dict[Pair, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self.configure(config, catalogue)
+
+    def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
+        """Follow this configuration and catalogue from now on."""
+        self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
+        self._means.departures.warn_after = config.eviction.defrag_after_cycles
+        self._history.failures.clear()  # what failed may be set right now
+
+    async def serve(self, model: str, waiting: Waiting) -> Warm:
+        """Where `model` serves, once it does. A load goes on if the caller is cancelled.
+
+        Raises:
+            ApiError: 404 unknown; 503 with the reason, and Retry-After where a later try may succeed.
+        """
+        target = warm(self._fleet.view(), model)
+        if target is not None:
+            return target
+        demand, first = self._demands.get(model), False
+        if demand is None:
+            demand, first = Demand(model), True
+            self._demands[model] = demand
+        patience = self._gateway.load_wait_secs
+        try:
+            with demand.waiting(waiting):
+                if first:  # who comes later changes nothing that the next look would not see
+                    self._decide()
+                    self._wake.set()
+                remaining = waiting.enqueued + patience - self._clock()
+                eta = self._eta(demand)
+                if not demand.outcome.done() and eta is not None and eta > 2 * max(remaining, 1.0):
+                    raise self._too_long(demand)
+                async with asyncio.timeout(max(0.0, remaining)):
+                    return await asyncio.shield(demand.outcome)
+        except TimeoutError:
+            raise self._too_long(demand) from None
+        finally:
+            self._forget(demand)
+
+    def progress(self, model: str) -> Progress | None:
+        """How far a model is that loads or waits for room; None when nothing of it is known."""
+        demand = self._demands.get(model)
+        if demand is not None and demand.job is not None:
+            return demand.job.progress()
+        for node in self._fleet.view().nodes:
+            info = node.models.get(model)
+            if node.healthy and (model in node.activating() or (info is not None and info.status == "loading")):
+                return Progress(*reported_progress(node, model))
+        if demand is not None and demand.hold is not None:
+            return Progress(None, f"waiting for room on {demand.hold.node}", self._eta(demand))
+        return None
+
+    def situation(self) -> Situation:
+        """Everything that decisions look at, now."""
+        view = self._fleet.view()
+        for node in view.nodes:
+            self._book.turn(node)
+        self._history.look(view)
+        return Situation(
+            view,
+            self._catalogue,
+            self._clock(),
+            self._began,
+            self._eviction,
+            self._book.expected_free(),
+            self._book.reserved(),
+            self._history.load_secs,
+            self._history.failures,
+            self._history.devices,
+            self._history.sizes_mb,
+        )
+
+    async def run(self) -> None:
+        """Look again and again at those who wait for room, and at those whom nobody wants; until cancelled."""
+        while True:
+            held = any(demand.job is None for demand in self._demands.values())
+            rest = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HOLD_SECS if held else rest):
+                    await self._wake.wait()
+            self._wake.clear()
+            try:
+                self._decide()
+                self._let_go()
+            except Exception:
+                log.exception("a fault in deciding on loads")
+
+    async def close(self) -> None:
+        """Stop waiting for all loads."""
+        tasks = [*self._jobs.values(), *self._leaving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for demand in list(self._demands.values()):
+            self._end(demand, shutting_down())
+
+    def _decide(self) -> None:
+        """Begin every load that may begin now."""
+        idle = [demand for demand in self._demands.values() if demand.job is None]
+        for demand in idle:
+            target = warm(self._fleet.view(), demand.model)
+            if target is not None:
+                self._end(demand, target)
+        queue = [demand for demand in idle if not demand.outcome.done()]
+        for verdict in decide(queue, self.situation, self._start):
+            demand = self._demands[verdict.wanted.model]
+            demand.hold = verdict.decision if isinstance(verdict.decision, Hold) else None
+            if isinstance(verdict.decision, ApiError):
+                self._end(demand, verdict.decision)
+
+    def _start(self, wanted: Wanted, cold: Cold) -> None:
+        demand, situation = self._demands[wanted.model], self.situation()
+        node = self._fleet.node(cold.node)
+        holding: dict[str, Megabytes] = {one.model: one.megabytes for one in situation.residents(node)}
+        usual = situation.measured_load_secs(cold.node, cold.model)
+        size_mb = situation.size_mb(node, cold.model)
+        demand.job = job = LoadJob(cold, size_mb, holding, self._means, usual)
+        self._history.devices[job.pair] = tuple(cold.spec.devices or ())
+        log.info("loading %s on %s%s", cold.model, cold.node, _instead_of(cold))
+        task = asyncio.create_task(job.run(demand.wanted, self._gateway.load_timeout_secs), name=f"load {job.pair}")
+        self._jobs[cold.model] = task
+        task.add_done_callback(lambda task: self._finished(demand, job, task))
+
+    def _finished(self, demand: Demand, job: LoadJob, task: asyncio.Task[Warm]) -> None:
+        job.release()
+        del self._jobs[demand.model]
+        demand.job = None
+        if task.cancelled():
+            return
+        error, (node, model) = task.exception(), job.pair
+        if error is None:
+            self._history.loaded(job.pair, job.secs)
+            self._loaded(model, node)
+            log.info("loaded %s on %s", model, node)
+            self._end(demand, task.result())
+        elif isinstance(error, NodeError):
+            message = f"model '{model}' could not be loaded on node '{node}': {error}"
+            log.warning("%s", message)
+            self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
+        elif not isinstance(error, StillNeededError):
+            log.error("a fault in loading %s", model, exc_info=error)
+            self._end(demand, internal_error())
+        self._forget(demand)
+        self._wake.set()
+
+    def _end(self, demand: Demand, outcome: Warm | HelexaError) -> None:
+        """Tell everybody who waits."""
+        self._demands.pop(demand.model, None)
+        if demand.outcome.done():
+            return
+        if isinstance(outcome, Warm):
+            demand.outcome.set_result(outcome)
+        else:
+            demand.outcome.set_exception(outcome)
+            demand.outcome.exception()  # seen here too: nobody may be waiting
+
+    def _forget(self, demand: Demand) -> None:
+        """Nobody waits and nothing runs: there is nothing to remember."""
+        if not demand.wanted() and demand.job is None and self._demands.get(demand.model) is demand:
+            del self._demands[demand.model]
+
+    def _eta(self, demand: Demand) -> float | None:
+        if demand.job is not None:
+            return demand.job.progress().eta_secs
+        if demand.hold is None or demand.hold.until == inf:
+            return None
+        usual = self.situation().measured_load_secs(demand.hold.node, demand.model)
+        return max(0.0, demand.hold.until - self._clock()) + (usual or 0.0)
+
+    def _too_long(self, demand: Demand) -> ApiError:
+        eta = self._eta(demand)
+        retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
+        doing = "is still loading" if demand.job is not None else "still waits for room"
+        return service_unavailable(f"model '{demand.model}' {doing}", retry_after)
+
+    def _let_go(self) -> None:
+        """Unload what nobody wanted for long."""
+        for pair in expired(self.situation()):
+            if pair not in self._leaving:
+                task = self._leaving[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
+                task.add_done_callback(lambda _, pair=pair: self._leaving.pop(pair))
+
+    async def _unload(self, pair: Pair) -> None:
+        try:
+            residents = self.situation().residents(self._fleet.node(pair[0]))
+            megabytes = next((one.megabytes for one in residents if one.model == pair[1]), {})
+            with self._means.departures.departing(pair, megabytes) as departure:
+                await departure.idle(wanted=lambda: False)
+                await departure.unload()
+        except (StillNeededError, KeyError):
+            return  # somebody wants it, or its node is no longer configured
+        except NodeError as error:
+            log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
+            await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
+
+
+def _instead_of(cold: Cold) -> str:
+    return f" instead of {', '.join(cold.evict)}" if cold.evict else ""

@@ -1,0 +1,191 @@
+"""One load of one model on one node: what has to leave leaves, then the node loads, watched until it serves."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from helexa.core.fleet import ModelInfo
+from helexa.cortex.fleet.breaker import Pair
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.node_client import NodeClient, NodeError
+from helexa.cortex.fleet.picture import Node
+from helexa.cortex.lifecycle.departure import Departures
+from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
+from helexa.cortex.lifecycle.placement import Cold
+from helexa.cortex.router import Warm
+
+log = logging.getLogger(__name__)
+
+WATCH_SECS = 0.1
+_LEAST_FRACTION = 0.02  # less says nothing about the rest
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a model is on its way to serving; None means unknown.
+
+    Attributes:
+        fraction: of the stage, 0 to 1.
+        stage: in a few words.
+        eta_secs: until it serves, or as much of that as can be told.
+    """
+
+    fraction: float | None = None
+    stage: str | None = None
+    eta_secs: float | None = None
+
+
+@dataclass(frozen=True)
+class Means:
+    """What loads work with."""
+
+    fleet: Fleet
+    client: NodeClient
+    book: MemoryBook
+    departures: Departures
+    clock: Callable[[], float]
+
+
+class LoadJob:
+    """A load from its decision to its end. It holds its memory and drains its victims from the first moment on.
+
+    Attributes:
+        secs: how long the node took to load; None before that, and when somebody else began it.
+    """
+
+    def __init__(
+        self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: Means, usual: float | None
+    ) -> None:
+        """Decide on it.
+
+        Args:
+            size_mb: what the model will hold.
+            victims: what those hold that have to leave, by model and device.
+            usual: how long such a load takes as a rule, if known.
+        """
+        self.cold = cold
+        self.secs: float | None = None
+        self._means = means
+        self._usual = usual
+        self._loading_since: float | None = None
+        self._stage_since = 0.0
+        self._stage = "making room" if cold.evict else "loading"
+        self._held = ExitStack()
+        node = means.fleet.node(cold.node)
+        self._held.enter_context(means.fleet.load(cold.node, cold.model))
+        self._leaving = [
+            self._held.enter_context(means.departures.departing((cold.node, model), victims[model]))
+            for model in cold.evict
+        ]
+        devices = cold.spec.devices or [HOST]
+        self._needs = {one: size_mb // len(devices) for one in devices}
+        self._change = Change({})
+        self._reserve()
+        if not cold.joined or reading(node) is None:  # else its memory is on the way already, and the readings show it
+            means.book.begin(node, self._change)
+            self._held.callback(self._give_back)
+
+    @property
+    def pair(self) -> Pair:
+        """(node, model)."""
+        return self.cold.node, self.cold.model
+
+    async def run(self, wanted: Callable[[], bool], patience_secs: float) -> Warm:
+        """Load it. `wanted` tells whether anybody still waits; once the node has begun it matters no more.
+
+        Raises:
+            NodeError: refused, failed, or `patience_secs` without any progress.
+            StillNeededError: a victim was not left alone, so nothing was done.
+        """
+        for departure in self._leaving:
+            await departure.idle(wanted)
+        for departure in self._leaving:
+            await departure.unload()
+            self._reserve()
+        name, model = self.pair
+        node = self._node()
+        self._loading_since, self._stage = self._means.clock(), "loading"
+        await self._watched(self._means.client.load(node.endpoint, self.cold.spec), patience_secs)
+        if not self.cold.joined:
+            self.secs = self._means.clock() - self._loading_since
+        url = await self._means.client.url(node.endpoint, model)
+        info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
+        self._means.fleet.loaded(name, info, url)
+        self._change.ended_at = self._means.clock()
+        return Warm(model, name, url, f"node={name}; why=loaded"[:100])
+
+    def release(self) -> None:
+        """Let go of everything; may be called twice."""
+        self._held.close()
+
+    def progress(self) -> Progress:
+        """How far it is."""
+        if self._loading_since is None:
+            return Progress(None, self._stage, self._usual)
+        fraction, stage = self._reported()
+        elapsed = self._means.clock() - self._loading_since
+        if fraction is not None and fraction >= _LEAST_FRACTION:
+            eta = (self._means.clock() - self._stage_since) * (1 - fraction) / fraction
+        else:
+            eta = None if self._usual is None else max(1.0, self._usual - elapsed)
+        return Progress(fraction, stage or self._stage, eta)
+
+    def _reported(self) -> tuple[float | None, str | None]:
+        try:
+            return reported_progress(self._node(), self.cold.model)
+        except NodeError:
+            return None, None
+
+    def _node(self) -> Node:
+        try:
+            return self._means.fleet.node(self.cold.node)
+        except KeyError:
+            raise NodeError("the node was taken out of the configuration") from None
+
+    async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
+        """Run a load until it ends, its node goes down, or nothing was heard of it for too long."""
+        task = asyncio.create_task(load, name=f"load {self.pair}: the node")
+        heard: tuple[float | None, str | None] = (None, None)
+        heard_at = self._stage_since = self._means.clock()
+        try:
+            while not task.done():
+                await asyncio.wait((task,), timeout=WATCH_SECS)
+                node = self._node()
+                said = reported_progress(node, self.cold.model)
+                if said[1] != heard[1]:
+                    self._stage_since = self._means.clock()
+                if said != heard:
+                    heard, heard_at = said, self._means.clock()
+                if not task.done() and (not node.healthy or self._means.clock() - heard_at > patience_secs):
+                    self._change.ended_at = self._means.clock()  # it may go on there, so its memory is not free yet
+                    why = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
+                    raise NodeError(why)
+            task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    def _reserve(self) -> None:
+        """Keep for this load what it needs; what its victims still hold is kept by them being there."""
+        self._change.megabytes = beyond(self._needs, [one.megabytes for one in self._leaving if not one.left()])
+
+    def _give_back(self) -> None:
+        if self._change.ended_at is None:
+            self._means.book.cancel(self.cold.node, self._change)
+
+
+def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
+    """What a node says of a load: done, 0 to 1, and the stage."""
+    info = node.models.get(model)
+    if info is not None and info.status == "loading":
+        return _fraction(info.progress), info.stage
+    activation = node.health.activation if node.health else None
+    if activation is not None and activation.in_progress == model:
+        return _fraction(activation.progress), activation.stage
+    return None, None
+
+
+def _fraction(value: float | None) -> float | None:
+    return None if value is None else min(1.0, max(0.0, value))

@@ -1,0 +1,226 @@
+"""Where a model that is not warm is to be loaded, and what must leave for it: pure functions of a situation."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import ceil, inf
+
+from helexa.core.catalogue import Profile
+from helexa.core.errors import ApiError, model_not_found, service_unavailable
+from helexa.core.fleet import Discovery, ModelSpec
+from helexa.cortex.fleet.picture import Node
+from helexa.cortex.lifecycle.evictor import Clearing, capable_devices, clearing
+from helexa.cortex.lifecycle.memory import HOST
+from helexa.cortex.lifecycle.situation import Failure, Situation
+
+RECOVERING = ("recovering", "poisoned")
+
+RETRY_NO_NODE = 5
+RETRY_RECOVERING = 2
+RETRY_NODE_DOWN = 3
+RETRY_LOADING = 5
+RETRY_UNSERVABLE = 5
+RETRY_NO_ROOM = 30
+
+
+@dataclass(frozen=True)
+class Cold:
+    """Load the model on a node first, then forward.
+
+    Attributes:
+        evict: the models that have to leave first.
+        joined: the load runs already, for somebody else.
+    """
+
+    model: str
+    node: str
+    spec: ModelSpec
+    evict: tuple[str, ...] = ()
+    joined: bool = False
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Wait: what would have to leave is still needed, or came just now.
+
+    Attributes:
+        node: where the model will probably go.
+        evict: what will have to leave.
+        until: when that may happen at the latest; infinite when it depends on a load of unknown length.
+    """
+
+    model: str
+    node: str
+    evict: tuple[str, ...]
+    until: float
+
+
+def place(situation: Situation, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+    """What to do for requests that have waited since `since` for a model that no node has warm.
+
+    Args:
+        claimed: nodes that are spoken for by somebody who has waited too long already.
+
+    Raises:
+        ApiError: nobody can serve it now (503, with Retry-After when that may change) or ever heard of it (404).
+    """
+    healthy = [node for node in situation.view.nodes if node.healthy]
+    if not healthy:
+        raise service_unavailable("no healthy node", RETRY_NO_NODE)
+    running = _running(situation, healthy, model)
+    if running is not None:
+        return running
+    profile = situation.catalogue.profile(model)
+    takers = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
+    unloaded = [node for node in takers if model in node.models and node.models[model].status == "unloaded"]
+    if profile is None:
+        if unloaded:
+            return Cold(model, unloaded[0].name, _spec(situation, unloaded[0], model))
+        raise _unknown(situation, healthy, model)
+    candidates = [node for node in unloaded or takers if feasible(profile, node) and _vacant(situation, node, model)]
+    trusted = [node for node in candidates if not _failing(situation, node, model)]
+    found = [(node, _way(situation, node, profile, since)) for node in trusted]
+    ways = [(node, way) for node, way in found if way is not None]
+    if not ways:
+        raise _refused(situation, profile, healthy, candidates, trusted)
+    ways = [(node, way) for node, way in ways if way.fits] or ways
+    ready = [(node, way) for node, way in ways if way.ready_at <= situation.now and node.name not in claimed]
+    if ready:
+        node, way = min(ready, key=lambda pair: _preference(situation, *pair))
+        return Cold(model, node.name, load_spec(profile, way.devices), tuple(one.model for one in way.evict))
+    node, way = min(ways, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
+    return Hold(model, node.name, tuple(one.model for one in way.evict), way.ready_at)
+
+
+def allowed(profile: Profile, node: Node) -> bool:
+    """Whether the operator lets the model run there."""
+    return not profile.pinned_on or node.name in profile.pinned_on
+
+
+def fits(profile: Profile, discovery: Discovery) -> bool:
+    """Whether the hardware could ever hold the model. A node without accelerators holds what states no floor."""
+    if not discovery.devices:
+        return profile.min_devices == 1 and not profile.min_device_vram_mb
+    floor = profile.min_device_vram_mb or 0
+    return sum(device.vram_total_mb >= floor for device in discovery.devices) >= profile.min_devices
+
+
+def feasible(profile: Profile, node: Node) -> bool:
+    """Whether the model may and can run on a node whose hardware is known."""
+    return allowed(profile, node) and node.discovery is not None and fits(profile, node.discovery)
+
+
+def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
+    """What to ask of a node, given the devices that the model goes to."""
+    return ModelSpec(
+        model_id=profile.id,
+        harness=profile.harness,
+        source=profile.full_source(),
+        quant=profile.quant,
+        tensor_parallel=profile.min_devices if profile.min_devices > 1 else None,
+        devices=[index for index in devices if index != HOST] or None,
+    )
+
+
+def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, bool, float, int, str]:
+    """Room first; then room that can be made, cheaply; then where most is free; then by name."""
+    free = situation.free(node)
+    return (
+        not way.fits,
+        bool(way.evict),
+        way.cost(situation.now),
+        -sum(free.get(one, 0) for one in way.devices),
+        node.name,
+    )
+
+
+def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | None:
+    """The load that runs already, through this gateway or by the node's own word."""
+    view = situation.view
+    for node in healthy:
+        if (node.name, model) in view.loading:
+            return Cold(model, node.name, _spec(situation, node, model), joined=True)
+    if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
+        raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
+    for node in healthy:
+        if (model in node.models and node.models[model].status == "loading") or model in node.activating():
+            if situation.catalogue.profile(model) is None:
+                raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
+            if not _failing(situation, node, model):
+                return Cold(model, node.name, _spec(situation, node, model), joined=True)
+    return None
+
+
+def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
+    """How to make room there; a model that is on its way out has to be gone before it may come back."""
+    way = clearing(situation, node, profile, since)
+    leaving = (node.name, profile.id) in situation.view.draining
+    return replace(way, ready_at=inf) if way is not None and leaving else way
+
+
+def _vacant(situation: Situation, node: Node, model: str) -> bool:
+    """Whether the model is not there yet, or is on its way out."""
+    info = node.models.get(model)
+    return info is None or info.status == "unloaded" or (node.name, model) in situation.view.draining
+
+
+def _failing(situation: Situation, node: Node, model: str) -> bool:
+    failure = situation.failures.get((node.name, model))
+    return failure is not None and failure.retry_at > situation.now
+
+
+def _refused(
+    situation: Situation, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
+) -> ApiError:
+    """Why a model of the catalogue cannot be placed now."""
+    model = profile.id
+    failures = [situation.failures[node.name, model] for node in candidates if node not in trusted]
+    if failures:
+        return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), situation.now)
+    if trusted:
+        return service_unavailable(f"no node has room for model '{model}': {_needs(situation, profile)}", RETRY_NO_ROOM)
+    return _unknown(situation, healthy, model)
+
+
+def failed(failure: Failure, now: float) -> ApiError:
+    """The refusal after a load that failed."""
+    if failure.temporary:
+        return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
+    return ApiError(503, "service_unavailable", failure.message, type="api_error")
+
+
+def _needs(situation: Situation, profile: Profile) -> str:
+    devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
+    return f"it needs {situation.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
+
+
+def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
+    """Why no node is a candidate at all."""
+    view, profile = situation.view, situation.catalogue.profile(model)
+    for node in healthy:
+        if model in node.models and not node.cordoned and not _vacant(situation, node, model):
+            servable = node.models[model].servable
+            reason = (servable.reason if servable else None) or "unknown reason"
+            return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
+    if profile is None:
+        if view.knows(model):
+            return service_unavailable(f"the node that has model '{model}' takes no requests", RETRY_NODE_DOWN)
+        return model_not_found(model[:200])
+    if any(_may_hold_later(profile, node) for node in view.nodes if node.kind == "neuron"):
+        return service_unavailable(f"no node that can hold model '{model}' takes any now", RETRY_NODE_DOWN)
+    return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
+
+
+def _may_hold_later(profile: Profile, node: Node) -> bool:
+    """Whether a node that is down or cordoned, or has not told its hardware yet, could hold the model."""
+    if node.discovery is None:
+        return allowed(profile, node)
+    return (not node.healthy or node.cordoned) and feasible(profile, node)
+
+
+def _spec(situation: Situation, node: Node, model: str) -> ModelSpec:
+    profile = situation.catalogue.profile(model)
+    if profile is not None:
+        devices = situation.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
+        return load_spec(profile, devices)
+    info = node.models.get(model)
+    return ModelSpec(model_id=model, harness=info.harness if info else "torch")

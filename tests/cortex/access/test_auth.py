@@ -1,0 +1,214 @@
+"""Who is let in, on the gatekeeper itself: no socket, a clock by hand."""
+
+import dataclasses
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa.core.errors import ApiError, ConfigError
+from helexa.cortex.access.auth import Gatekeeper, allows, authorise, shown_secret
+from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of, hint_of, new_secret, static_keys
+from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.config import EntitlementsSection
+
+ALICE = Principal("alice", "alice-laptop")
+ROOT = Principal("ops", "ops-1", role="admin")
+
+blanks = st.sampled_from([b"", b" ", b"  ", b"\t"])
+token = st.binary(min_size=1, max_size=600).filter(lambda value: value == value.strip() != b"")
+
+
+def key(principal: Principal, secret: bytes, **fields: Any) -> Key:
+    return Key(principal, digest_of(secret), **fields)
+
+
+def gatekeeper(*, require_auth: bool = True, now: float = 100.0) -> Gatekeeper:
+    keeper = Gatekeeper(require_auth, [key(ALICE, b"alice's")], lambda: now)
+    keeper.replace(
+        [
+            key(ROOT, b"root's"),
+            key(Principal("bob", "bob"), b"bob's", revoked_at=5.0),
+            key(Principal("eve", "eve", expires_at=100.0), b"eve's"),
+            key(Principal("dan", "dan", expires_at=100.1), b"dan's"),
+        ]
+    )
+    return keeper
+
+
+def bearer(secret: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"host", b"h"), (b"authorization", b"Bearer " + secret)]
+
+
+def refusal_of(keeper: Gatekeeper, headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None, str, str]:
+    with pytest.raises(ApiError) as caught:
+        keeper.admit(headers)
+    return caught.value.status, caught.value.code, caught.value.type, str(caught.value)
+
+
+MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
+
+
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        ([], MISSING),
+        ([(b"authorization", b"")], MISSING),
+        ([(b"authorization", b"Bearer")], MISSING),
+        ([(b"authorization", b"Bearer   ")], MISSING),
+        ([(b"authorization", b"alice's")], MISSING),
+        ([(b"authorization", b"Basic alice's")], MISSING),
+        ([(b"x-api-key", b" ")], MISSING),
+        (bearer(b"placeholder"), "invalid API key"),
+        (bearer(b"alice's "[:-2]), "invalid API key"),
+        ([(b"x-api-key", b"x" * (LONGEST_SECRET + 1))], "invalid API key"),
+    ],
+)
+def test_without_a_known_key(headers: list[tuple[bytes, bytes]], message: str) -> None:
+    assert refusal_of(gatekeeper(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
+    assert gatekeeper(require_auth=False).admit(headers) is None
+
+
+@pytest.mark.parametrize("require_auth", [True, False])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        bearer(b"alice's"),
+        [(b"authorization", b"bEARER   alice's  ")],
+        [(b"x-api-key", b"alice's")],
+        [(b"x-api-key", b"alice's"), *bearer(b"alice's")],
+        [(b"x-api-key", b""), *bearer(b"alice's")],
+        [(b"authorization", b"Basic eDp5"), (b"x-api-key", b"alice's")],
+    ],
+)
+def test_a_known_key_is_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
+    assert gatekeeper(require_auth=require_auth).admit(headers) is ALICE
+
+
+@pytest.mark.parametrize("require_auth", [True, False])
+def test_a_key_that_once_was_good_is_always_refused(require_auth: bool) -> None:
+    keeper = gatekeeper(require_auth=require_auth)
+    assert refusal_of(keeper, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
+    assert refusal_of(keeper, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
+    assert keeper.admit(bearer(b"dan's")) is not None
+
+
+@pytest.mark.parametrize("require_auth", [True, False])
+def test_two_different_keys_are_nobody(require_auth: bool) -> None:
+    for headers in ([*bearer(b"alice's"), (b"x-api-key", b"root's")], [*bearer(b"alice's"), *bearer(b"other")]):
+        status, code, _, message = refusal_of(gatekeeper(require_auth=require_auth), headers)
+        assert (status, code) == (400, "conflicting_api_keys")
+        assert "two different API keys" in message
+
+
+def test_stored_keys_are_exchanged_at_once_and_static_ones_stay() -> None:
+    keeper = gatekeeper()
+    assert keeper.admit(bearer(b"root's")) == ROOT
+    keeper.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
+    assert keeper.admit(bearer(b"x's")) is not None
+    assert keeper.admit(bearer(b"alice's")) is ALICE
+    assert refusal_of(keeper, bearer(b"root's"))[3] == "invalid API key"
+
+
+def test_endless_secrets_are_not_even_hashed() -> None:
+    endless = b"x" * (LONGEST_SECRET + 1)
+    assert Gatekeeper(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
+    assert Gatekeeper(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
+
+
+def test_the_admin_api_is_for_admins() -> None:
+    for require_auth in (True, False):
+        keeper = gatekeeper(require_auth=require_auth)
+        assert keeper.admit_admin(bearer(b"root's")) == ROOT
+        for headers, status in ((bearer(b"alice's"), 403), ([], 401), (bearer(b"unknown"), 401)):
+            with pytest.raises(ApiError) as caught:
+                keeper.admit_admin(headers)
+            assert caught.value.status == status
+
+
+def test_models() -> None:
+    some = dataclasses.replace(ALICE, models=frozenset({"Org/M"}))
+    assert allows(None, "Org/X")
+    assert allows(ALICE, "Org/X")
+    assert (allows(some, "Org/M"), allows(some, "Org/X")) == (True, False)
+    assert not allows(dataclasses.replace(ALICE, models=frozenset()), "Org/M")
+    authorise(some, "Org/M", "small")
+    with pytest.raises(ApiError) as caught:
+        authorise(some, "Org/X", "large")
+    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+    assert "'large'" in str(caught.value)
+    assert "Org/X" not in str(caught.value.envelope())
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"accept"]), st.binary(max_size=40))))
+def test_whatever_the_headers_say_nobody_becomes_somebody(headers: list[tuple[bytes, bytes]]) -> None:
+    try:
+        assert gatekeeper(require_auth=False).admit(headers) is None
+    except ApiError as error:
+        assert error.status == 400
+
+
+@given(token, blanks, blanks, st.sampled_from([b"Bearer ", b"bearer ", b"BEARER  "]))
+def test_the_shown_secret_is_the_token(secret: bytes, before: bytes, after: bytes, scheme: bytes) -> None:
+    assert shown_secret([(b"x-api-key", before + secret + after)]) == secret
+    assert shown_secret([(b"authorization", before + scheme + secret + after)]) == secret
+
+
+def test_new_secrets_are_long_random_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
+    made = {new_secret().get_secret_value() for _ in range(100)}
+    assert len(made) == 100
+    for secret in made:
+        assert secret.startswith("hlx_") and len(secret) == 47 and secret[4:].isalnum() and secret.isascii()
+    secret = new_secret()
+    assert secret.get_secret_value() not in repr(secret)
+    assert secret.get_secret_value().startswith(hint_of(secret)) and len(hint_of(secret)) == 8
+    one = key(ALICE, secret.get_secret_value().encode())
+    assert one.digest.hex() not in repr(one) and repr(one.digest) not in repr(one)
+    with caplog.at_level(logging.DEBUG):
+        gatekeeper(require_auth=False).admit(bearer(b"s3cret"))
+    assert "s3cret" not in caplog.text
+
+
+def section(*keys: dict[str, Any]) -> EntitlementsSection:
+    return EntitlementsSection.model_validate({"keys": keys})
+
+
+def test_static_keys() -> None:
+    (one,) = static_keys(
+        section(
+            {
+                "key": "s",
+                "account_id": "a",
+                "models": ["Org/M"],
+                "hard_cap": 5,
+                "window": {"kind": "rolling", "seconds": 60},
+                "concurrency": 2,
+            }
+        )
+    )
+    assert one.principal == Principal(
+        "a", "a", models=frozenset({"Org/M"}), hard_cap=5, window=Window("rolling", 60), concurrency=2
+    )
+    assert one.digest == digest_of(b"s")
+    same = {"account_id": "a", "key_id": "k"}
+    assert len(static_keys(section({"key": "old", **same}, {"key": "new", **same}))) == 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ([{"key": "", "account_id": "a"}], "empty"),
+        ([{"key": " s", "account_id": "a"}], "blanks"),
+        ([{"key": "s" * 513, "account_id": "a"}], "too long"),
+        ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "not plain ASCII"),
+        ([{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}], "entry 2 ('b') has the key of another"),
+        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "says otherwise"),
+    ],
+)
+def test_static_keys_that_cannot_be(keys: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        static_keys(section(*keys))
+    assert said in str(caught.value)
+    assert "s3" not in str(caught.value)

@@ -1,0 +1,76 @@
+"""CORS over a real socket: a page's browser asks, and the application behind never sees a preflight."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from cortex.running import listening
+from helexa.cortex.access.cors import Cors
+from helexa.cortex.server import Listener
+
+PAGE, STRANGER = "https://chat.example", "https://evil.example"
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
+
+
+class Behind:
+    """Refuses everything, as authentication would."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        self.methods.append(Request(scope).method)
+        headers = {"access-control-allow-origin": "https://node.example", "vary": "Accept"}
+        await Response("no", 401, headers)(scope, receive, send)
+
+
+@asynccontextmanager
+async def asked(app: ASGIApp) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+    async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
+        yield client, url
+
+
+@pytest.mark.parametrize("origins", [[PAGE], [f"{PAGE}/", "https://other.example"], ["*"]])
+async def test_a_page_that_may(origins: list[str]) -> None:
+    behind = Behind()
+    async with asked(Cors(behind, origins)) as (client, url):
+        async with client.options(url, headers={"Origin": PAGE, **PREFLIGHT}) as response:
+            assert response.status == 204
+            assert response.headers["access-control-allow-origin"] == PAGE
+            assert "POST" in response.headers["access-control-allow-methods"]
+            assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
+            assert "access-control-allow-credentials" not in response.headers
+        assert behind.methods == []
+        async with client.post(url, headers={"Origin": PAGE}) as response:
+            assert response.status == 401
+            assert response.headers.getall("access-control-allow-origin") == [PAGE]
+            assert response.headers.getall("vary") == ["Accept", "Origin"]
+            assert "x-request-id" in response.headers["access-control-expose-headers"]
+
+
+async def test_a_page_that_may_not() -> None:
+    behind = Behind()
+    async with asked(Cors(behind, [PAGE])) as (client, url):
+        async with client.options(url, headers={"Origin": STRANGER, **PREFLIGHT}) as response:
+            assert response.status == 403
+            assert (await response.json())["error"]["code"] == "origin_not_allowed"
+            assert "access-control-allow-origin" not in response.headers
+        assert behind.methods == []
+        async with client.post(url, headers={"Origin": STRANGER}) as response:
+            assert "access-control-allow-origin" not in response.headers
+        async with client.options(url, headers={"Origin": PAGE}) as response:  # no preflight
+            assert response.status == 401
+        async with client.get(url) as response:
+            assert response.headers["access-control-allow-origin"] == "https://node.example"
+    assert behind.methods == ["POST", "OPTIONS", "GET"]

@@ -1,0 +1,169 @@
+"""Circuit breakers, on a clock that only tests move."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa.core.fleet import ModelInfo
+from helexa.cortex.config import NeuronSection, RoutingSection
+from helexa.cortex.fleet.breaker import WARY_SECS, Breaker, Breakers
+from helexa.cortex.fleet.fleet import MAX_BUSY_SECS, Fleet, Report
+
+PAIR = ("n1", "M")
+RESET = 10.0
+
+
+def failed(times: int, now: float = 0.0, breaker: Breaker | None = None) -> Breaker:
+    breaker = breaker or Breaker()
+    for _ in range(times):
+        breaker = breaker.fault(now, 3, RESET)
+    return breaker
+
+
+def test_faults_in_a_row_open_it_and_one_answer_between_them_does_not() -> None:
+    assert failed(2).state(0) == "closed"
+    assert failed(3).state(0) == "open"
+    assert failed(2, breaker=failed(2).ok(0)).state(0) == "closed"
+
+
+def test_after_its_time_it_lets_one_request_through() -> None:
+    breaker = failed(3)
+    assert breaker.state(RESET - 0.01) == "open"
+    assert breaker.state(RESET) == "half-open"
+    probing = breaker.began(RESET)
+    assert probing.probing and probing.state(RESET) == "open"
+    assert not breaker.began(RESET - 0.01).probing
+
+
+def test_the_probe_closes_it_or_opens_it_again() -> None:
+    probing = failed(3).began(RESET)
+    assert probing.ok(RESET).state(RESET) == "closed"
+    again = probing.fault(RESET, 3, RESET)
+    assert again.state(2 * RESET - 0.01) == "open"
+    assert again.state(2 * RESET) == "half-open"
+    assert probing.ended().state(RESET) == "half-open"  # its client left: nothing is known
+
+
+def test_late_words_on_old_questions_change_nothing_while_it_is_open() -> None:
+    opened = failed(3)
+    assert opened.ok(1.0).state(1.0) == "open"
+    assert failed(5, 1.0, opened).state(RESET) == "half-open"
+
+
+def test_who_failed_or_was_busy_is_wary_for_a_moment() -> None:
+    breakers = Breakers(3, RESET)
+    breakers.fault(PAIR, 0.0)
+    assert (breakers.wary(WARY_SECS / 2), breakers.changes_at(WARY_SECS / 2)) == ({PAIR}, WARY_SECS)
+    assert breakers.wary(WARY_SECS) == frozenset()
+    breakers.busy(PAIR, 5.0, 2.0)
+    breakers.ok(PAIR, 5.5)
+    assert breakers.wary(6.0) == {PAIR}
+    breakers.ok(PAIR, 8.0)
+    assert PAIR not in breakers
+
+
+moves = st.lists(st.tuples(st.sampled_from(["ok", "fault", "began", "ended", "busy", "wait"]), st.floats(0, 8)))
+
+
+@given(moves, st.integers(1, 5))
+def test_whatever_happens_it_admits_one_probe_at_a_time_and_always_comes_back(story: Any, failures: int) -> None:
+    breakers, now, probes = Breakers(failures, RESET), 0.0, 0
+    in_a_row = 0
+    for move, secs in story:
+        was_open = PAIR in breakers.open(now)
+        if move == "wait":
+            now += secs
+        elif move == "began":
+            probe = breakers.began(PAIR, now)
+            assert not (probe and was_open)
+            probes += probe
+        elif move == "ended" and probes:
+            breakers.ended(PAIR, now)
+            probes = 0
+        elif move == "ok":
+            breakers.ok(PAIR, now)
+            in_a_row = 0
+            probes = 0 if PAIR not in breakers.open(now) else probes
+        elif move == "fault":
+            in_a_row += 1
+            state = breakers.fault(PAIR, now)
+            probes = 0
+            assert state == "open" or in_a_row < failures
+        elif move == "busy":
+            breakers.busy(PAIR, now, secs)
+            assert (PAIR in breakers.open(now)) is was_open
+        assert probes <= 1
+        assert now < breakers.changes_at(now)
+    breakers.ended(PAIR, now)
+    assert PAIR not in breakers.open(now + RESET)
+    assert not breakers.wary(now + RESET)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fleet_with(clock: Clock, **settings: Any) -> Fleet:
+    fleet = Fleet([NeuronSection(name="n1", endpoint="http://n1")], RoutingSection(**settings), clock)
+    fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
+    return fleet
+
+
+def test_the_fleets_picture_follows_its_breakers_by_itself() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
+    fleet.transport_fault("n1", "M")
+    assert (fleet.view().open, fleet.view().wary) == (frozenset(), {PAIR})
+    fleet.transport_fault("n1", "M")
+    assert fleet.view().open == {PAIR}
+    clock.now += RESET
+    assert fleet.view().open == frozenset()
+    with fleet.request("n1", "M"):
+        assert fleet.view().open == {PAIR}  # the probe is out
+    assert fleet.view().open == frozenset()  # it learnt nothing
+    with fleet.request("n1", "M"):
+        fleet.transport_ok("n1", "M")
+        assert fleet.view().open == frozenset()
+    fleet.transport_fault("n1", "M")
+    assert fleet.view().open == frozenset()  # closed: it takes two again
+
+
+def test_a_busy_node_is_passed_over_for_a_bounded_moment() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock)
+    fleet.busy("n1", "M", 1e9)
+    assert (fleet.view().wary, fleet.view().open) == ({PAIR}, frozenset())
+    clock.now += MAX_BUSY_SECS
+    assert fleet.view().wary == frozenset()
+
+
+def test_a_model_that_went_and_a_node_that_is_not_configured_leave_no_breaker() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=1)
+    fleet.transport_fault("n1", "M")
+    fleet.transport_fault("nobody", "M")
+    assert fleet.view().open == {PAIR}
+    fleet.answered("n1", Report(models={}), clock.now)
+    assert fleet.view().open == frozenset()
+    fleet.transport_fault("n1", "M")
+    fleet.configure([])
+    assert fleet.view().open == frozenset()
+
+
+def test_a_node_that_comes_back_is_trusted_again_and_one_that_only_answers_polls_is_not() -> None:
+    clock = Clock()
+    fleet = fleet_with(clock, breaker_failures=1)
+    fleet.transport_fault("n1", "M")
+    for _ in range(2):
+        fleet.missed("n1", "slow")
+    fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
+    assert fleet.view().open == {PAIR}
+    for _ in range(3):
+        fleet.missed("n1", "gone")
+    fleet.answered("n1", Report(models={"M": ModelInfo(id="M")}), clock.now)
+    assert fleet.view().open == frozenset()

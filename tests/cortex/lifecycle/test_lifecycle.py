@@ -1,0 +1,281 @@
+"""Models come and go: loads, evictions and those who wait, over real sockets with scripted nodes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.lifecycle.stage import MODELS, SIZES, stage
+from cortex.running import eventually
+from helexa.core.errors import ApiError
+
+
+@asynccontextmanager
+async def one_card(*resident: str, total_mb: int = 8000) -> AsyncIterator[FakeNode]:
+    async with FakeNode("n1").holds(*resident).with_accelerator(total_mb, SIZES).serving() as node:
+        yield node
+
+
+async def test_ten_at_once_load_a_model_once_and_two_models_do_not_wait_for_one_another() -> None:
+    async with one_card(total_mb=16000) as node, stage(node) as s:
+        node.may_load.clear()
+        asked = [s.ask("A") for _ in range(10)] + [s.ask("C")]
+        await eventually(lambda: len(node.loads) == 2)
+        node.may_load.set()
+        assert [warm.model for warm in await asyncio.gather(*asked)] == ["A"] * 10 + ["C"]
+        assert sorted(load["model_id"] for load in node.loads) == ["A", "C"]
+        assert sorted(s.loaded) == [("A", "n1"), ("C", "n1")]
+
+
+async def test_models_of_equal_rank_displace_one_another_both_ways() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        assert (await s.ask("B")).node == "n1"
+        assert s.holds("n1") == {"B"}
+        assert (await s.ask("A")).node == "n1"
+        assert node.unloads == ["A", "B"]
+        assert s.evicted == [("A", "n1"), ("B", "n1")]
+
+
+async def test_only_as_much_as_needed_leaves() -> None:
+    async with one_card("A", "C", total_mb=10000) as node, stage(node) as s:
+        await s.ask("B")
+        assert node.unloads == ["A"]
+
+
+async def test_a_model_of_unknown_size_on_the_node_is_taken_for_what_the_catalogue_says() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        assert s.fleet.node("n1").models["A"].vram_used_mb is None
+        await s.ask("B")
+        assert node.unloads == ["A"]
+
+
+async def test_a_model_of_higher_rank_stays_and_the_other_is_refused_for_now() -> None:
+    models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
+    async with one_card("Pinned") as node, stage(node, models=models) as s:
+        error = await s.refused("B")
+        assert (error.status, error.code, error.retry_after) == (503, "service_unavailable", 30)
+        assert "it needs 7000 MB" in str(error)
+        assert node.unloads == []
+        assert s.settled()
+
+
+async def test_what_is_in_flight_is_drained_before_it_leaves() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        with s.fleet.request("n1", "A"):
+            waiting = s.ask("B")
+            await eventually(lambda: ("n1", "A") in s.fleet.view().draining)
+            returning = s.ask("A")  # comes while it drains: it has to wait for its turn
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            assert node.unloads == []
+        await waiting
+        await returning
+        assert node.unloads == ["A", "B"]
+
+
+async def test_a_model_in_flight_is_left_alone_while_the_other_has_not_waited_long() -> None:
+    async with one_card("A") as node, stage(node, swap_wait_secs=60) as s:
+        with s.fleet.request("n1", "A"):
+            waiting = s.ask("B")
+            await eventually(lambda: s.lifecycle.progress("B"))
+            for _ in range(20):
+                await asyncio.sleep(0.01)
+            progress = s.lifecycle.progress("B")
+            assert progress is not None and progress.stage == "waiting for room on n1"
+            assert ("n1", "A") not in s.fleet.view().draining
+        waiting.cancel()
+        await eventually(lambda: s.lifecycle.progress("B") is None)
+        assert node.unloads == []
+
+
+async def test_what_another_gateway_uses_is_left_alone_even_if_that_began_after_the_last_poll() -> None:
+    async with one_card("A") as node, stage(node, poll_secs=60) as s:
+        node.health["models"] = [{"id": "A", "in_flight": 1}]
+        waiting = s.ask("B")
+        asked = len(node.asked)
+        await eventually(lambda: len(node.asked) > asked + 3)
+        assert node.unloads == []
+        node.health["models"] = []
+        await waiting
+        assert node.unloads == ["A"]
+
+
+async def test_who_gives_up_while_a_model_drains_for_them_leaves_it_as_it_was() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        with s.fleet.request("n1", "A"):
+            waiting = s.ask("B")
+            await eventually(lambda: ("n1", "A") in s.fleet.view().draining)
+            waiting.cancel()
+            await eventually(s.settled)
+        assert node.unloads == [] and node.loads == []
+        assert not s.lifecycle.situation().expected_free  # nothing is kept for the one that gave up
+        assert (await s.ask("A")).node == "n1"
+
+
+async def test_a_load_goes_on_when_all_who_waited_hang_up() -> None:
+    async with one_card() as node, stage(node) as s:
+        node.may_load.clear()
+        asked = [s.ask("A") for _ in range(3)]
+        await eventually(lambda: node.loads)
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+        assert ("n1", "A") in s.fleet.view().loading
+        node.may_load.set()
+        await eventually(lambda: "A" in s.holds("n1"))
+        await eventually(s.settled)
+        assert (await s.ask("A")).node == "n1"
+        assert len(node.loads) == 1
+
+
+async def test_a_load_that_fails_is_tried_on_another_node_and_not_again_here_for_a_while() -> None:
+    async with (
+        FakeNode("a").with_accelerator(9000, SIZES).serving() as a,
+        FakeNode("b").with_accelerator(8000, SIZES).serving() as b,
+        stage(a, b) as s,
+    ):
+        a.load_refusal = (500, {"error": "out of memory"})
+        assert (await s.ask("A")).node == "b"
+        b.load_refusal = (400, {"error": "no such file"})
+        assert "on node 'a': out of memory" in str(await s.refused("B"))
+        assert [len(node.loads) for node in (a, b)] == [2, 2]
+        error = await s.refused("B")  # within the back-off: nobody is asked again
+        assert [len(node.loads) for node in (a, b)] == [2, 2]
+        assert error.retry_after in range(1, 6)
+
+
+async def test_a_load_that_can_never_succeed_is_refused_without_a_retry() -> None:
+    async with one_card() as node, stage(node) as s:
+        node.load_refusal = (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}})
+        error = await s.refused("A")
+        assert (error.status, error.retry_after) == (503, None)
+        assert str(error) == "model 'A' could not be loaded on node 'n1': quant_not_found"
+
+
+async def test_waiters_hear_soon_that_the_node_that_loads_has_died() -> None:
+    async with one_card() as node, stage(node) as s:
+        node.may_load.clear()
+        asked = [s.ask("A") for _ in range(3)]
+        await eventually(lambda: node.loads)
+        node.down = True
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(error, ApiError) and error.retry_after for error in outcomes)
+        await eventually(s.settled)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("load ")]
+        node.may_load.set()
+
+
+async def test_a_load_without_progress_is_given_up_and_one_with_progress_is_not() -> None:
+    async with one_card() as node, stage(node, gateway={"load_timeout_secs": 1}) as s:
+        node.may_load.clear()
+        error = await s.refused("A")
+        assert "no progress within 1 s" in str(error)
+        moving = s.ask("C")
+        loading = {"id": "C", "status": "loading", "progress": 0.0, "stage": "weights"}
+        node.models.append(loading)
+        for step in range(30):
+            loading["progress"] = step / 30
+            await asyncio.sleep(0.05)
+        progress = s.lifecycle.progress("C")
+        assert progress is not None and progress.fraction and progress.eta_secs and progress.stage == "weights"
+        node.models.remove(loading)
+        node.may_load.set()
+        assert (await moving).node == "n1"
+
+
+async def test_who_has_waited_long_enough_is_told_when_to_come_back() -> None:
+    async with one_card() as node, stage(node, gateway={"load_wait_secs": 0.2}) as s:
+        node.may_load.clear()
+        error = await s.refused("A")
+        assert (error.status, error.retry_after) == (503, 10)
+        assert str(error) == "model 'A' is still loading"
+        node.may_load.set()
+        await eventually(lambda: "A" in s.holds("n1"))
+
+
+async def test_who_would_wait_far_too_long_is_told_at_once() -> None:
+    async with one_card() as node, stage(node, gateway={"load_wait_secs": 2}) as s:
+        node.may_load.clear()
+        waiting = s.ask("A")
+        node.models.append({"id": "A", "status": "loading", "progress": 0.03, "stage": "weights"})
+
+        def slow() -> bool:
+            progress = s.lifecycle.progress("A")
+            return progress is not None and (progress.eta_secs or 0) > 5
+
+        await eventually(slow)
+        error = await s.refused("A")
+        assert not waiting.done()
+        assert error.status == 503 and error.retry_after and error.retry_after > 5
+        node.models.clear()
+        node.may_load.set()
+        await waiting
+
+
+async def test_many_unloads_on_a_node_are_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with one_card("A") as node, stage(node, defrag_after_cycles=2) as s:
+        await s.ask("B")
+        assert "has unloaded" not in caplog.text
+        await s.ask("A")
+        assert "node n1 has unloaded 2 models" in caplog.text
+
+
+async def test_what_nobody_asked_for_is_unloaded_but_not_what_is_pinned() -> None:
+    models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
+    async with one_card("A", "Pinned", total_mb=20000) as node, stage(node, models=models, idle_ttl_secs=0.3) as s:
+        await s.ask("C")
+        await eventually(lambda: s.holds("n1") == {"Pinned"})
+        assert sorted(node.unloads) == ["A", "C"]
+        assert sorted(s.evicted) == [("A", "n1"), ("C", "n1")]
+
+
+async def test_a_node_that_will_not_unload_is_not_asked_again_and_again() -> None:
+    async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
+        node.unload_refusal = (500, {"error": "busy"})
+        await eventually(lambda: node.unloads)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        assert node.unloads == ["A"] and s.evicted == []
+        assert not s.fleet.view().draining
+
+
+async def test_an_eviction_that_a_node_refuses_is_said_to_those_who_wait() -> None:
+    async with one_card("A") as node, stage(node) as s:
+        node.unload_refusal = (500, {"error": "busy"})
+        assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
+        assert s.holds("n1") == {"A"} and not s.lifecycle.situation().expected_free
+
+
+async def test_who_waits_for_room_is_served_elsewhere_if_the_model_comes_up_there() -> None:
+    async with one_card("A") as node, FakeNode("n2").serving() as other, stage(node, other, swap_wait_secs=60) as s:
+        with s.fleet.request("n1", "A"):
+            waiting = s.ask("B")
+            await eventually(lambda: s.lifecycle.progress("B"))
+            other.holds("B")
+            assert (await waiting).node == "n2"
+        assert node.unloads == [] and other.loads == []
+
+
+async def test_memory_is_reserved_when_a_load_is_decided() -> None:
+    async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
+        node.may_load.clear()
+        first = s.ask("A")
+        await eventually(lambda: node.loads)
+        second = s.ask("B")  # the card still reads empty
+        await eventually(lambda: s.lifecycle.progress("B"))
+        assert len(node.loads) == 1
+        node.may_load.set()
+        await first
+        second.cancel()
+
+
+async def test_too_many_who_wait_are_refused() -> None:
+    async with one_card() as node, stage(node) as s:
+        node.may_load.clear()
+        asked = [s.ask("A") for _ in range(256)]
+        await eventually(lambda: node.loads)
+        assert (await s.refused("A")).code == "rate_limit_exceeded"
+        node.may_load.set()
+        assert len({warm.node for warm in await asyncio.gather(*asked)}) == 1

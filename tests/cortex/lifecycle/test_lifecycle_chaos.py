@@ -1,0 +1,69 @@
+"""Random requests, hang-ups, failing loads and nodes that vanish: nothing is overfull, nothing is left behind."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.lifecycle.stage import SIZES, Stage, stage
+from cortex.running import eventually
+from helexa.core.errors import ApiError
+
+ROUNDS = 150
+TOTALS_MB = {"a": 7500, "b": 9500}
+
+
+async def client(s: Stage, rng: random.Random, nodes: list[FakeNode]) -> str:
+    """One request: waits for its model, uses it for a moment, or gives up before."""
+    model = rng.choice(list(SIZES))
+    asked = s.ask(model)
+    try:
+        async with asyncio.timeout(rng.choice((0.05, 0.5, 60))):
+            target = await asked
+    except TimeoutError:
+        return "gone"
+    except ApiError as error:
+        assert error.status == 503, error
+        return "refused"
+    with s.fleet.request(target.node, model):
+        held = next(node for node in nodes if node.name == target.node)
+        for _ in range(rng.randrange(5)):
+            assert any(entry["id"] == model for entry in held.models), f"{model} left {target.node} while in use"
+            await asyncio.sleep(0.01)
+    return "served"
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_chaos(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helexa.cortex.lifecycle.evictor.LEAST_RESIDENCY_SECS", 0.1)
+    rng = random.Random(seed)
+    async with AsyncExitStack() as stack:
+        nodes = [
+            await stack.enter_async_context(FakeNode(name).with_accelerator(total, SIZES).serving())
+            for name, total in TOTALS_MB.items()
+        ]
+        s = await stack.enter_async_context(stage(*nodes, gateway={"load_timeout_secs": 1}))
+        clients: list[asyncio.Task[str]] = []
+        for _ in range(ROUNDS):
+            clients.append(asyncio.create_task(client(s, rng, nodes)))
+            node = rng.choice(nodes)
+            node.down = rng.random() < 0.1
+            node.load_refusal = (500, {"error": "out of memory"}) if rng.random() < 0.1 else None
+            (node.may_load.clear if rng.random() < 0.1 else node.may_load.set)()
+            assert all(node.free_mb() >= 0 for node in nodes)
+            await asyncio.sleep(rng.uniform(0, 0.04))
+        for node in nodes:
+            node.down, node.load_refusal = False, None
+            node.may_load.set()
+        outcomes = await asyncio.gather(*clients)
+        assert "served" in outcomes and s.evicted
+        await eventually(lambda: not s.fleet.view().loading and not s.fleet.view().draining)
+        assert all(node.free_mb() >= 0 for node in nodes)
+        assert not s.fleet.view().in_flight
+        assert all(s.lifecycle.progress(model) is None for model in SIZES)
+        with suppress(ApiError):
+            await s.ask("A")  # and it still works
+    loads = [task for task in asyncio.all_tasks() if task.get_name().startswith(("load ", "unload "))]
+    assert loads == []
