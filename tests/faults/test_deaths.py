@@ -114,7 +114,7 @@ async def test_the_node_dies_while_it_answers(stack: Stack):
     *refused, last = refusals_until(stack, 503)
     assert {(code, reply["error"]["code"]) for code, _, reply in refused} <= {(502, "upstream_connection_error")}
     assert is_retryable(last)
-    assert get(f"{stack.url}/health")["status"] == "degraded"
+    stack.cortex.until(lambda: get(f"{stack.url}/health")["status"] == "degraded", "the gateway misses its node")
     assert MODEL in [model["id"] for model in get(f"{stack.url}/v1/models")["data"]]
 
     stack.start_node()
