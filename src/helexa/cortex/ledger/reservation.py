@@ -87,11 +87,11 @@ class Reservation:
             node: who produced them.
             estimated: they were not counted by the node.
         """
-        await self._end("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
+        await _done(self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated))
 
     async def release(self) -> None:
         """Charge nothing; durable on return."""
-        await self._end("released")
+        await _done(self._begin("released"))
 
     def abandon(self) -> None:
         """Release without waiting."""
@@ -104,19 +104,6 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.release()
-
-    async def _end(
-        self,
-        state: Literal["settled", "released"],
-        prompt: int = 0,
-        completion: int = 0,
-        cached: int = 0,
-        node: str | None = None,
-        estimated: bool = False,
-    ) -> None:
-        closing = self._begin(state, prompt, completion, cached, node, estimated)
-        if not closing.done.done():
-            await asyncio.shield(closing.done)
 
     def _begin(
         self,
@@ -133,6 +120,11 @@ class Reservation:
             self._closing = Closing(self, state, prompt, completion, cached, node, estimated, done)
             self._close(self._closing)
         return self._closing
+
+
+async def _done(closing: Closing) -> None:
+    if not closing.done.done():
+        await asyncio.shield(closing.done)
 
 
 def bounded(number: int, most: int = MOST_TOKENS) -> int:
