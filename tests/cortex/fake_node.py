@@ -137,6 +137,7 @@ class FakeNode:
         return web.json_response({"url": self.endpoint} if self.endpoint else {}, status=200 if self.endpoint else 404)
 
     async def _load(self, request: web.Request) -> web.Response:
+        self.shown.append(request.headers.get("authorization"))
         spec = await request.json()
         self.loads.append(spec)
         await self.may_load.wait()

@@ -265,3 +265,17 @@ async def test_strangers_get_tool_arguments_as_text_and_our_nodes_as_objects(nod
                 await eventually(served)
                 seen[name] = json.loads(asked.bodies[-1])["messages"][1]["tool_calls"][0]["function"]["arguments"]
     assert seen == {"Org/M": {"at": "sky"}, "Box/M": '{"at":"sky"}'}
+
+
+async def test_a_node_that_asks_for_a_key_is_shown_its_own_at_every_call() -> None:
+    async with FakeNode().serving() as node:
+        neurons = [{"name": "n1", "endpoint": node.url, "bearer": "the-nodes"}]
+        async with running_cortex(node, settings={"neurons": neurons}, models=[{"id": "Org/Cold"}]) as cortex:
+            body = {"model": "Org/Cold", "messages": []}
+            async with cortex.client.post(
+                f"{cortex.url}/v1/chat/completions", json=body, headers=bearer("the-clients")
+            ) as response:
+                assert response.status == 200
+        assert node.loads
+        assert node.headers[-1]["authorization"] == "Bearer the-nodes"
+        assert set(node.shown) == {"Bearer the-nodes"}

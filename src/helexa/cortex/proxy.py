@@ -9,6 +9,7 @@ import orjson
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.exchange import Exchange
+from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
 from helexa.cortex.lifecycle.load_job import Progress
@@ -96,7 +97,7 @@ class Proxy:
                     raise NoAnswer(f"HTTP {answer.status} not of a node", outcome, _unreachable(node))
                 self._fleet.transport_ok(node, model)
                 if answer.status in _BUSY:
-                    self._fleet.busy(node, model)
+                    self._fleet.busy(node, model, _retry_after(answer))
                     if not last:
                         busy = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
                         raise NoAnswer(f"HTTP {answer.status}", "busy", busy)
@@ -234,6 +235,12 @@ def _envelope(body: bytes) -> dict[str, str]:
         return {}
     error = found.get("error") if isinstance(found, dict) else None
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+
+
+def _retry_after(answer: Answer) -> float:
+    """Seconds for which a busy node is to be spared: its own word, else a moment."""
+    text = next((value for name, value in answer.headers if name == b"retry-after"), b"")
+    return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
 
 
 def _in_words(progress: Progress | None) -> bytes:

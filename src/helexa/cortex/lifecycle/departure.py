@@ -100,7 +100,7 @@ class Departures:
 
     async def busy_there(self, pair: Pair) -> bool:
         """Whether the node has requests for the model, now rather than at the last poll."""
-        health = await self._client.health(self._endpoint(pair[0]))
+        health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 
     async def unload(self, pair: Pair) -> None:
@@ -110,7 +110,7 @@ class Departures:
             NodeError: the node would not.
         """
         name, model = pair
-        await self._client.unload(self._endpoint(name), model)
+        await self._client.unload(self._endpoint(name), model, self.fleet.bearer(name))
         self.fleet.unloaded(name, model)
         cycles = self._cycles[name] = self._cycles.get(name, 0) + 1
         log.info("unloaded %s on %s", model, name)
