@@ -93,8 +93,8 @@ async def running_cortex(
         models = load_catalogue(config.models_config) if path else Catalogue.model_validate(catalogue)
         async with (
             gateway.running(config, models, metrics, path) as running,
-            listening(Listener(create_app(running))) as url,
-            listening(Listener(create_metrics_app(metrics))) as scrape,
+            listening(api := Listener(create_app(running))) as url,
+            listening(scraped := Listener(create_metrics_app(metrics))) as scrape,
             aiohttp.ClientSession() as client,
         ):
             cortex = Cortex(url, f"{scrape}/metrics", client, running)
@@ -102,6 +102,9 @@ async def running_cortex(
             async def all_up() -> bool:
                 return (await cortex.get("/health"))["nodes"]["healthy"] == len(nodes)
 
-            if ready:
-                await eventually(all_up)
-            yield cortex
+            try:
+                if ready:
+                    await eventually(all_up)
+                yield cortex
+            finally:
+                api.should_exit = scraped.should_exit = True  # both at once: each takes its time

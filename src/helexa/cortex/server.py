@@ -30,6 +30,7 @@ class Listener(uvicorn.Server):
     """One HTTP server on a socket that is bound already; it leaves the signals to its owner."""
 
     def __init__(self, app: ASGIApp) -> None:
+        self._exit = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,6 +45,23 @@ class Listener(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_SECS,
             )
         )
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether it is to stop."""
+        return self._exit.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:  # type: ignore[override]
+        if value:
+            self._exit.set()
+
+    async def main_loop(self) -> None:
+        """Tick once a second, which is for the `date` header, and end at once when told to."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._exit.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
