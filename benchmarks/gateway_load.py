@@ -75,6 +75,7 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
     config.write_text(
         "model_list:\n- model_name: m\n  litellm_params:\n    model: openai/m\n"
         f"    api_base: {node}/v1\n    api_key: none\n"
+        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # without keys it is quicker
     )
     command = [str(Path(python).with_name("litellm")), "--config", str(config), "--port", str(port)]
     process = subprocess.Popen([*command, "--num_workers", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -102,7 +103,18 @@ def load(
         f'wrk.headers["authorization"] = "Bearer {KEY}"\nwrk.body = [[{json.dumps(body)}]]\n'
     )
     before = cpu_seconds(process)
-    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", str(script), url + PATH]
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds}s",
+        "--timeout",
+        "30s",
+        "--latency",
+        "-s",
+        str(script),
+        url + PATH,
+    ]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     spent = cpu_seconds(process) - before
     if failed := re.search(r"Non-2xx.*|Socket errors.*", out):
