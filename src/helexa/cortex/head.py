@@ -1,7 +1,7 @@
 """What the gateway reads in the head of any request, beside who sent it."""
 
 import re
-import uuid
+import secrets
 from collections.abc import Iterable
 
 from helexa.core.errors import ApiError
@@ -14,7 +14,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
