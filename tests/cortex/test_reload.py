@@ -12,6 +12,7 @@ from helexa.core import catalogue as catalogues
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ConfigError
 from helexa.cortex import config as configs
+from helexa.cortex import reload
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.reload import Reloader, differences
 
@@ -100,7 +101,10 @@ def test_secrets_are_never_said(key: str) -> None:
     assert "second" not in line
 
 
-async def test_a_running_gateway_follows_its_files(node: FakeNode, tmp_path: Path) -> None:
+async def test_a_running_gateway_follows_its_files(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "INTERVAL_SECS", 0.05)
     (tmp_path / "models.toml").write_text('[[models]]\nid = "Org/M"\n')
     path = tmp_path / "cortex.toml"
     text = f'models_config = "models.toml"\n[ledger]\nurl = "sqlite:{tmp_path}/x.db"\n'

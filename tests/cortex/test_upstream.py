@@ -197,7 +197,7 @@ async def test_a_request_that_is_cancelled_closes_the_connection(client: Upstrea
 
 
 async def test_what_nobody_reads_is_not_held(client: Upstream) -> None:
-    size = 64 << 20
+    size = 24 << 20
     sent = 0
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

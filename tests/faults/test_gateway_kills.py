@@ -1,6 +1,6 @@
 """Gateways are killed at random under load: no cap is passed, and what clients saw to its end is in the ledger.
 
-`HELEXA_KILLS` says how often (5).
+`HELEXA_KILLS` says how often (3).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres
 from helexa.cortex.ledger.database import Database, open_database
 
-KILLS = int(os.environ.get("HELEXA_KILLS", "5"))
+KILLS = int(os.environ.get("HELEXA_KILLS", "3"))
 AT_ONCE = 200
 CAP = 10_000 * KILLS
 MAX_TOKENS = 40
