@@ -27,27 +27,16 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from gateway_overhead import gateway_serves
+from gateway_overhead import cortex_config, gateway_serves
 from serving import client_session, free_port, say, server, verdict
 
 KEY = "benchmark"
 PATH = "/v1/chat/completions"
+CAPPED = f'[[entitlements.keys]]\nkey = "{KEY}"\naccount_id = "benchmark"\nhard_cap = {10**12}\n'
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there, how are you?"}], "max_tokens": 64}
 LARGE = BODY | {"messages": [{"role": "user", "content": "a word and another " * 10_500}]}
 MEBIBYTE = 1 << 20
 _UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-
-
-def cortex_config(folder: Path, port: int, node: str) -> Path:
-    (folder / "models.toml").touch()
-    path = folder / "cortex.toml"
-    path.write_text(
-        f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
-        f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-        f'[[neurons]]\nname = "node"\nendpoint = "{node}"\n'
-        f'[[entitlements.keys]]\nkey = "{KEY}"\naccount_id = "benchmark"\nhard_cap = {10**12}\n'
-    )
-    return path
 
 
 @contextmanager
@@ -148,7 +137,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(ports["node"])])
     try:
-        config = cortex_config(folder, ports["cortex"], urls["node"])
+        config = cortex_config(folder, ports["cortex"], urls["node"], CAPPED)
         with (
             server("helexa.cortex", "serve", "-c", str(config)) as cortex,
             nginx(folder, ports["nginx"], urls["node"]) as plain,

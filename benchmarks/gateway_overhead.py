@@ -32,14 +32,14 @@ async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -
             await asyncio.sleep(0.05)
 
 
-def cortex_config(folder: Path, port: int, node_url: str) -> Path:
-    """Write a gateway's configuration."""
+def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Path:
+    """Write a gateway's configuration; `more` is further TOML."""
     (folder / "models.toml").touch()
     path = folder / "cortex.toml"
     path.write_text(
         f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
         f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n'
+        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n' + more
     )
     return path
 

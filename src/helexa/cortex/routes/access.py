@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.headers import Headers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -17,37 +19,27 @@ def public(endpoint: Endpoint) -> Endpoint:
 
 def user(endpoint: Endpoint) -> Endpoint:
     """For everybody who may ask models; `request.state.principal` says who it is."""
-
-    async def admitted(request: Request) -> Response:
-        request.state.principal = _gateway(request).gatekeeper.admit(request.headers.raw)
-        return await endpoint(request)
-
-    return admitted
+    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
     """For whoever may see what the whole fleet does: admins; everybody where no key is required."""
 
-    async def admitted(request: Request) -> Response:
-        gateway = _gateway(request)
-        if gateway.config.entitlements.require_auth:
-            gateway.gatekeeper.admit_admin(request.headers.raw)
-        else:
-            gateway.gatekeeper.admit(request.headers.raw)
-        return await endpoint(request)
+    def admit(gateway: Gateway, headers: Headers) -> Principal | None:
+        keeper = gateway.gatekeeper
+        return keeper.admit_admin(headers) if gateway.config.entitlements.require_auth else keeper.admit(headers)
 
-    return admitted
+    return _guarded(endpoint, admit)
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
     """For admins."""
+    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
+
+def _guarded(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:
     async def admitted(request: Request) -> Response:
-        request.state.principal = _gateway(request).gatekeeper.admit_admin(request.headers.raw)
+        request.state.principal = admit(request.app.state.gateway, request.headers.raw)
         return await endpoint(request)
 
     return admitted
-
-
-def _gateway(request: Request) -> Gateway:
-    return request.app.state.gateway
