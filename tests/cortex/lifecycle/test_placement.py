@@ -227,6 +227,16 @@ def test_a_node_whose_load_failed_is_left_out_for_a_while() -> None:
     assert isinstance(place(replace(alone, now=NOW + 4), "A"), Cold)
 
 
+def test_a_failure_is_told_though_the_node_last_said_that_it_was_loading() -> None:
+    failure = Failure("out of memory", temporary=True, times=1, retry_at=NOW + 3.2)
+    behind = node("a")
+    behind.models["A"] = ModelInfo(id="A", status="loading")
+    with pytest.raises(ApiError, match="out of memory"):
+        place(situation(behind, failures={("a", "A"): failure}), "A")
+    decision = place(situation(behind, node("b"), failures={("a", "A"): failure}), "A")
+    assert isinstance(decision, Cold) and decision.node == "b"
+
+
 def test_the_back_off_grows_and_ends() -> None:
     history, pair = History(), ("a", "A")
     waits = [history.failed(pair, "no", 0.0, temporary=True).retry_at for _ in range(12)]

@@ -160,7 +160,7 @@ def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Cl
 def _vacant(situation: Situation, node: Node, model: str) -> bool:
     """Whether the model is not there yet, or is on its way out."""
     info = node.models.get(model)
-    return info is None or info.status == "unloaded" or (node.name, model) in situation.view.draining
+    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in situation.view.draining
 
 
 def _failing(situation: Situation, node: Node, model: str) -> bool:
