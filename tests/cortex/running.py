@@ -18,7 +18,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.config import Address, CortexConfig, load
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.metrics import Metrics, create_metrics_app
-from helexa.cortex.server import Listener, bind
+from helexa.http.listener import Listener, bind
 
 
 @dataclass

@@ -10,7 +10,8 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
 from cortex.running import Cortex, eventually
-from helexa.cortex import connection, question
+from helexa.cortex import question
+from helexa.http import connection
 
 REFUSED = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),

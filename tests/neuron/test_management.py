@@ -15,10 +15,10 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-import uvicorn
 from yarl import URL
 
-from helexa.neuron.app import create_app
+from helexa.http.listener import Listener, bind
+from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 
@@ -45,9 +45,9 @@ class Node:
 @asynccontextmanager
 async def running(environ: dict[str, str]) -> AsyncIterator[Node]:
     app = create_app(read_config(None, environ), engine_command=ENGINE)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", ws="none"))
-    listener = socket.create_server(("127.0.0.1", 0))
-    serving = asyncio.create_task(server._serve([listener]))
+    server = Listener(app, connection=NodeConnection)
+    listener = bind(("127.0.0.1", 0))
+    serving = asyncio.create_task(server.serve([listener]))
     try:
         async with aiohttp.ClientSession() as session:
             yield Node(f"http://127.0.0.1:{listener.getsockname()[1]}", session)

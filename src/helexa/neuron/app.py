@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import os
+import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from types import FrameType
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 
-import uvicorn
 from starlette.applications import Starlette
 
+from helexa.http.connection import Connection
+from helexa.http.listener import Listener, collect_seldom
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
@@ -73,7 +74,14 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     return app
 
 
-class NodeServer(uvicorn.Server):
+class NodeConnection(Connection):
+    """A connection that takes what a gateway took from its client, and what it added."""
+
+    max_head_bytes = Connection.max_head_bytes + (8 << 10)
+    max_headers = Connection.max_headers + 28
+
+
+class NodeServer(Listener):
     """Runs the application on a socket that already listens.
 
     SIGTERM or SIGINT refuses further requests, gives those that run a few seconds, ends the engines and exits with 0.
@@ -81,25 +89,21 @@ class NodeServer(uvicorn.Server):
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=_DRAIN_SECONDS + _ENDING_SECONDS,
-            )
+            app,
+            connection=NodeConnection,
+            grace_secs=_DRAIN_SECONDS + _ENDING_SECONDS,
+            keep_alive_secs=_KEEP_ALIVE_SECONDS,
         )
         self._registry: Registry = app.state.registry
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down; a second signal does not wait for anything."""
-        self._registry.drain()
-        self.force_exit = self.should_exit
-        self.should_exit = True
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let signals stop the server; a second one does not wait for anything."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with suppress(NotImplementedError):  # not every system's loop can
+                loop.add_signal_handler(number, self._stop)
+        yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests finish; what still runs after a few seconds is ended with an error that its client can read."""
@@ -107,13 +111,19 @@ class NodeServer(uvicorn.Server):
         await super().shutdown(sockets)
         ending.cancel()
 
-    async def _end_requests(self) -> None:
-        await asyncio.sleep(_DRAIN_SECONDS)
-        await self._registry.close()
-
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until a signal, then end the process."""
+        collect_seldom()
         await super().serve(sockets)
         logging.shutdown()
         # Past this point only threads could be waited for, and one of them may hang in somebody else's download.
         os._exit(0 if self.started else 1)
+
+    def _stop(self) -> None:
+        self._registry.drain()
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(_DRAIN_SECONDS)
+        await self._registry.close()

@@ -1,6 +1,5 @@
 """The `neuron` command. Nothing heavy is imported before a command runs."""
 
-import errno
 import os
 import socket
 import sys
@@ -26,6 +25,7 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
+@app.command
 @app.default
 def serve(
     *,
@@ -98,10 +98,9 @@ def doctor(*, config: ConfigPath = None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    from helexa.http.listener import AddressInUseError, bind
+
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise HelexaError(f"port {port} is in use by another process; choose another with --port") from None
-        raise HelexaError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+        return bind((host, port))
+    except AddressInUseError:
+        raise HelexaError(f"port {port} is in use by another process; choose another with --port") from None

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cortex.running import listening
 from helexa.cortex.access.cors import Cors
-from helexa.cortex.server import Listener
+from helexa.http.listener import Listener
 
 PAGE, STRANGER = "https://chat.example", "https://evil.example"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}

@@ -19,7 +19,7 @@ from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
 from helexa.cortex.refusal import refuse_api_error
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
-from helexa.cortex.server import Listener
+from helexa.http.listener import Listener
 
 
 @dataclass

@@ -15,11 +15,11 @@ from helexa.cortex.anthropic.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.head import refuse_encoded, request_id
 from helexa.cortex.headers import Headers
 from helexa.cortex.question import ClientGone, Question, parse_question, read_body
 from helexa.cortex.reply import Reply
 from helexa.cortex.service import serve
+from helexa.http.head import refuse_encoded, request_id
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")

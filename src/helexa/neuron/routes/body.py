@@ -5,6 +5,7 @@ import asyncio
 from starlette.requests import ClientDisconnect, Request
 
 from helexa.core.errors import ApiError, unsupported_media_type
+from helexa.http.head import refuse_encoded
 
 MAX_BODY_BYTES = 64 << 20
 
@@ -15,13 +16,14 @@ async def read_json(request: Request) -> bytes:
     """The bytes of a body that is declared as JSON, or as nothing.
 
     Raises:
-        ApiError: 415 for another content type, 413 over `MAX_BODY_BYTES`, 408 when the client stops sending, 400 when
-            it goes away.
+        ApiError: 415 for another content type or a compressed body, 413 over `MAX_BODY_BYTES`, 408 when the client
+            stops sending, 400 when it goes away.
     """
     content_type = request.headers.get("content-type", "application/json")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise unsupported_media_type(content_type[:200])
+    refuse_encoded(request.scope["headers"])
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_large()

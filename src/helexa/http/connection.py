@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
 TAKE_SECS = 300.0
-MAX_HEAD_BYTES = 32 << 10
-MAX_HEADERS = 100  # fewer than nodes take: some are added
 
 
 class _Refused(Exception):
@@ -30,7 +28,7 @@ class Connection(HttpToolsProtocol):
 
     uvicorn and its parser (llhttp, strict) refuse what is ambiguous about where a request ends. Added to that:
 
-    - A head must be there within `HEAD_SECS`, and has at most `MAX_HEAD_BYTES` and `MAX_HEADERS`. As much may come that
+    - A head must be there within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. As much may come that
       is neither a head's end nor a body: trailers, extensions of chunks.
     - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
@@ -40,6 +38,9 @@ class Connection(HttpToolsProtocol):
       parser takes what follows it for that protocol, and would lose the request's body.
     - What cannot be read is refused in the envelope of all errors.
     """
+
+    max_head_bytes = 32 << 10
+    max_headers = 100
 
     _quiet_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
@@ -76,8 +77,8 @@ class Connection(HttpToolsProtocol):
         self._quiet_bytes += len(data)
         try:
             self._parse(data)
-            if self._quiet_bytes > MAX_HEAD_BYTES + len(data):  # of this piece nobody knows yet where it belongs
-                raise _head_too_large()
+            if self._quiet_bytes > self.max_head_bytes + len(data):  # of this piece nobody knows yet where it belongs
+                raise self._head_too_large()
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause.error if isinstance(cause, _Refused) else _malformed())
@@ -141,10 +142,14 @@ class Connection(HttpToolsProtocol):
                 hosts += 1
             elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
                 raise _Refused(400, "malformed_http", "the only transfer-encoding is chunked, and only of HTTP/1.1")
-        if size > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            raise _head_too_large()
+        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+            raise self._head_too_large()
         if hosts > 1 or (not hosts and version == "1.1"):
             raise _Refused(400, "malformed_http", "a request has exactly one Host header")
+
+    def _head_too_large(self) -> _Refused:
+        limits = f"{self.max_head_bytes} bytes or {self.max_headers} headers"
+        return _Refused(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
     def _set_deadline(self) -> None:
         self._deadline = self.loop.call_later(HEAD_SECS, self._too_late)
@@ -202,8 +207,3 @@ class _Corked:
 
 def _malformed() -> ApiError:
     return ApiError(400, "malformed_http", "this is not a valid HTTP/1.1 request")
-
-
-def _head_too_large() -> _Refused:
-    limits = f"{MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers"
-    return _Refused(431, "request_head_too_large", f"the head of the request is larger than {limits}")

@@ -1,4 +1,4 @@
-"""What the gateway reads in the head of any request, beside who sent it."""
+"""What a server reads in the head of any request, beside who sent it."""
 
 import re
 import secrets

@@ -1,0 +1,78 @@
+"""The node's listener, over raw sockets: what no honest client sends ends at the connection, and nobody is waited for."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cortex.raw import CHUNKED, GET, answer, chunked, post
+from helexa.http import connection
+from helexa.http.listener import Listener, bind
+from helexa.neuron.app import NodeConnection, create_app
+from helexa.neuron.config import read_config
+from helexa.neuron.routes import body
+
+REFUSED = {
+    "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
+    "two lengths": post(b"Content-Length: 3"),
+    "a folded header": post(b"X-A: b\r\n c"),
+    "gzip, then chunked": chunked(coding=b"gzip, chunked"),
+    "two hosts": post(b"Host: elsewhere"),
+    "CONNECT": post(line=b"CONNECT localhost:80 HTTP/1.1"),
+}
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    listener, bound = Listener(create_app(read_config(None, {})), connection=NodeConnection), bind(("127.0.0.1", 0))
+    serving = asyncio.create_task(listener.serve([bound]))
+    reader, writer = await asyncio.open_connection(*bound.getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        listener.should_exit = True
+        await serving
+
+
+async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
+    status, _, content = await answer(reader)
+    return status, json.loads(content)["error"]["code"]
+
+
+@pytest.mark.parametrize("request_bytes", REFUSED.values(), ids=REFUSED)
+async def test_what_is_ambiguous_is_refused_in_the_envelope(request_bytes: bytes) -> None:
+    async with connected() as (reader, writer):
+        writer.write(request_bytes)
+        assert await refusal(reader) == (400, "malformed_http")
+        assert await reader.read() == b""
+
+
+async def test_a_head_may_have_what_a_gateway_adds_and_no_more() -> None:
+    headers = b"".join(b"X-%d: a\r\n" % number for number in range(NodeConnection.max_headers - 2))
+    async with connected() as (reader, writer):
+        writer.write(GET % headers)
+        assert (await answer(reader))[0] == 200
+        writer.write(GET % (headers + b"X-A: b\r\nX-B: c\r\n"))
+        assert await refusal(reader) == (431, "request_head_too_large")
+
+
+async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
+    async with connected() as (reader, _):
+        assert await reader.read() == b""
+
+
+async def test_a_body_that_stops_arriving_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_READ_SECONDS", 0.05)
+    async with connected() as (reader, writer):
+        writer.write(post()[:-5])
+        assert await refusal(reader) == (408, "request_timeout")
+
+
+async def test_a_compressed_body_is_refused() -> None:
+    async with connected() as (reader, writer):
+        writer.write(post(b"Content-Encoding: gzip"))
+        assert await refusal(reader) == (415, "unsupported_content_encoding")
