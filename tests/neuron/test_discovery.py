@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ConfigError
+from helexa.neuron.accelerators import device_health
 from helexa.neuron.config import read_config
-from helexa.neuron.discovery import default_device, device_health, discover
+from helexa.neuron.discovery import default_device, discover
 
 
 def test_discovery_finds_the_machine_and_never_fails():
@@ -28,7 +29,7 @@ def test_the_defaults():
         "cpu",
         512,
         64,
-        256,
+        64,
     )
 
 

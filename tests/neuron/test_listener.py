@@ -1,4 +1,4 @@
-"""The node's listener, over raw sockets: what no honest client sends ends at the connection, and nobody is waited for."""
+"""The listener of a node, over raw sockets: what no honest client sends ends there, and nobody is waited for."""
 
 import asyncio
 import json

@@ -33,7 +33,12 @@ class Device(Record):
 
 
 class Discovery(Record):
-    """`GET /discovery`: facts that do not change while the process lives."""
+    """`GET /discovery`: facts that do not change while the process lives.
+
+    Attributes:
+        unified_accelerator: one that computes in main memory, as Apple's do; it is no device with memory of its own.
+        devices: those that engines can see, numbered as they number them.
+    """
 
     hostname: str
     os: str
@@ -44,6 +49,7 @@ class Discovery(Record):
     cuda_version: str | None = None
     driver_version: str | None = None
     cuda_unavailable_reason: str | None = None
+    unified_accelerator: str | None = None
     devices: list[Device] = Field(default_factory=list[Device])
     harnesses: list[str] = Field(default_factory=lambda: ["torch"])
     max_prompt_tokens: WireInt = 0
@@ -78,10 +84,23 @@ class Activation(Record):
     failed: list[FailedLoad] = Field(default_factory=list[FailedLoad])
 
 
+class Loading(Record):
+    """A load that runs: what it is doing, and how much of that is done, 0 to 1, where that is known."""
+
+    model_id: str
+    stage: str | None = None
+    progress: float | None = None
+
+
 class ModelLoad(Record):
     """How busy one loaded model is.
 
     Attributes:
+        max_in_flight, max_queue_depth, anon_max_in_flight: ceilings of requests that run, that wait, and that run for
+            callers without a key.
+        rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
+            rejected_kv_unservable: requests that were turned away since the load, by reason.
+        kv_budget_mb, kv_available_mb: memory for keys and values, and what of it is neither held nor promised.
         kv_pages_free: pages that nobody holds; what they hold may still be found by a prompt that begins alike.
         prompt_tokens_total, cached_prompt_tokens_total: since the load; the second were found in the KV cache.
     """
@@ -95,8 +114,12 @@ class ModelLoad(Record):
     rejected_timeout: WireInt = 0
     rejected_per_principal: WireInt = 0
     rejected_anon_yield: WireInt = 0
+    rejected_kv_timeout: WireInt = 0
+    rejected_kv_unservable: WireInt = 0
     anon_in_flight: WireInt = 0
     anon_max_in_flight: WireInt = 0
+    kv_budget_mb: WireInt = 0
+    kv_available_mb: WireInt = 0
     kv_pages_total: WireInt = 0
     kv_pages_free: WireInt = 0
     prompt_tokens_total: WireInt = 0
@@ -106,11 +129,19 @@ class ModelLoad(Record):
 
 
 class Health(Record):
-    """`GET /health` of a node."""
+    """`GET /health` of a node.
+
+    Attributes:
+        memory_free_mb, memory_total_mb: of the host, as far as the node may use it; None where it does not say.
+        loading: loads that run now, whoever asked for them.
+    """
 
     uptime_secs: WireInt = 0
+    memory_free_mb: WireInt | None = None
+    memory_total_mb: WireInt | None = None
     devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
     activation: Activation = Field(default_factory=Activation)
+    loading: list[Loading] = Field(default_factory=list[Loading])
     models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
@@ -37,6 +37,7 @@ def serve(
     listen: str | None = None,
     metrics_listen: str | None = None,
     insecure: Annotated[bool, Parameter(negative="")] = False,
+    log_format: Literal["text", "json"] = "text",
 ) -> None:
     """Run the gateway.
 
@@ -45,16 +46,15 @@ def serve(
         listen: address of the API, instead of the configured one.
         metrics_listen: address of the Prometheus text, instead of the configured one.
         insecure: listen on the network without keys all the same.
+        log_format: lines for people, or JSON objects.
     """
-    import logging
-
-    from helexa.core import catalogue
+    from helexa.core import catalogue, logs
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
     from helexa.cortex.access.exposure import check_exposure
     from helexa.cortex.config import load, parse_address
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(log_format)
     settings = load(config)
     for name, text in (("listen", listen), ("metrics_listen", metrics_listen)):
         if text is None:

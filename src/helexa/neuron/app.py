@@ -7,17 +7,21 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
 
 from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from helexa.http.connection import Connection
 from helexa.http.listener import Listener, collect_seldom
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
+from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
+from helexa.neuron.metrics import Metrics, NodeCollector
 from helexa.neuron.registry import Registry
-from helexa.neuron.routes import chat, completions, health, management, models, tokenize
+from helexa.neuron.routes import chat, completions, health, management, metrics, models, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources import Sources
 
@@ -32,7 +36,7 @@ _KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
     """The application of one node. It serves at once; the default models follow in the background.
 
-    `app.state` holds `registry`, `activation`, `health`, `port` and `max_prompt_tokens`.
+    `app.state` holds `registry`, `activation`, `health`, `metrics`, `port` and `max_prompt_tokens`.
 
     Args:
         engine_command: the command line of an engine process, instead of the usual one.
@@ -54,24 +58,37 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
             await registry.close()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    app = Starlette(
-        routes=[
-            *health.routes,
-            *management.routes,
-            *chat.routes,
-            *completions.routes,
-            *tokenize.routes,
-            *models.routes,
-        ],
-        exception_handlers=dict(HANDLERS),
-        lifespan=lifespan,
-    )
+    routes = [
+        *health.routes,
+        *metrics.routes,
+        *management.routes,
+        *chat.routes,
+        *completions.routes,
+        *tokenize.routes,
+        *models.routes,
+    ]
+    counted = Metrics({route.endpoint: route.path for route in routes})
+    counted.watch(NodeCollector(monitor.report, registry.infos))
+    app = _App(counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
     app.state.activation = activation
     app.state.health = monitor
+    app.state.metrics = counted
     app.state.port = config.port
     app.state.max_prompt_tokens = harness.context_length or MAX_PROMPT_TOKENS
     return app
+
+
+class _App(Starlette):
+    """An application whose every answer passes its front, also those to what nobody foresaw."""
+
+    def __init__(self, counted: Metrics, **options: Any) -> None:
+        super().__init__(**options)
+        self._counted = counted
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """All that is around the routes."""
+        return Front(super().build_middleware_stack(), self._counted)
 
 
 class NodeConnection(Connection):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -11,6 +12,8 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, HelexaError, SourceError, invalid_body, malformed_json
 from helexa.core.fleet import ModelSpec
+from helexa.core.logs import tell
+from helexa.neuron.exchange import current
 from helexa.neuron.registry import Registry
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.health import json_response
@@ -95,7 +98,9 @@ def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
 
 
 def _refused(request: Request, status: int, error: str | Mapping[str, object]) -> Response:
-    log.warning("refused path=%s status=%d error=%s", request.url.path, status, error)
+    code = str(error["kind"]) if isinstance(error, Mapping) else HTTPStatus(status).phrase.lower().replace(" ", "_")
+    current().refusals.append(code)
+    tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
     return json_response({"error": error}, status)
 
 

@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError, internal_error
+from helexa.core.logs import tell
+from helexa.neuron.exchange import current
 
 logger = logging.getLogger(__name__)
 
@@ -26,16 +28,9 @@ def refusal(error: ApiError) -> Response:
 
 def log_refusal(path: str, error: ApiError) -> None:
     """Write the one line that says who was refused what and why, with the numbers."""
-    extras = "".join(f" {key}={value!r}" for key, value in error.extras.items())
-    logger.warning(
-        "refused path=%s status=%d type=%s code=%s detail=%r%s",
-        path,
-        error.status,
-        error.type,
-        error.code,
-        str(error),
-        extras,
-    )
+    current().refusals.append(error.code or "internal")
+    facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
+    tell(logger, logging.WARNING, "refused", **facts | error.extras)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
@@ -58,7 +53,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
     """Answer any other failure: the client learns nothing of it, the server logs the traceback."""
-    logger.error("failed path=%s error=%s", request.url.path, type(error).__name__)
+    current().refusals.append("internal")
+    tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
     return refusal(internal_error())
 
 

@@ -1,0 +1,81 @@
+"""Log lines, as text or as JSON, with the id of the request that they belong to."""
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
+
+from helexa.core.errors import ConfigError
+
+LogFormat = Literal["text", "json"]
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request that is served here and now; empty outside of one."""
+
+_PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
+
+
+def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
+    """Send all log lines to stderr. `$HELEXA_LOG` (a level) and `$HELEXA_LOG_FORMAT` win over the arguments.
+
+    Raises:
+        ConfigError: there is no such level or format.
+    """
+    level = environ.get("HELEXA_LOG", level).upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
+    wanted = environ.get("HELEXA_LOG_FORMAT", form)
+    if wanted not in get_args(LogFormat):
+        raise ConfigError(f"HELEXA_LOG_FORMAT is '{wanted}', expected one of {', '.join(get_args(LogFormat))}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if wanted == "json" else TextLines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def tell(logger: logging.Logger, level: int, event: str, /, **facts: Any) -> None:
+    """Log an event: as text `event key=value ...`, in JSON with members of their own."""
+    if logger.isEnabledFor(level):
+        text = " ".join([event, *(f"{name}={_shown(value)}" for name, value in facts.items())])
+        logger.log(level, "%s", text, extra={"event": event, "facts": facts})
+
+
+class TextLines(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, and the request that it belongs to."""
+        number = request_id.get()
+        return super().formatMessage(record) + (f" request={number}" if number else "")
+
+
+class JsonLines(logging.Formatter):
+    """Lines for programs: one JSON object each."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if number := request_id.get():
+            line["request"] = number
+        if event := getattr(record, "event", None):
+            line = record.__dict__["facts"] | line | {"event": event}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _shown(value: object) -> str:
+    """A value on a line of text: what could be mistaken for something else is quoted."""
+    return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

@@ -1,0 +1,60 @@
+"""What every request passes first and last: it gets its id, its line in the log, and is counted."""
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from helexa.core.logs import request_id, tell
+from helexa.http import head
+from helexa.neuron import exchange
+from helexa.neuron.exchange import Exchange
+from helexa.neuron.metrics import Metrics
+
+log = logging.getLogger("helexa.neuron.requests")
+
+CLIENT_CLOSED_REQUEST = 499
+_POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"})
+
+
+class Front:
+    """An application around another."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        number = head.request_id(scope["headers"])
+        request_id.set(number)
+        one = Exchange(scope["method"], scope["path"])
+        exchange.begin(one)
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                one.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", number.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            self._end(one, scope)
+
+    def _end(self, one: Exchange, scope: Scope) -> None:
+        one.status = one.status or CLIENT_CLOSED_REQUEST
+        self._metrics.observe(one, scope.get("endpoint"))
+        if one.run is None and not one.refusals:
+            quiet = one.status < 400 and one.path in _POLLED
+            tell(
+                log,
+                logging.DEBUG if quiet else logging.INFO,
+                "answered",
+                method=one.method,
+                path=one.path,
+                status=one.status,
+                duration_ms=round(one.duration * 1000),
+            )

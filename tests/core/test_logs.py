@@ -1,0 +1,87 @@
+"""Log lines as text and as JSON."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from helexa.core.errors import ConfigError
+from helexa.core.logs import JsonLines, TextLines, configure, request_id, tell
+
+
+def record(caplog: pytest.LogCaptureFixture) -> logging.LogRecord:
+    (record,) = caplog.records
+    return record
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "helexa.test")
+    token = request_id.set("r-1")
+    yield
+    request_id.reset(token)
+
+
+LOG = logging.getLogger("helexa.test")
+
+
+def test_facts_are_members_in_json_and_words_in_text(caplog: pytest.LogCaptureFixture) -> None:
+    tell(LOG, logging.WARNING, "refused", path="/a b\n", status=503, code=None, retry=True, detail="too busy")
+    text = TextLines().format(record(caplog))
+    assert text.endswith(
+        "WARNING helexa.test: refused path='/a b\\n' status=503 code=None retry=True detail='too busy' request=r-1"
+    )
+    line = json.loads(JsonLines().format(record(caplog)))
+    assert line["time"].endswith("+00:00")
+    del line["time"], line["message"]
+    assert line == {
+        "level": "WARNING",
+        "logger": "helexa.test",
+        "event": "refused",
+        "path": "/a b\n",
+        "status": 503,
+        "code": None,
+        "retry": True,
+        "detail": "too busy",
+        "request": "r-1",
+    }
+
+
+def test_no_fact_can_pose_as_part_of_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    tell(LOG, logging.INFO, "refused", level="none", request="other", time="never", message="!")
+    line = json.loads(JsonLines().format(record(caplog)))
+    assert (line["level"], line["request"], line["message"][:7]) == ("INFO", "r-1", "refused")
+    assert line["time"] != "never"
+
+
+def test_a_traceback_stays_within_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise ValueError("\ud800")
+    except ValueError:
+        LOG.exception("it broke: %s", "x")
+    text = JsonLines().format(record(caplog))
+    assert "\n" not in text
+    line = json.loads(text)
+    assert line["message"] == "it broke: x"
+    assert "ValueError" in line["exception"]
+
+
+def test_what_is_not_configured_right_is_named() -> None:
+    for environ, words in (
+        ({"HELEXA_LOG": "loud"}, "HELEXA_LOG is 'LOUD'"),
+        ({"HELEXA_LOG_FORMAT": "x"}, "text, json"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            configure("text", environ=environ)
+
+
+def test_the_environment_wins() -> None:
+    script = (
+        "import logging; from helexa.core.logs import configure\n"
+        "configure('text', 'INFO', {'HELEXA_LOG': 'debug', 'HELEXA_LOG_FORMAT': 'json'})\n"
+        "logging.getLogger('a').debug('b')"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(run.stderr)["message"] == "b"

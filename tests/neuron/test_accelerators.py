@@ -1,0 +1,141 @@
+"""NVIDIA devices as NVML tells of them: numbering, failures in words, sensors that are not there."""
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from helexa.neuron import accelerators
+from helexa.neuron.accelerators import device_health, visible
+
+UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "places"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2", [2]),
+        ("3, 0", [3, 0]),
+        ("1,9,0", [1]),
+        ("1,1", [1]),
+        ("GPU-b3,0", [2, 0]),
+        ("GPU-a", []),  # two begin so
+        ("MIG-GPU-aa1/1/0", []),
+    ],
+)
+def test_numbers_are_those_that_engines_use(wanted: str | None, places: list[int]) -> None:
+    assert visible(wanted, UUIDS) == places
+
+
+class NvmlError(Exception):
+    value = 0
+
+
+class FakeNvml(types.SimpleNamespace):
+    """The library on a machine of two devices, the second without sensors."""
+
+    NVMLError = NvmlError
+    NVML_TEMPERATURE_GPU = 0
+    NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH = 12, 9, 18
+
+    def __init__(self, init_error: int | None = None, lost: int | None = None) -> None:
+        super().__init__(lost=lost)
+        self._init_error = init_error
+
+    def nvmlInit(self) -> None:
+        if self._init_error is not None:
+            error = NvmlError("Driver/library version mismatch")
+            error.value = self._init_error
+            raise error
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return UUIDS[handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return f"card {handle}"
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return 9, handle
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        if handle == self.lost:
+            raise NvmlError("GPU is lost")
+        return types.SimpleNamespace(total=8 << 30, used=(1 + handle) << 30, free=(7 - handle) << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        if handle == 1:
+            raise NvmlError("Not Supported")
+        return types.SimpleNamespace(gpu=40)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        if handle == 1:
+            raise NvmlError("Not Supported")
+        return 55
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return 13010
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "595.58"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    accelerators._nvml.cache_clear()
+    accelerators.accelerators.cache_clear()
+    yield
+    accelerators._nvml.cache_clear()
+    accelerators.accelerators.cache_clear()
+
+
+def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    found = accelerators.accelerators()
+    assert (found.cuda_version, found.driver_version, found.unavailable) == ("13.1", "595.58", None)
+    assert [(one.index, one.name, one.vram_total_mb, one.compute_capability) for one in found.devices] == [
+        (0, "card 0", 8192, "9.0"),
+        (1, "card 1", 8192, "9.1"),
+    ]
+    first, second = device_health()
+    assert (first.vram_free_mb, first.utilization_pct, first.temp_c) == (7168, 40, 55)
+    assert (second.vram_free_mb, second.utilization_pct, second.temp_c) == (6144, 0, 0)
+
+
+def test_hidden_devices_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert [(one.index, one.name) for one in accelerators.accelerators().devices] == [(0, "card 1")]
+    assert [(one.index, one.vram_used_mb) for one in device_health()] == [(0, 2048)]
+
+
+def test_a_device_that_is_lost_hides_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=0))
+    assert [one.index for one in device_health()] == [1]
+
+
+def test_a_driver_that_was_updated_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
+    found = accelerators.accelerators()
+    assert found.devices == []
+    assert found.unavailable is not None
+    assert found.unavailable.startswith("Driver/library version mismatch: the driver was updated while it was in use (")
+    assert found.unavailable.endswith("; reboot")
+
+
+@pytest.mark.parametrize("code", [9, 12])
+def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=code))
+    assert accelerators.accelerators() == accelerators.Accelerators()
+    assert device_health() == []

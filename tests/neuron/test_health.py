@@ -1,0 +1,117 @@
+"""Readings of the machine: taken beside all else, and never forgotten for worse ones."""
+
+import asyncio
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helexa.core.fleet import DeviceHealth
+from helexa.neuron import health
+from helexa.neuron.health import HealthMonitor, Readings
+from helexa.neuron.host_memory import host_memory
+from neuron.fake_models import ENGINE, make_model, until
+from neuron.running import Node, running
+
+
+def card(index: int, free: int) -> DeviceHealth:
+    return DeviceHealth(index=index, vram_used_mb=100, vram_free_mb=free)
+
+
+def test_what_cannot_be_read_stays_what_it_was() -> None:
+    good = Readings(1000, 2000, [card(0, 500), card(1, 600)])
+    assert good.then(Readings()) == good
+    assert good.then(Readings(900, 2000, [card(1, 700)])) == Readings(900, 2000, [card(0, 500), card(1, 700)])
+    assert good.then(Readings(0, 0, [card(0, 0), card(1, 1)])) == Readings(1000, 2000, [card(0, 500), card(1, 1)])
+
+
+@pytest.mark.parametrize(
+    ("files", "free", "total"),
+    [
+        ({"memory.max": "max"}, None, None),
+        ({"memory.max": "1000000"}, 1000000, 1000000),
+        ({"memory.max": "1000000", "memory.current": "400000"}, 600000, 1000000),
+        ({"memory.max": "1000000", "memory.current": "2000000"}, 0, 1000000),
+        (
+            {"memory.max": "1000000", "memory.current": "900000", "memory.stat": "anon 5\ninactive_file 300000\n"},
+            400000,
+            1000000,
+        ),
+    ],
+)
+def test_a_container_has_what_it_may_have(
+    tmp_path: Path, files: dict[str, str], free: int | None, total: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    machine = psutil.virtual_memory()
+    assert host_memory(tmp_path)[1] == (total or machine.total)
+    if free is not None:
+        assert host_memory(tmp_path)[0] == free
+
+
+async def test_a_report_does_not_wait_for_a_reading_and_survives_a_failed_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver blocks in the second reading, and the third fails."""
+    monkeypatch.setattr(health, "READING_SECONDS", 0.0)
+    blocks, goes_on, taken = threading.Event(), threading.Event(), 0
+
+    def take() -> Readings:
+        nonlocal taken
+        taken += 1
+        if taken == 1:
+            return Readings(1000, 2000, [card(0, 500)])
+        blocks.set()
+        goes_on.wait(30)
+        raise OSError("GPU is lost")
+
+    assert node.app is not None
+    monitor = HealthMonitor(node.app.state.registry, node.app.state.activation, take=take)
+    reading = asyncio.create_task(monitor.run())
+    await until(blocks.is_set)
+    assert [device.vram_free_mb for device in monitor.report().devices] == [500]
+    goes_on.set()
+    await until(lambda: taken > 2)
+    report = monitor.report()
+    assert (report.memory_free_mb, report.memory_total_mb) == (1000, 2000)
+    assert [device.vram_free_mb for device in report.devices] == [500]
+    reading.cancel()
+
+
+async def test_nothing_that_is_polled_waits_for_an_engine(node: Node, tmp_path: Path) -> None:
+    await node.load(make_model(tmp_path))
+    (engine,) = [child for child in psutil.Process(os.getpid()).children() if ENGINE[1] in child.cmdline()]
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(20):
+            for path in ("/models", "/health", "/discovery", "/version", "/v1/models", "/metrics"):
+                assert (await node.read(path))[0] == 200
+    finally:
+        engine.send_signal(signal.SIGCONT)
+
+
+async def test_a_load_by_hand_is_in_the_health(node: Node, tmp_path: Path) -> None:
+    slow = make_model(tmp_path, "slow")
+    loading = asyncio.create_task(node.load(slow))
+
+    async def halfway() -> bool:
+        _, report = await node.get("/health")
+        return report["loading"] == [{"model_id": "org/tiny", "stage": "weights", "progress": 0.5}]
+
+    while not await halfway():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    slow.with_suffix(".go").touch()
+    assert (await loading)[0] == 200
+    _, report = await node.get("/health")
+    assert report["loading"] == []
+    assert report["memory_total_mb"] > report["memory_free_mb"] > 0
+
+
+@pytest.fixture
+async def node():
+    async with running({}) as node:
+        yield node
