@@ -84,13 +84,14 @@ class ScriptedEngine:
             kernels="none",
             context_length=CONTEXT,
             vocab_size=TOKENIZER.vocab_size,
-            kv_pages=1,
-            page_size=1,
+            kv_pages=100,
+            page_size=16,
             weight_bytes=1,
             kv_bytes=1,
         )
         self.alive = True
-        self.running = self.waiting = self.free_pages = self.refused = self.prompt_tokens = self.cached_tokens = 0
+        self.running = self.waiting = self.prompt_tokens = self.cached_tokens = 0
+        self.free_pages = self.ready.kv_pages
         self.requests: list[Generate] = []
         self.submitted = asyncio.Event()
         self.cancelled = asyncio.Event()

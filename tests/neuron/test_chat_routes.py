@@ -6,7 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -19,7 +19,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.applications import Starlette
 
 from helexa.core.sse import EventParser
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes import body, chat, completions, models, reply
 from helexa.neuron.routes.refusal import HANDLERS
@@ -369,15 +370,19 @@ async def test_a_failure_of_a_whole_reply_is_a_500() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_overloaded_engine_is_a_503_with_a_date(stream: bool) -> None:
-    async with serve(failing("", "overloaded: 0 requests are waiting already")) as node:
-        node.engine.options = EngineOptions(max_waiting=0)
+async def test_a_busy_model_is_a_503_with_a_date(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(answer("x")) as node, AsyncExitStack() as inside:
+        node.model.admission = Admission(AdmissionConfig(max_in_flight=1, max_queue_depth=0), node.engine)
+        await inside.enter_async_context(node.model.admission.seat("somebody", 1, 1))
         url = f"{node.url}/v1/chat/completions"
         async with node.http.post(url, json={**CHAT, "stream": stream}) as response:
             assert response.status == 503
             assert int(response.headers["retry-after"]) > 0
             error = (await response.json())["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("refused ")]
+        assert "status=503" in line and "1 of 1 requests run, 0 of 0 wait" in line
+        assert node.engine.requests == []
 
 
 async def test_an_unforeseen_error_tells_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:

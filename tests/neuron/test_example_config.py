@@ -6,7 +6,7 @@ import pytest
 
 from helexa.core.errors import ConfigError
 from helexa.core.source import ModelSource
-from helexa.neuron.config import NeuronConfig, SourceConfig, TorchConfig, read_config
+from helexa.neuron.config import AdmissionConfig, NeuronConfig, SourceConfig, TorchConfig, read_config
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "neuron.example.toml"
 
@@ -29,14 +29,14 @@ def test_it_shows_the_defaults(config: NeuronConfig) -> None:
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
 
-@pytest.mark.parametrize("section", [TorchConfig, SourceConfig])
-def test_it_names_every_key(section: type[TorchConfig | SourceConfig]) -> None:
+@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, SourceConfig])
+def test_it_names_every_key(section: type[TorchConfig | AdmissionConfig | SourceConfig]) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
-    tables = {"sources"}  # shown as tables of their own
+    tables = {"admission", "sources"}  # shown as tables of their own
     missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
     assert set(missing) <= tables
 
 
-def test_a_queue_without_places_would_refuse_everything_and_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="max_waiting"):
-        read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_WAITING": "0"})
+def test_a_batch_without_seats_would_refuse_everything_and_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="max_in_flight"):
+        read_config(None, environ={"NEURON_HARNESS__TORCH__ADMISSION__MAX_IN_FLIGHT": "0"})

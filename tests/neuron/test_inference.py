@@ -6,11 +6,11 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.wire.generation import GenerationRequest
-from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
+from helexa.neuron.engine.messages import Generate, TokenOutput
 from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.inference import DEFAULT_OUTPUT_TOKENS, output_limit, run, sampling_params
 from helexa.neuron.model import ServedModel
-from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, answer, endless, failing, scripted_model
+from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model
 
 
 def request(**fields: object) -> GenerationRequest:
@@ -71,9 +71,9 @@ async def test_cached_tokens_are_known_of_a_run_that_a_stop_string_ended() -> No
     assert events[-1].cached_tokens == 2
 
 
-async def test_a_salt_reaches_the_engine() -> None:
+async def test_the_principal_reaches_the_engine() -> None:
     model = scripted_model(answer("x"))
-    async with aclosing(run(model, [1], request(), salt="s")) as events:
+    async with aclosing(run(model, [1], request(), principal="s")) as events:
         assert isinstance([event async for event in events][-1], Finished)
     assert [sent.salt for sent in model.engine.requests] == ["s"]  # type: ignore[attr-defined]
 
@@ -161,14 +161,13 @@ async def test_a_broken_stream_is_a_failure_that_tells_the_client_nothing(caplog
     assert "finish_reason=error" in completions(caplog)[0]
 
 
-async def test_an_overloaded_engine_refuses_before_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    model = scripted_model(failing("", "overloaded: 0 requests are waiting already"))
-    model.engine.options = EngineOptions(max_waiting=0)
-    with pytest.raises(ApiError) as refused:
-        await events_of(model, [1])
-    assert (refused.value.status, refused.value.code) == (503, "rate_limit_exceeded")
-    assert refused.value.retry_after
-    assert completions(caplog) == []
+async def test_an_error_that_a_retry_may_escape_says_so() -> None:
+    async def script(message: Generate, say: Say) -> None:
+        say(finish="error", error="the model's engine ended", retry=True)
+
+    *_, last = await events_of(scripted_model(script), [1])
+    assert isinstance(last, Failed)
+    assert (last.error.status, last.error.code, last.error.retry_after) == (503, "service_unavailable", 2)
 
 
 async def test_the_start_does_not_wait_for_the_prefill() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -212,16 +212,16 @@ async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path
 
 async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
-    streams = [model.engine.generate([3], max_tokens=9, sampling=SamplingParams()) for _ in range(2)]
-    for stream in streams:
-        await anext(stream)
-    load = model.load()
-    assert (load.in_flight, load.queue_depth) == (1, 1)  # the fake engine says that it runs one
+    async with AsyncExitStack() as seats:
+        for _ in range(2):
+            await seats.enter_async_context(model.admission.seat("a", 1, 9))
+            stream = model.engine.generate([3], max_tokens=9, sampling=SamplingParams())
+            await anext(await seats.enter_async_context(aclosing(stream)))
+        load = model.load()
+    assert (load.in_flight, load.queue_depth) == (2, 0)
     assert (load.max_in_flight, load.max_queue_depth) == (64, 256)
     assert (load.kv_pages_total, load.kv_pages_free) == (100, 90)
     assert (load.prompt_tokens_total, load.cached_prompt_tokens_total) == (1000, 900)
-    for stream in streams:
-        await stream.aclose()
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
 
 

@@ -63,7 +63,6 @@ class TorchConfig(Section):
     max_step_tokens: int = Field(default=512, ge=1)
     max_prefill_beside_decode: int = Field(default=128, ge=0)
     max_sequences: int = Field(default=64, ge=1)
-    max_waiting: int = Field(default=256, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
     snapshot_mb: int = Field(default=0, ge=0)
@@ -76,12 +75,35 @@ class TorchConfig(Section):
         """The options of an engine that runs on `device`."""
         return EngineOptions(
             device=device,
+class AdmissionConfig(Section):
+    """Who may use a model at once, and who waits; for each loaded model by itself.
+
+    Attributes:
+        max_in_flight: requests in the batch; unset, or more than `max_sequences`, is `max_sequences`.
+        max_queue_depth: requests that wait for a seat in it.
+        max_wait_secs: that one waits for a seat.
+        max_per_principal: requests of one principal, waiting ones included; 0 for no bound, since they take turns.
+        anon_max_in_flight: of them without a principal; 0 refuses them. Unset is what one principal may have: all, or
+            of eight and more all but one.
+        anon_max_pending: without a principal, waiting ones included; unset is one less than there is room for.
+        kv_max_wait_secs: that one whose turn it is waits for memory for its keys and values.
+    """
+
+    max_in_flight: int | None = Field(default=None, ge=1)
+    max_queue_depth: int = Field(default=256, ge=0)
+    max_wait_secs: float = Field(default=30.0, ge=0)
+    max_per_principal: int = Field(default=0, ge=0)
+    anon_max_in_flight: int | None = Field(default=None, ge=0)
+    anon_max_pending: int | None = Field(default=None, ge=0)
+    kv_max_wait_secs: float = Field(default=240.0, ge=0)
+
+
             dtype=self.dtype,
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
             max_prefill_beside_decode=self.max_prefill_beside_decode,
             max_sequences=self.max_sequences,
-            max_waiting=self.max_waiting,
+            max_waiting=self.max_sequences,  # more than run are never sent
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
             snapshot_mb=self.snapshot_mb,
@@ -102,6 +124,7 @@ class HarnessEntry(Section):
     """`[[harnesses]]`: an engine that is switched on."""
 
     name: HarnessName
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
 
 
 class NeuronConfig(Section):

@@ -1,18 +1,24 @@
 """One request on one model: token ids in, events out, and one place where every run ends."""
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Literal
 
-from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, overloaded
+from helexa.core.errors import (
+    ApiError,
+    context_length_exceeded,
+    internal_error,
+    invalid_body,
+    service_unavailable,
+)
+from helexa.core.logs import tell
 from helexa.core.wire.generation import GenerationRequest
-from helexa.neuron.engine.client import OVERLOADED, EngineClient
 from helexa.neuron.engine.messages import SamplingParams, Timing, TokenOutput
 from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
+from helexa.neuron.exchange import RunRecord, current
 from helexa.neuron.model import ServedModel
 from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.stop_strings import StopStrings
@@ -22,24 +28,24 @@ DEFAULT_OUTPUT_TOKENS = 8192
 
 _GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
 _SEED_MASK = (1 << 63) - 1
-_ADMISSION_SECONDS = 5.0
-_RETRY_AFTER_SECONDS = 5
+_RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
 
 
 async def run(
-    model: ServedModel, prompt: list[int], request: GenerationRequest, *, salt: str = "", turn: int = 0
+    model: ServedModel, prompt: list[int], request: GenerationRequest, *, principal: str = "", turn: int = 0
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Answer `prompt`; closing the iterator cancels the run in the engine.
 
     Args:
-        salt: what is cached of the prompt is shared with requests of the same salt only.
+        principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
+            is shared with requests of the same principal only.
         turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
 
     Raises:
-        ApiError: before the first event only: the prompt does not fit, a token id is unknown, or the engine is down
-            or overloaded. Later failures are a `Failed` event.
+        ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
+            or the engine is down. Later failures are a `Failed` event.
     """
     limit = output_limit(prompt, request.output_limit, model.context_length)
     vocab_size = model.engine.ready.vocab_size
@@ -52,21 +58,21 @@ async def run(
     reader = _Reader(Detokenizer(model.text.tokenizer), StopStrings(request.stop or ()), stop_ids)
     end = _End(model, len(prompt))
     try:
-        outputs = model.engine.generate(
-            prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=salt, turn=turn
-        )
-        async with aclosing(outputs):
-            output = await _admission(model.engine, outputs)
+        async with model.admission.seat(principal, len(prompt), limit) as seat:
+            outputs = model.engine.generate(
+                prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=principal, turn=turn
+            )
             yield end.started()
-            while True:
-                output = output or await anext(outputs)
-                end.count(output)
-                text, stopped = reader.read(output)
-                if stopped or output.finish is not None:
-                    break
-                if text:
-                    yield TextDelta(text)
-                output = None
+            async with aclosing(outputs):
+                while True:
+                    output = await anext(outputs)
+                    if end.count(output):
+                        seat.begin()
+                    text, stopped = reader.read(output)
+                    if stopped or output.finish is not None:
+                        break
+                    if text:
+                        yield TextDelta(text)
         # The engine is done with the request by now, however slowly the rest is read.
         if text:
             yield TextDelta(text)
@@ -120,31 +126,9 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float]) -
     )
 
 
-async def _admission(engine: EngineClient, outputs: AsyncIterator[TokenOutput]) -> TokenOutput | None:
-    """Hand the request to the engine; return its first output if that came at once.
-
-    The engine refuses only when its queue is full, which cannot be while there are fewer open requests than places in
-    the queue. Then there is nothing to wait for; else the first output tells.
-
-    Raises:
-        ApiError: the engine refused the request.
-    """
-    patience = 0.0 if engine.open_streams < engine.options.max_waiting else _ADMISSION_SECONDS
-    try:
-        async with asyncio.timeout(patience):
-            first = await anext(outputs)
-    except TimeoutError:
-        return None
-    if first.finish == "error":
-        raise _engine_error(first)
-    return first
-
-
 def _engine_error(output: TokenOutput) -> ApiError:
     message = output.error or "the model's engine failed"
-    if message.startswith(OVERLOADED):
-        return overloaded(message, _RETRY_AFTER_SECONDS)
-    return internal_error(message)
+    return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)
 
 
 class _Reader:
@@ -186,19 +170,23 @@ class _End:
         self._completion_tokens = 0
         self._timing: Timing | None = None
         self._begin = time.perf_counter()
+        self._waited = 0.0
         self._first_token: float | None = None
 
     def started(self) -> Started:
         self.admitted = True
+        self._waited = time.perf_counter() - self._begin
         return Started(self._prompt_tokens)
 
-    def count(self, output: TokenOutput) -> None:
-        if output.tokens:
-            self._completion_tokens += len(output.tokens)
-            if self._first_token is None:
-                self._first_token = time.perf_counter()
+    def count(self, output: TokenOutput) -> bool:
+        """Take note of an output; whether its tokens are the first."""
+        first = self._first_token is None and bool(output.tokens)
+        if first:
+            self._first_token = time.perf_counter()
+        self._completion_tokens += len(output.tokens)
         self._cached_tokens += output.cached_tokens
         self._timing = output.timing or self._timing
+        return first
 
     def finish(self, reason: Literal["stop", "length"], stop_string: str | None) -> Finished:
         timing = self._close(reason)
@@ -226,17 +214,33 @@ class _End:
         timing = self._timing or self._measured()
         if self._first_token is not None:
             self._model.record(timing, self._prompt_tokens - self._cached_tokens, self._completion_tokens)
-        logger.info(
-            "completed model=%s prompt_tokens=%d completion_tokens=%d cached_tokens=%d finish_reason=%s "
-            "prefill_ms=%.0f decode_ms=%.0f client_gone=%s",
-            self._model.id,
-            self._prompt_tokens,
-            self._completion_tokens,
-            self._cached_tokens,
-            reason,
-            timing.prefill_ms,
-            timing.decode_ms,
-            client_gone,
+        first_token = None if self._first_token is None else self._first_token - self._begin
+        run = RunRecord(
+            model=self._model.id,
+            reason=reason,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._completion_tokens,
+            cached_tokens=self._cached_tokens,
+            queue=self._waited + timing.queue_ms / 1000,
+            prefill=timing.prefill_ms / 1000,
+            decode=timing.decode_ms / 1000,
+            first_token=first_token,
+        )
+        current().run = run
+        tell(
+            logger,
+            logging.INFO,
+            "completed",
+            model=run.model,
+            prompt_tokens=run.prompt_tokens,
+            completion_tokens=run.completion_tokens,
+            cached_tokens=run.cached_tokens,
+            finish_reason=reason,
+            queue_ms=round(run.queue * 1000),
+            ttft_ms=None if first_token is None else round(first_token * 1000),
+            prefill_ms=round(timing.prefill_ms),
+            decode_ms=round(timing.decode_ms),
+            client_gone=client_gone,
         )
         return timing
 

@@ -1,6 +1,9 @@
 """One loaded model: its text side, its engine, and how busy it is."""
 
+from helexa.core.errors import service_unavailable
 from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelSpec, ModelStatus, Servable
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import TorchConfig
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import Timing
 from helexa.neuron.text.model_text import ModelText
@@ -16,13 +19,22 @@ class ServedModel:
         spec: what it was loaded from.
         text: tokenizer and chat template.
         engine: the process that runs it.
+        admission: who may use it now.
     """
 
-    def __init__(self, model_id: str, spec: ModelSpec, text: ModelText, engine: EngineClient) -> None:
+    def __init__(
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        text: ModelText,
+        engine: EngineClient,
+        config: TorchConfig | None = None,
+    ) -> None:
         self.id = model_id
         self.spec = spec
         self.text = text
         self.engine = engine
+        self.admission = Admission((config or TorchConfig()).admission, engine)
         self._tok_s_prefill = 0.0
         self._tok_s_decode = 0.0
 
@@ -49,22 +61,11 @@ class ServedModel:
 
     def load(self) -> ModelLoad:
         """What `GET /health` says of it."""
-        engine = self.engine
-        running = min(engine.running, engine.open_streams)
-        return ModelLoad(
-            id=self.id,
-            in_flight=running,
-            queue_depth=engine.open_streams - running,
-            max_in_flight=engine.options.max_sequences,
-            max_queue_depth=engine.options.max_waiting,
-            rejected_queue_full=engine.refused,
-            kv_pages_total=engine.ready.kv_pages,
-            kv_pages_free=engine.free_pages,
-            prompt_tokens_total=engine.prompt_tokens,
-            cached_prompt_tokens_total=engine.cached_tokens,
-            tok_s_prefill=round(self._tok_s_prefill, 2),
-            tok_s_decode=round(self._tok_s_decode, 2),
-        )
+        load, engine = self.admission.load(self.id), self.engine
+        load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
+        load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
+        load.tok_s_prefill, load.tok_s_decode = round(self._tok_s_prefill, 2), round(self._tok_s_decode, 2)
+        return load
 
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
         """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
@@ -72,7 +73,8 @@ class ServedModel:
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:
-        """End the engine; its memory is free when this returns."""
+        """End the engine; its memory is free when this returns. Whoever waited for it is told to ask again."""
+        self.admission.close(service_unavailable(f"model '{self.id}' is being unloaded", retry_after=5))
         await self.engine.close(grace)
 
     def _vram_mb(self) -> int | None:

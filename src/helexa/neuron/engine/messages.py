@@ -164,6 +164,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """
 
     id: int
+        retry: the error is none of the request's doing; the same may succeed in a moment.
     tokens: list[int] = []
     cached_tokens: int = 0
     finish: FinishReason | None = None
@@ -172,6 +173,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    retry: bool = False
     """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is.
 
     Attributes:

@@ -23,7 +23,7 @@ from helexa.core.wire.usage import Usage
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.principal import cache_salt
+from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.text.chat_template import TemplateError
@@ -37,7 +37,7 @@ async def chat_completions(request: Request) -> Reply:
         raise vision_unsupported(model.id)
     # Long conversations take a while to cut into tokens.
     prompt, turn = await asyncio.to_thread(_prompt, model, chat)
-    events = run(model, prompt, chat, salt=cache_salt(request), turn=turn)
+    events = run(model, prompt, chat, principal=principal_of(request), turn=turn)
     return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
 
 

@@ -10,7 +10,7 @@ from helexa.core.wire.usage import Usage
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.principal import cache_salt
+from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import Reply
 
@@ -22,7 +22,7 @@ async def completions(request: Request) -> Reply:
     prompt = completion.prompt
     if isinstance(prompt, str):
         prompt = await asyncio.to_thread(model.text.tokenizer.encode, prompt, add_special=True)
-    events = run(model, prompt, completion, salt=cache_salt(request))
+    events = run(model, prompt, completion, principal=principal_of(request))
     return Reply(events, CompletionProjector(model.id), stream=bool(completion.stream))
 
 

@@ -1,0 +1,196 @@
+"""Admission to one model: the gate, with a clock, tasks that wait at it, and words for those it turns away."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from helexa.core.errors import ApiError, overloaded
+from helexa.core.fleet import ModelLoad
+from helexa.neuron.admission.gate import ANONYMOUS, Gate, Limits, Reason, Ticket, share_of
+from helexa.neuron.config import AdmissionConfig
+from helexa.neuron.engine.client import EngineClient
+
+_OUTPUT_TOKENS = 256  # that a request gets memory for beforehand; the few that say much more may be preempted
+
+
+class Admission:
+    """Seats in a model's batch, and memory for what sits there. Ended by `close`.
+
+    Args:
+        engine: whose batch and memory they are.
+    """
+
+    def __init__(
+        self, config: AdmissionConfig, engine: EngineClient, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._gate = Gate(limits_of(config, engine))
+        self._waiters: dict[Ticket, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: ApiError | None = None
+
+    @asynccontextmanager
+    async def seat(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["Seat"]:
+        """Wait for a seat and hold it while in the block.
+
+        Args:
+            principal: who asks, as one word; empty for anonymous callers.
+            max_tokens: of output.
+
+        Raises:
+            ApiError: 413, 429 or 503: it was turned away, at once or after waiting, or the model is going away.
+        """
+        if self._closed is not None:
+            raise self._closed
+        ticket = Ticket(
+            principal=principal,
+            pages=self._pages(prompt_tokens + min(max_tokens, _OUTPUT_TOKENS)),
+            least=self._pages(prompt_tokens + 1),
+        )
+        try:
+            self._look()
+            self._settle(self._gate.arrive(ticket, self._clock()))
+            if ticket.waiting:
+                await self._wait(ticket)
+            if ticket.refused is not None:
+                raise self._refusal(ticket, ticket.refused)
+            yield Seat(self._gate, ticket)
+        finally:
+            self._look()
+            self._settle(self._gate.leave(ticket, self._clock()))
+
+    def close(self, error: ApiError) -> None:
+        """From now on everybody is refused with `error`, those who wait as well; those inside go on."""
+        self._closed = error
+        for ticket in self._gate.close():
+            self._waiters[ticket].set_exception(error)
+        self._settle([])
+
+    def load(self, model: str) -> ModelLoad:
+        """How busy `model` is, as far as it is known here; reads only."""
+        gate, limits = self._gate, self._gate.limits
+        self._look()
+        return ModelLoad(
+            id=model,
+            in_flight=gate.inside,
+            queue_depth=gate.waiting,
+            max_in_flight=limits.seats,
+            max_queue_depth=limits.queue,
+            anon_in_flight=gate.seated(ANONYMOUS),
+            anon_max_in_flight=limits.anon_seats,
+            kv_budget_mb=self._mb(limits.pages),
+            kv_available_mb=self._mb(gate.available),
+            rejected_queue_full=gate.refusals[Reason.QUEUE_FULL],
+            rejected_timeout=gate.refusals[Reason.TIMEOUT],
+            rejected_per_principal=gate.refusals[Reason.PER_PRINCIPAL],
+            rejected_anon_yield=gate.refusals[Reason.ANON_YIELD],
+            rejected_kv_timeout=gate.refusals[Reason.KV_TIMEOUT],
+            rejected_kv_unservable=gate.refusals[Reason.KV_UNSERVABLE],
+        )
+
+    async def _wait(self, ticket: Ticket) -> None:
+        self._waiters[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiters[ticket]
+        finally:
+            del self._waiters[ticket]
+
+    def _settle(self, tickets: list[Ticket]) -> None:
+        """Wake those whose wait is over, and be back when time matters for the others."""
+        for ticket in tickets:
+            waiter = self._waiters.get(ticket)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+        if self._timer is not None and not self._gate.waiting:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None and self._gate.waiting:
+            now = self._clock()
+            pause = max((self._gate.next_tick(now) or now) - now, 0.0)
+            self._timer = asyncio.get_running_loop().call_later(pause, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._look()
+        self._settle(self._gate.tick(self._clock()))
+
+    def _look(self) -> None:
+        self._gate.free = self._engine.free_pages
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self._engine.ready.page_size)
+
+    def _mb(self, pages: int) -> int:
+        ready = self._engine.ready
+        return math.ceil(pages * ready.kv_bytes / max(ready.kv_pages, 1) / 2**20)
+
+    def _refusal(self, ticket: Ticket, reason: Reason) -> ApiError:
+        gate, limits = self._gate, self._gate.limits
+        retry = gate.retry_after(self._clock())
+        now = f"{gate.inside} of {limits.seats} requests run, {gate.waiting} of {limits.queue} wait"
+        match reason:
+            case Reason.QUEUE_FULL:
+                return overloaded(f"the model's queue is full: {now}", retry)
+            case Reason.TIMEOUT:
+                return overloaded(f"the model was busy for {limits.wait:g} s: {now}", retry)
+            case Reason.PER_PRINCIPAL:
+                text = f"one key may have {limits.per_principal} requests at a model at once"
+                return overloaded(text, retry, status=429)
+            case Reason.ANON_YIELD if not limits.anon_seats:
+                return overloaded("the model is for requests with an API key only", retry)
+            case Reason.ANON_YIELD:
+                return overloaded(f"the model is busy, and requests with an API key go first: {now}", retry)
+            case Reason.KV_TIMEOUT:
+                free, required = self._mb(gate.available), self._mb(ticket.pages)
+                return ApiError(
+                    503,
+                    "insufficient_vram",
+                    f"it needs {required} MiB for keys and values; {free} MiB are free after {limits.kv_wait:g} s",
+                    type="api_error",
+                    retry_after=retry,
+                    free_mb=free,
+                    required_mb=required,
+                )
+            case Reason.KV_UNSERVABLE:
+                budget, required = self._mb(limits.pages), self._mb(ticket.least)
+                return ApiError(
+                    413,
+                    "prompt_too_long_for_vram",
+                    f"the prompt needs {required} MiB for keys and values, the model has {budget} MiB for all",
+                    param="messages",
+                    required_mb=required,
+                    budget_mb=budget,
+                )
+
+
+class Seat:
+    """A seat that is held."""
+
+    def __init__(self, gate: Gate, ticket: Ticket) -> None:
+        self._gate = gate
+        self._ticket = ticket
+
+    def begin(self) -> None:
+        """The engine holds the prompt in its memory now, so nothing needs to be kept for it any more."""
+        self._gate.begin(self._ticket)
+
+
+def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
+    """The ceilings that are configured, and those that follow from the engine where nothing is."""
+    most = engine.options.max_sequences
+    seats = min(config.max_in_flight or most, most)
+    anon_seats = share_of(seats) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, seats)
+    anon_pending = max(seats + config.max_queue_depth - 1, 1)
+    return Limits(
+        seats=seats,
+        queue=config.max_queue_depth,
+        wait=config.max_wait_secs,
+        kv_wait=config.kv_max_wait_secs,
+        per_principal=config.max_per_principal,
+        anon_seats=anon_seats,
+        anon_pending=anon_pending if config.anon_max_pending is None else config.anon_max_pending,
+        pages=engine.ready.kv_pages,
+    )
