@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.safetensors_file import FileTensor
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -42,6 +42,10 @@ class StoredTensor(Protocol):
         Raises:
             ModelFileError: there is no such part, or the file cannot be read.
         """
+        ...
+
+    def sample(self, columns: int) -> Weight:
+        """See `Checkpoint`."""
         ...
 
 
@@ -91,6 +95,10 @@ class Fp8Tensor:
             part.mul_(by_rows[..., number : number + 1])
         return weight
 
+    def sample(self, columns: int) -> Tensor:
+        """See `Checkpoint`."""
+        return torch.zeros(SAMPLE_ROWS, columns)
+
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
@@ -124,11 +132,19 @@ class Mxfp4Tensor:
         """One matrix, exactly."""
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
-        packed, exponents = self.blocks.read(index), self.scales.read(index)
-        codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-        unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # of halves
-        table = torch.tensor(_E2M1, dtype=torch.int8)
-        return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
+        return _mxfp4(self.blocks.read(index), self.scales.read(index))
+
+    def sample(self, columns: int) -> GroupwiseTensor:
+        """See `Checkpoint`."""
+        exponents = torch.zeros(SAMPLE_ROWS, columns // _GROUP, dtype=torch.uint8)
+        return _mxfp4(exponents[..., None].expand(-1, -1, _GROUP // 2), exponents)
+
+
+def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
+    codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
+    unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # of halves
+    table = torch.tensor(_E2M1, dtype=torch.int8)
+    return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
 
 
 def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:

@@ -1,5 +1,6 @@
 """A model's files, whatever their format, as named tensors and one configuration."""
 
+from collections.abc import Hashable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -54,6 +55,21 @@ class Checkpoint(Protocol):
 
         Raises:
             ModelFileError: when there is no such tensor or its file cannot be read.
+        """
+        ...
+
+    def kind(self, name: str) -> Hashable:
+        """Tensors of the same kind have samples of the same form."""
+        ...
+
+    def sample(self, name: str, columns: int) -> Weight:
+        """`SAMPLE_ROWS` rows of noughts in the form in which `read` gives tensor `name`; nothing is read.
+
+        Args:
+            columns: of each row; a whole number of blocks, where the tensor is stored in such.
+
+        Raises:
+            ModelFileError: when there is no such tensor, or its form does not divide so many columns.
         """
         ...
 

@@ -86,3 +86,6 @@ class GroupwiseTensor:
 
 Weight = Tensor | GroupwiseTensor
 """A plain or a quantised weight."""
+
+SAMPLE_ROWS = 16
+"""Of a sample: as many as kernels lay out together."""

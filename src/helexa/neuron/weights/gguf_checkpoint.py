@@ -1,17 +1,19 @@
 """A GGUF model as a checkpoint: Hugging Face's names, configuration and layout."""
 
 import logging
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.ggml_type import GgmlType
+from helexa.neuron.weights.formats import SAMPLE_ROWS, Weight
+from helexa.neuron.weights.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf import GgufFile
 from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf_config import gguf_config
@@ -68,6 +70,20 @@ class GgufCheckpoint:
         stored = self._file.read(tensor.name, index)
         shape = self.shape(name) if index is None else tensor.shape[1:]
         return self._layout.restore(name, self._scaled(decode(tensor.type, stored, shape), tensor, index))
+
+    def kind(self, name: str) -> Hashable:
+        """See `Checkpoint`."""
+        tensor = self._find(name)
+        return tensor.type, f"{tensor.name.removesuffix('.weight')}.scale" in self._file.tensors
+
+    def sample(self, name: str, columns: int) -> Weight:
+        """See `Checkpoint`."""
+        tensor = self._find(name)
+        elements, nbytes = BLOCK_SIZES[tensor.type]
+        if columns % elements:
+            raise ModelFileError(f"{self._file.path.name}: {columns} columns of {name} are not whole blocks")
+        stored = np.zeros(SAMPLE_ROWS * columns // elements * nbytes, np.uint8)
+        return self._scaled(decode(tensor.type, stored, (SAMPLE_ROWS, columns)), tensor, 0)
 
     def close(self) -> None:
         """Close the file."""

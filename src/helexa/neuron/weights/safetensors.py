@@ -1,6 +1,7 @@
 """A folder of safetensors files and their `config.json` as a checkpoint."""
 
 import logging
+from collections.abc import Hashable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -56,6 +57,15 @@ class SafetensorsCheckpoint:
     def read(self, name: str, index: int | None = None) -> Weight:
         """Tensor `name`, or the matrix at `index` of it: in the type it is stored in, or out of its blocks."""
         return self._find(name).read(index)
+
+    def kind(self, name: str) -> Hashable:
+        """See `Checkpoint`."""
+        tensor = self._find(name)
+        return type(tensor), getattr(tensor, "dtype", None)
+
+    def sample(self, name: str, columns: int) -> Weight:
+        """See `Checkpoint`."""
+        return self._find(name).sample(columns)
 
     def close(self) -> None:
         """Close the files."""

@@ -1,0 +1,126 @@
+"""The outline of a model says what it will hold, before a weight is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.outline import Outline, outline
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.models import model_class
+from helexa.neuron.ops.packed import PackedMatrix
+from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
+from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupwiseTensor
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from tiny_models import tiny_model
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+}
+MOE = {"num_experts_per_tok": 3, "num_experts": 8, "moe_intermediate_size": 64}
+HYBRID = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama, tied": SHAPE | {"model_type": "llama", "tie_word_embeddings": True},
+    "qwen3_moe": SHAPE | MOE | {"model_type": "qwen3_moe"},
+    "gpt_oss": SHAPE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_next": SHAPE | HYBRID | {"model_type": "qwen3_next"},
+}
+
+
+def outlined(runner: Runner, path: Path, quant: str = "") -> Outline:
+    with open_checkpoint(path) as checkpoint:
+        architecture = model_class(checkpoint.config["model_type"])
+        config = {**architecture.defaults, **checkpoint.config}
+        policy = QuantPolicy(quant, config["num_hidden_layers"])
+        return outline(NothingIsRead(checkpoint), architecture, config, runner.ops, policy)
+
+
+class NothingIsRead:
+    """A checkpoint whose tensors may not be read."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.config, self.total_bytes = checkpoint.config, checkpoint.total_bytes
+        self.names, self.shape = checkpoint.names, checkpoint.shape
+        self.kind, self.sample = checkpoint.kind, checkpoint.sample
+
+    def read(self, name: str, index: int | None = None) -> Tensor:
+        raise AssertionError(f"{name} was read")
+
+
+def held(thing: object, seen: dict[int, object]) -> int:
+    """Bytes of all tensors that can be reached from an object, each once."""
+    if id(thing) in seen:
+        return 0
+    seen[id(thing)] = thing
+    if isinstance(thing, PackedMatrix):
+        return thing.data.nbytes
+    if isinstance(thing, Tensor):
+        storage = thing.untyped_storage()
+        if storage.data_ptr() in seen:
+            return 0
+        seen[storage.data_ptr()] = thing
+        return thing.nbytes
+    if isinstance(thing, dict):
+        return sum(held(part, seen) for part in thing.values())
+    if isinstance(thing, list | tuple):
+        return sum(held(part, seen) for part in thing)
+    if type(thing).__module__.startswith("helexa.") and not type(thing).__name__.endswith(("Loader", "Ops")):
+        return held(vars(thing), seen)
+    return 0
+
+
+@pytest.mark.parametrize("quant", ["", "q4k"])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
+    tiny_model(tmp_path, **MODELS[model])
+    runner = Runner(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
+    found = outlined(runner, tmp_path, quant)
+    real = held(runner._model, {})
+    assert real <= found.weights * 1.01  # the tables of the rotation are not weights
+    assert found.weights <= real * 1.02
+    assert found.page // 64 == runner.facts.token_bytes
+    assert found.state == runner.facts.state_bytes
+    assert (found.vocab_size, found.context) == (runner.facts.vocab_size, 512)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_real_weights(dtype: str, smollm2_gguf: Path) -> None:
+    runner = Runner(smollm2_gguf, EngineOptions(dtype=dtype, kv_cache_mb=8))
+    found = outlined(runner, smollm2_gguf)
+    assert found.weights == pytest.approx(held(runner._model, {}), rel=0.01)
+    assert found.page == runner.facts.kv_bytes // runner.facts.kv_pages
+
+
+def test_a_sample_has_the_form_of_the_tensor(smollm2_gguf: Path) -> None:
+    with open_checkpoint(smollm2_gguf) as checkpoint:
+        for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
+            real = checkpoint.read(name)
+            sample = checkpoint.sample(name, real.shape[1])
+            assert isinstance(real, GroupwiseTensor)
+            assert isinstance(sample, GroupwiseTensor)
+            assert sample.shape == (SAMPLE_ROWS, real.shape[1])
+            assert (sample.bits, sample.group_size, sample.zero) == (real.bits, real.group_size, real.zero)
+            assert (sample.minimum is None) == (real.minimum is None)
+            assert sample.scale.unit.dtype == real.scale.unit.dtype
+        assert checkpoint.sample("model.norm.weight", 32).dtype == torch.float32
