@@ -45,6 +45,29 @@ class SourceConfig(Section):
     cache_dir: Path | None = None
 
 
+class AdmissionConfig(Section):
+    """Who may use a model at once, and who waits; for each loaded model by itself.
+
+    Attributes:
+        max_in_flight: requests in the batch; unset, or more than `max_sequences`, is `max_sequences`.
+        max_queue_depth: requests that wait for a seat in it.
+        max_wait_secs: that one waits for a seat.
+        max_per_principal: requests of one principal, waiting ones included; 0 for no bound, since they take turns.
+        anon_max_in_flight: of them without a principal; 0 refuses them. Unset is what one principal may have: all, or
+            of eight and more all but one.
+        anon_max_pending: without a principal, waiting ones included; unset is one less than there is room for.
+        kv_max_wait_secs: that one whose turn it is waits for memory for its keys and values.
+    """
+
+    max_in_flight: int | None = Field(default=None, ge=1)
+    max_queue_depth: int = Field(default=256, ge=0)
+    max_wait_secs: float = Field(default=30.0, ge=0)
+    max_per_principal: int = Field(default=0, ge=0)
+    anon_max_in_flight: int | None = Field(default=None, ge=0)
+    anon_max_pending: int | None = Field(default=None, ge=0)
+    kv_max_wait_secs: float = Field(default=240.0, ge=0)
+
+
 class TorchConfig(Section):
     """The engine. The numbers mean what they mean in `EngineOptions`.
 
@@ -70,34 +93,12 @@ class TorchConfig(Section):
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
     speculation_max_sequences: int = Field(default=4, ge=0)
+    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
 
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
         return EngineOptions(
             device=device,
-class AdmissionConfig(Section):
-    """Who may use a model at once, and who waits; for each loaded model by itself.
-
-    Attributes:
-        max_in_flight: requests in the batch; unset, or more than `max_sequences`, is `max_sequences`.
-        max_queue_depth: requests that wait for a seat in it.
-        max_wait_secs: that one waits for a seat.
-        max_per_principal: requests of one principal, waiting ones included; 0 for no bound, since they take turns.
-        anon_max_in_flight: of them without a principal; 0 refuses them. Unset is what one principal may have: all, or
-            of eight and more all but one.
-        anon_max_pending: without a principal, waiting ones included; unset is one less than there is room for.
-        kv_max_wait_secs: that one whose turn it is waits for memory for its keys and values.
-    """
-
-    max_in_flight: int | None = Field(default=None, ge=1)
-    max_queue_depth: int = Field(default=256, ge=0)
-    max_wait_secs: float = Field(default=30.0, ge=0)
-    max_per_principal: int = Field(default=0, ge=0)
-    anon_max_in_flight: int | None = Field(default=None, ge=0)
-    anon_max_pending: int | None = Field(default=None, ge=0)
-    kv_max_wait_secs: float = Field(default=240.0, ge=0)
-
-
             dtype=self.dtype,
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
@@ -124,7 +125,6 @@ class HarnessEntry(Section):
     """`[[harnesses]]`: an engine that is switched on."""
 
     name: HarnessName
-    admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
 
 
 class NeuronConfig(Section):

@@ -161,19 +161,19 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
+        retry: the error is none of the request's doing; the same may succeed in a moment.
     """
 
     id: int
-        retry: the error is none of the request's doing; the same may succeed in a moment.
     tokens: list[int] = []
     cached_tokens: int = 0
     finish: FinishReason | None = None
     timing: Timing | None = None
     error: str | None = None
+    retry: bool = False
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    retry: bool = False
     """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is.
 
     Attributes:
