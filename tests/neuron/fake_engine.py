@@ -7,6 +7,8 @@ The name of the "model" says how it behaves, a word each, joined by dots:
     crash         dies before it is ready
     deaf          ignores Shutdown and SIGTERM
 
+As soon as there is a file `<model>.bad`, loads fail as with `bad-file`.
+
 A prompt `[1, n]` is answered by the tokens 0..n-1, one per step; `[2]` kills the process after one token; `[3]` answers
 one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id; `[6, n]`
 is answered like `[1, n]`, after twelve cached tokens.
@@ -107,7 +109,7 @@ def main() -> None:
         engine.send(Progress(stage="weights", done=1, total=2))
         while not arguments.model.with_suffix(".go").exists():
             time.sleep(0.01)
-    if "bad-file" in behaviour:
+    if "bad-file" in behaviour or arguments.model.with_suffix(".bad").exists():
         engine.send(LoadFailed(kind="model_file", message="the file is truncated"))
         return
     if "no-memory" in behaviour:

@@ -13,17 +13,25 @@ from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
-from helexa.neuron.registry import MAX_RESTARTS, RESTART_WINDOW_SECONDS, AlreadyLoadedError, Registry, bare_id
+from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.sources import Sources
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 
+MAX_RESTARTS = 3
+RESTART_WINDOW_SECONDS = 600.0
+
 
 class Clock:
+    """Time that passes when somebody sleeps."""
+
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 @pytest.fixture
@@ -33,7 +41,7 @@ def clock() -> Clock:
 
 @asynccontextmanager
 async def registry_with(sources: Sources, clock: Clock) -> AsyncIterator[Registry]:
-    registry = Registry(read_config(None, {}), sources, engine_command=ENGINE, clock=clock)
+    registry = Registry(read_config(None, {}), sources, engine_command=ENGINE, clock=clock, sleep=clock.sleep)
     try:
         yield registry
     finally:
@@ -259,34 +267,62 @@ async def test_a_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
     assert recovered is not model
 
 
-async def test_a_model_that_keeps_dying_is_dropped(registry: Registry, tmp_path: Path, clock: Clock):
+async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
+    registry: Registry, tmp_path: Path, clock: Clock
+):
     path = make_model(tmp_path)
     await registry.load(spec_of(path))
+
+    async def die(expected: str = "loaded") -> None:
+        model = registry.get("org/tiny")
+        await kill_engine(model)
+        await until(
+            lambda: status(registry) == expected and (expected != "loaded" or registry.get("org/tiny") != model)
+        )
+
     for _ in range(MAX_RESTARTS):
-        await kill_engine(registry.get("org/tiny"))
-        await until(lambda: status(registry) == "recovering")
-        await until(lambda: status(registry) == "loaded")
+        await die()
+    assert clock.now == 0 + 1 + 2  # pauses grow
     clock.now += RESTART_WINDOW_SECONDS + 1  # the past is forgotten
-    await kill_engine(registry.get("org/tiny"))
-    await until(lambda: status(registry) == "recovering")
-    await until(lambda: status(registry) == "loaded")
-    for _ in range(MAX_RESTARTS - 1):
-        await kill_engine(registry.get("org/tiny"))
-        await until(lambda: status(registry) == "recovering")
-        await until(lambda: status(registry) == "loaded")
-    await kill_engine(registry.get("org/tiny"))
-    await until(lambda: status(registry) is None)
+    for _ in range(MAX_RESTARTS):
+        await die()
+    await die("poisoned")
     assert starts(path) == 1 + 2 * MAX_RESTARTS
+    (info,) = registry.infos()
+    assert info.servable is not None
+    assert (info.servable.ok, info.servable.reason) == (False, "poisoned")
+    assert "3 restarts within 600 s were not enough" in (info.servable.detail or "")
+    assert "the device caught fire" in (info.servable.detail or "")
+    with pytest.raises(ApiError, match=r"is poisoned: 3 restarts .* caught fire") as refused:
+        registry.get("org/tiny")
+    assert (refused.value.status, refused.value.retry_after) == (503, 60)
+    await registry.load(spec_of(path))
+    assert status(registry) == "loaded"
+    await die()  # what was before is forgotten
 
 
-async def test_a_model_that_cannot_come_back_is_dropped(registry: Registry, tmp_path: Path):
+async def test_a_model_that_cannot_come_back_is_poisoned(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
     model = await registry.load(spec_of(path))
-    registry._engine_command = ("/bin/false",)
+    path.with_suffix(".bad").touch()
     await kill_engine(model)
-    await until(lambda: status(registry) is None)
-    with pytest.raises(ApiError, match="not found"):
-        registry.get("org/tiny")
+    await until(lambda: status(registry) == "poisoned")
+    (info,) = registry.infos()
+    assert info.servable is not None
+    assert "the file is truncated" in (info.servable.detail or "")
+    assert starts(path) == 1 + MAX_RESTARTS
+    await registry.unload("org/tiny")
+    assert registry.infos() == []
+
+
+async def test_nothing_comes_back_while_the_node_drains(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path)
+    model = await registry.load(spec_of(path))
+    registry.drain()
+    await kill_engine(model)
+    await until(lambda: not model.engine.alive)
+    await registry.close()
+    assert starts(path) == 1
 
 
 async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: Path):

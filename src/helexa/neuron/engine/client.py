@@ -31,6 +31,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.recovery import Silence
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,10 @@ OVERLOADED = "overloaded"
 
 _ENDED = "the model was unloaded, or the node is shutting down"
 _COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
-_LOAD_SECONDS = 1800.0
+_LOAD_SECONDS = 600.0
+_STEP_SECONDS = 120.0
+_LOOKS = 8  # at an engine that works, within the time that a step may take
+_FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 1 << 20
 
@@ -53,6 +57,7 @@ class EngineClient:
         running, waiting, free_pages: of the last step.
         prompt_tokens, cached_tokens: of all requests that were started; the second were found in the KV cache.
         refused: requests the engine turned away because its waiting queue was full.
+        reports: how often it has reported.
     """
 
     ready: Ready
@@ -65,6 +70,7 @@ class EngineClient:
         options: EngineOptions,
         on_exit: Callable[[str], None] | None,
     ) -> None:
+        self.reports = 0
         self.options = options
         self.running = 0
         self.waiting = 0
@@ -82,9 +88,11 @@ class EngineClient:
         self._streams: dict[int, TokenStream] = {}
         self._closing = False
         self._death: str | None = None
+        self._hang: str | None = None
         self._last_line = ""
         self._stderr = asyncio.create_task(self._log_stderr())
         self._watcher: asyncio.Task[None] | None = None
+        self._deadline: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -95,6 +103,8 @@ class EngineClient:
         on_progress: Callable[[Progress], None] | None = None,
         on_exit: Callable[[str], None] | None = None,
         command: Sequence[str] | None = None,
+        load_seconds: float = _LOAD_SECONDS,
+        step_seconds: float = _STEP_SECONDS,
     ) -> "EngineClient":
         """Spawn an engine process and wait until its model is loaded.
 
@@ -102,6 +112,8 @@ class EngineClient:
             on_progress: called in the event loop for every step of the loading.
             on_exit: called once, with the reason, when the process ends without having been asked to.
             command: the engine's command line instead of the usual one; `--fd --model --options` are appended.
+            load_seconds: that the loading may go on without any progress.
+            step_seconds: that one step may take; then the engine is taken for hung, and killed.
 
         Raises:
             ModelFileError: the file is corrupt or of an unsupported kind.
@@ -112,10 +124,11 @@ class EngineClient:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
+            # Standard input is its lifeline: it ends with this process.
             process = await asyncio.create_subprocess_exec(
                 *(command or _COMMAND),
                 *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env=ENVIRONMENT | os.environ,
@@ -130,17 +143,24 @@ class EngineClient:
             theirs.close()
         client = cls(process, reader, writer, options, on_exit)
         try:
-            async with asyncio.timeout(_LOAD_SECONDS):
-                await client._loaded(on_progress or (lambda progress: None))
+            async with asyncio.timeout(load_seconds) as deadline:
+
+                def progressed(progress: Progress) -> None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + load_seconds)
+                    if on_progress is not None:
+                        on_progress(progress)
+
+                await client._loaded(progressed)
         except BaseException as error:
             await asyncio.shield(client._end(grace=0.0))
             match error:
                 case TimeoutError():
-                    raise HelexaError(f"the engine did not load its model within {_LOAD_SECONDS:.0f} s") from None
+                    raise HelexaError(f"the engine made no progress for {load_seconds:g} s; it was ended") from None
                 case ValueError():
                     raise HelexaError(f"the engine does not speak the protocol: {error}") from None
             raise
         client._watcher = asyncio.create_task(client._watch())
+        client._deadline = asyncio.create_task(client._look(step_seconds))
         return client
 
     @property
@@ -191,6 +211,8 @@ class EngineClient:
         await self._end(grace)
         if self._watcher is not None:
             await self._watcher
+        if self._deadline is not None:
+            await asyncio.wait([self._deadline])
 
     async def submit(self, stream: "TokenStream", message: Generate) -> None:
         """Send a stream's request, once the socket has room; for `TokenStream` only."""
@@ -198,7 +220,7 @@ class EngineClient:
             with suppress(ConnectionError):
                 await self._writer.drain()
         if not self.alive:
-            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED))
+            stream.put(TokenOutput(id=message.id, finish="error", error=self._death or _ENDED, retry=True))
             return
         self._streams[message.id] = stream
         self._write(message)
@@ -245,7 +267,7 @@ class EngineClient:
                         self._take(message)
         except (ValueError, msgspec.DecodeError) as error:
             log.error("engine %d does not speak the protocol: %s", self._process.pid, error)
-        self._death = "the model's engine ended unexpectedly"
+        self._death = "the model's engine ended unexpectedly; it is being restarted"
         self._fail_streams(self._death)
         if self._closing:
             return
@@ -255,7 +277,23 @@ class EngineClient:
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 
+    async def _look(self, step_seconds: float) -> None:
+        """Kill an engine that hangs: one that has work and reports nothing for as long as a step may take."""
+        silence = Silence(_LOOKS + 1)  # the first of them may come right after the work did
+        while self._process.returncode is None and not self._closing:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(step_seconds / _LOOKS):
+                    await self._process.wait()
+            if silence.look(self.reports, bool(self._streams)):
+                self._hang = f"the engine did not finish a step within {step_seconds:g} s and was killed"
+                log.error("engine %d hangs; what its threads are doing:", self._process.pid)
+                self._signal(signal.SIGUSR1)
+                await asyncio.sleep(_FORENSICS_SECONDS)
+                self._signal(signal.SIGKILL)
+                return
+
     def _take(self, report: StepReport) -> None:
+        self.reports += 1
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
         self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
         for output in report.outputs:
@@ -270,7 +308,12 @@ class EngineClient:
     def _fail_streams(self, error: str) -> None:
         streams, self._streams = self._streams, {}
         for number, stream in streams.items():
-            stream.put(TokenOutput(id=number, finish="error", error=error))
+            stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to the engine and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     async def _end(self, grace: float) -> None:
         """Wait for the process to exit, by force after `grace` seconds, and release what belonged to it."""
@@ -279,9 +322,9 @@ class EngineClient:
                 async with asyncio.timeout(seconds):
                     await self._process.wait()
             if self._process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, force)
+                self._signal(force)
         await self._process.wait()
+        self._signal(signal.SIGKILL)  # a compiler that it has left behind
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -303,6 +346,8 @@ class EngineClient:
                 log.info("engine %d: %s", self._process.pid, text)
 
     def _exit_reason(self) -> str:
+        if self._hang is not None:
+            return self._hang
         code = self._process.returncode
         if code is not None and code < 0:
             how = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")

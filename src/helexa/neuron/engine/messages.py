@@ -9,6 +9,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+DEBUG_FAULT = "NEURON_DEBUG_FAULT"
+"""The environment variable that asks engines to fail on purpose; see `debug_fault`."""
+
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 

@@ -60,6 +60,13 @@ class PagePool:
             self._pages[page_hash] = page
             self._hashes[page] = page_hash
 
+    def forget(self, pages: list[int]) -> None:
+        """Let nobody find these pages any more; they are held."""
+        for page in pages:
+            page_hash = self._hashes.pop(page, None)
+            if page_hash is not None:
+                del self._pages[page_hash]
+
     def match(self, chain: list[bytes]) -> list[int]:
         """The pages registered under the first hashes of `chain`, as far as there are any."""
         pages: list[int] = []

@@ -1,6 +1,7 @@
 """The engine process: one loaded model, one scheduler, one loop. Started by `EngineClient`, ends with its socket."""
 
 import argparse
+import faulthandler
 import logging
 import os
 import select
@@ -15,6 +16,9 @@ import psutil
 import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron import lifeline
+from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.messages import (
     Cancel,
     EngineOptions,
@@ -32,7 +36,7 @@ from helexa.neuron.engine.messages import (
 )
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner, load
-from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.scheduler import UNSOUND, Plan, Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 
@@ -56,6 +60,7 @@ class Engine:
         states = StatePool(options.max_sequences, facts.snapshots) if facts.state_bytes else None
         bounded = msgspec.structs.replace(options, context_length=facts.context_length)
         self._scheduler = Scheduler(bounded, pages, states)
+        self._strikes = Strikes()
 
     def serve(self) -> None:
         """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
@@ -64,18 +69,44 @@ class Engine:
             outputs: list[TokenOutput] = []
             if not self._receive(outputs):
                 return
-            plan = scheduler.plan()
-            if plan:
-                try:
-                    start = time.perf_counter()
-                    sampled = self._runner.run(plan)
-                    outputs += scheduler.commit(plan, sampled, time.perf_counter() - start)
-                except Exception as error:
-                    _log.exception("a step failed; this engine process ends")
-                    self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
-                    raise SystemExit(1) from error
-            scheduler.check_idle()
+            try:
+                plan = scheduler.plan()
+                if plan:
+                    outputs += self._step(plan)
+                scheduler.check_idle()
+            except Exception as error:
+                _log.exception("this engine process ends")
+                self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
+                raise SystemExit(1) from error
             self._report(outputs)
+
+    def _step(self, plan: Plan) -> list[TokenOutput]:
+        """Run a plan. What a request brings about ends that request.
+
+        Raises:
+            Exception: the device, or this process, can no longer be trusted.
+        """
+        begun = time.perf_counter()
+        try:
+            sampled = self._runner.run(plan)
+        except Exception as error:
+            exhausted = is_out_of_memory(error)
+            if is_device_fault(error) or (exhausted and self._strikes.out()):
+                raise
+            _log.exception("a step of %d sequences failed", len(plan))
+            if exhausted and self._runner.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
+        outputs = self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
+        if UNSOUND not in sampled:
+            self._strikes.sound()
+            return outputs
+        unsound, self._scheduler.unsound = self._scheduler.unsound, []
+        _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
+        if self._strikes.out() or (len(plan) > 1 and all(token == UNSOUND for token in sampled)):
+            raise ArithmeticError("the device computes no numbers any more")
+        self._runner.clear(unsound)
+        return outputs
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:
         """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
@@ -118,6 +149,8 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
+    lifeline.hold()
+    faulthandler.register(signal.SIGUSR1)  # the server wants to know where a process hangs
     options = msgspec.json.decode(arguments.options, type=EngineOptions)
     connection = socket.socket(fileno=arguments.fd)
     try:
@@ -135,13 +168,16 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
 
     def on_progress(done: int, total: int) -> None:
         nonlocal reported
+        faults.loading()
         if done - reported >= _PROGRESS_STEP:
             reported = done
             _send(connection, Progress(stage="weights", done=done, total=total))
 
     torch.set_num_threads(options.threads or _physical_cores())
     try:
+        faults = Faults.of(model, os.environ)
         runner = load(model, options, on_progress)
+        faults.afflict(runner)
     except Exception as error:
         _send(connection, _load_failure(model, error))
         return None

@@ -158,6 +158,13 @@ class Runner:
         group = settings.heads // settings.kv_heads
         return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
 
+    def clear(self, pages: list[int]) -> None:
+        """Make zeros of what pages hold: what is no number would spread, even from behind a mask."""
+        for cache in self._caches:
+            if isinstance(cache, Tensor):  # the native kernels' pages lie one after another
+                by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
+                by_page[pages] = 0
+
     def _check(self, token: Any, name: str) -> None:
         """Compute one token, which must come out as numbers."""
         known = type(token) is int and 0 <= token < self._model.vocab_size

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import SamplingParams
-from helexa.neuron.engine.scheduler import Plan
+from helexa.neuron.engine.scheduler import UNSOUND, Plan
 from helexa.neuron.engine.sequence import Sequence
 
 _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
@@ -56,15 +56,19 @@ def sample(logits: Tensor, rows: Rows[Row], argmax: Callable[[Tensor], Tensor] |
         logits: [S, vocabulary], any float dtype; may be changed.
         rows: what the S rows are for.
         argmax: float32 [S, vocabulary] -> [S], the first of the largest in each row; torch's if None.
+
+    Returns:
+        The tokens; `UNSOUND` where the largest logit is no finite number, as it is in a row computed from such.
     """
     params = [row.params for row in rows]
     logits = _adjust(logits.float(), rows)
     chosen = logits.argmax(-1) if argmax is None else argmax(logits)
+    sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]
     if drawn:
         uniforms = [uniform(params[row].seed, rows[row].position) for row in drawn]
         chosen[drawn] = _draw(logits[drawn], [params[row] for row in drawn], uniforms)
-    return chosen.tolist()
+    return chosen.where(sound, UNSOUND).tolist()
 
 
 def uniform(seed: int, position: int) -> float:

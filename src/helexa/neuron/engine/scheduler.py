@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
+
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.messages import EngineOptions, FinishReason, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
@@ -22,6 +24,9 @@ from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+
+UNSOUND = -1
+"""Stands for the token that a row of logits yields that are no finite numbers."""
 
 _APART = 2048  # positions between snapshots within a prompt
 
@@ -62,6 +67,7 @@ class Scheduler:
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
+        unsound: pages that may hold what are no numbers; whoever takes the list sees to it that they are cleared.
     """
 
     def __init__(self, options: EngineOptions, pages: PagePool, states: StatePool | None = None) -> None:
@@ -71,8 +77,10 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
+        self._suspects: deque[Sequence] = deque()  # the head of the line: each has a step of its own
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.unsound: list[int] = []
 
     @property
     def idle(self) -> bool:
@@ -96,7 +104,7 @@ class Scheduler:
             for sequence in queue:
                 if sequence.id == sequence_id:
                     queue.remove(sequence)
-                    self._release(sequence)
+                    self._drop(sequence)
                     return True
         return False
 
@@ -105,6 +113,9 @@ class Scheduler:
 
         Nobody starves: whoever decodes is in every step, and prompts share what the budget leaves, at least one token.
         """
+        if self._suspects and (alone := self._plan_suspect()):
+            return alone
+        self._suspects.clear()
         plan: dict[Sequence, int] = {}
         decoding = [s for s in self.running if s.decoding]
         for sequence in decoding:
@@ -136,7 +147,8 @@ class Scheduler:
             seconds: that it took, if steps are to be paced by it.
             sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
-                depends on seed and position alone, those that count are the tokens of a step without drafts.
+                depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
+                ends its sequence; nobody will find what it has computed.
         """
         prompts = [entry.count for entry in plan if not entry.sequence.decoding]
         if seconds is not None and len(prompts) < len(plan):
@@ -150,6 +162,11 @@ class Scheduler:
                 self._advance(sequence, entry.count)
                 continue
             kept = _kept(entry.drafts, list(islice(tokens, len(entry.drafts) + 1)))
+            if sequence in self._suspects:
+                self._suspects.remove(sequence)
+            if kept[-1] == UNSOUND:
+                outputs.append(self._end_unsound(sequence))
+                continue
             if sequence.drafter is not None and entry.drafts:
                 sequence.drafter.learn(len(entry.drafts), len(kept) - 1)
             cached = 0 if sequence.generated else sequence.cached
@@ -172,12 +189,31 @@ class Scheduler:
             )
         return outputs
 
+    def isolate(self, plan: Plan, error: str) -> list[TokenOutput]:
+        """A planned step failed: if it was one sequence's alone, end that with `error`.
+
+        If it was that of several, each begins anew, with a step of its own, in which it goes on or fails.
+        """
+        for entry in plan:
+            if self.states is not None and entry.save is not None:
+                self.states.unreserve(entry.save)
+        if len(plan) == 1:
+            sequence = plan[0].sequence
+            self.running.remove(sequence)
+            self._drop(sequence)
+            return [self._refusal(sequence, error)]
+        self._suspects = deque(self.running)
+        for sequence in reversed(self._suspects):
+            self._preempt(sequence)
+        return []
+
     def fail_all(self, error: str) -> list[TokenOutput]:
-        """End every sequence with an error; nothing is left behind."""
+        """End every sequence with an error that a retry may escape; nothing is left behind."""
         outputs: list[TokenOutput] = []
         for sequence in [*self.running, *self.waiting]:
             self._release(sequence)
-            outputs.append(self._refusal(sequence, error))
+            outputs.append(msgspec.structs.replace(self._refusal(sequence, error), retry=True))
+        self._suspects.clear()
         self.running.clear()
         self.waiting.clear()
         return outputs
@@ -185,6 +221,33 @@ class Scheduler:
     def check_idle(self) -> None:
         """Integrity: when nothing runs, nobody may hold a page."""
         assert not self.idle or self.pages.free == self.pages.total, "pages leaked"
+
+    def _plan_suspect(self) -> Plan:
+        """A step of the oldest suspect alone; empty if there is no room for it."""
+        sequence = self._suspects[0]
+        if sequence not in self.running:
+            self.waiting.remove(sequence)
+            self._start(sequence, self._computed_before(sequence))
+        plan: dict[Sequence, int] = {}
+        self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan)
+        return [self._entry(sequence, count, ()) for sequence, count in plan.items()]
+
+    def _end_unsound(self, sequence: Sequence) -> TokenOutput:
+        """End a sequence whose logits were no numbers; its pages and snapshots are no use to anybody."""
+        pages = sequence.pages
+        self.pages.forget(pages)
+        if self.states is not None:
+            for page in sequence.chain:
+                self.states.forget(page)
+        self.running.remove(sequence)
+        self._release(sequence)
+        self.unsound += [page for page in pages if not self.pages.held([page])]  # the others' beginnings are sound
+        return self._refusal(sequence, "the model computed no numbers for this request")
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._release(sequence)
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
 
     def _computed_before(self, sequence: Sequence) -> list[int]:
         """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits."""

@@ -55,6 +55,10 @@ class StatePool:
             return self._empty.pop()
         return self._kept.popitem(last=False)[1] if self._kept else None
 
+    def unreserve(self, slot: int) -> None:
+        """Take back a reserved slot: the step did not happen."""
+        self._empty.append(slot)
+
     def register(self, slot: int, page_hash: bytes) -> None:
         """Say what a reserved slot holds now; of several that hold the same, one is kept."""
         if page_hash in self._kept:

@@ -1,0 +1,57 @@
+"""When an engine that died may be started anew: pure decisions on times."""
+
+from collections import deque
+
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Restarts:
+    """Counts a model's restarts, so that one that keeps dying does not flap for ever.
+
+    Args:
+        most: restarts within `window` seconds; one more is refused.
+    """
+
+    def __init__(self, most: int, window: float) -> None:
+        self.most = most
+        self.window = window
+        self._times: deque[float] = deque(maxlen=max(most, 1))
+
+    def next(self, now: float) -> float | None:
+        """Seconds to wait before the next restart, which is counted; None if there were too many.
+
+        The first one waits for nothing, those that follow it soon wait ever longer.
+        """
+        while self._times and now - self._times[0] > self.window:
+            self._times.popleft()
+        recent = len(self._times)
+        if recent >= self.most:
+            return None
+        self._times.append(now)
+        return min(2.0 ** (recent - 1), _LONGEST_PAUSE_SECONDS) if recent else 0.0
+
+
+class Silence:
+    """Tells an engine that hangs from one that works: by how often one looked and nothing new had come.
+
+    It counts looks, not seconds: a server that was stopped for a while itself does not blame its engine.
+
+    Args:
+        patience: looks without news while there is work.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._seen = -1
+        self._looks = 0
+
+    def look(self, news: int, working: bool) -> bool:
+        """Whether the engine hangs.
+
+        Args:
+            news: a count that grows with each sign of life.
+            working: whether it has something to do.
+        """
+        self._looks = self._looks + 1 if working and news == self._seen else 0
+        self._seen = news
+        return self._looks >= self._patience

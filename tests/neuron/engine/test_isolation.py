@@ -1,0 +1,133 @@
+"""A step that fails, or computes no numbers, costs the requests that brought it about, and nobody else."""
+
+import random
+
+import pytest
+from simulation import SimulatedCache
+
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.scheduler import UNSOUND, Plan, Scheduler
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
+
+FATAL = 7
+"""A token of which steps die."""
+NOT_A_NUMBER = 8
+"""A token after which logits are no numbers."""
+
+
+def next_token(tokens: list[int]) -> int:
+    return 10 + sum(tokens) % 40
+
+
+class Broken(SimulatedCache):
+    """Does a step's work, and then fails, or says that some of it is no numbers."""
+
+    def run(self, plan: Plan) -> list[int]:
+        sampled = super().run(plan)
+        if any(FATAL in entry.sequence.tokens for entry in plan):
+            raise ValueError("of no consequence")
+        rows = [entry for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
+        return [
+            UNSOUND if NOT_A_NUMBER in entry.sequence.tokens else token
+            for entry, token in zip(rows, sampled, strict=True)
+        ]
+
+
+def answers(scheduler: Scheduler, requests: list[Generate], computer: SimulatedCache) -> dict[int, TokenOutput]:
+    """The last output of each request, with all of its tokens."""
+    waiting, done, tokens = list(requests), {}, {request.id: [] for request in requests}
+    steps = 0
+    while waiting or not scheduler.idle:
+        if waiting and steps % 2 == 0:
+            assert scheduler.add(Sequence(waiting.pop(0))) is None
+        steps += 1
+        assert steps < 5000, "this never ends"
+        plan = scheduler.plan()
+        try:
+            outputs = scheduler.commit(plan, computer.run(plan)) if plan else []
+        except ValueError:
+            outputs = scheduler.isolate(plan, "it failed")
+        for output in outputs:
+            tokens[output.id] += output.tokens
+            if output.finish:
+                done[output.id] = output
+        scheduler.check_idle()
+    return {number: TokenOutput(id=number, tokens=tokens[number], finish=o.finish) for number, o in done.items()}
+
+
+def scheduler_of(hybrid: bool, pages: int = 60) -> Scheduler:
+    options = EngineOptions(max_step_tokens=24, max_sequences=8, max_waiting=100)
+    return Scheduler(options, PagePool(pages, 4), StatePool(8, 6) if hybrid else None)
+
+
+def prompts(chance: random.Random, count: int, bad: list[int]) -> list[Generate]:
+    """Prompts that begin alike, some with a bad token somewhere."""
+    requests = []
+    for number in range(count):
+        prompt = [20] * chance.randrange(1, 14) + [30 + number] * chance.randrange(1, 30)
+        if bad and chance.random() < 0.3:
+            prompt.insert(chance.randrange(len(prompt)), chance.choice(bad))
+        sampling = SamplingParams(temperature=0)
+        requests.append(Generate(id=number, prompt=prompt, max_tokens=chance.randrange(1, 12), sampling=sampling))
+    return requests
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_others_get_the_answers_that_they_get_alone(hybrid: bool, seed: int):
+    requests = prompts(random.Random(seed), 16, [FATAL, NOT_A_NUMBER])
+    bad = {request.id for request in requests if {FATAL, NOT_A_NUMBER} & set(request.prompt)}
+    assert 0 < len(bad) < 16
+    pages = 60 if seed % 2 else 24  # with few, some are preempted
+    scheduler = scheduler_of(hybrid, pages)
+    found = answers(scheduler, requests, Broken(scheduler, next_token))
+    quiet = scheduler_of(hybrid)
+    expected = answers(quiet, [r for r in requests if r.id not in bad], SimulatedCache(quiet, next_token))
+    assert {number for number, output in found.items() if output.finish == "error"} == bad
+    assert {number: output for number, output in found.items() if number not in bad} == expected
+    assert all(output.tokens == [] for number, output in found.items() if number in bad)
+
+
+def test_what_was_computed_for_an_unsound_answer_is_found_by_nobody_and_cleared():
+    scheduler = scheduler_of(hybrid=False)
+    (bad, again) = (
+        Generate(id=number, prompt=[20] * 9 + [NOT_A_NUMBER] + [21] * 9, max_tokens=3, sampling=SamplingParams())
+        for number in range(2)
+    )
+    computer = Broken(scheduler, next_token)
+    answers(scheduler, [bad], computer)
+    assert sorted(scheduler.unsound) == list(range(5))
+    answers(scheduler, [again], computer)
+    assert scheduler.cached_tokens == 0
+
+
+def test_pages_that_others_hold_are_not_cleared():
+    scheduler = scheduler_of(hybrid=False)
+    computer = Broken(scheduler, next_token)
+    sampling = SamplingParams(temperature=0)
+    scheduler.add(Sequence(Generate(id=1, prompt=[20] * 9, max_tokens=9, sampling=sampling)))
+    plan = scheduler.plan()
+    scheduler.commit(plan, computer.run(plan))
+    scheduler.add(Sequence(Generate(id=2, prompt=[20] * 9 + [NOT_A_NUMBER], max_tokens=9, sampling=sampling)))
+    plan = scheduler.plan()
+    shared = set(plan[0].sequence.pages) & set(plan[1].sequence.pages)
+    assert shared
+    scheduler.commit(plan, computer.run(plan))
+    assert scheduler.unsound
+    assert not shared & set(scheduler.unsound)
+
+
+def test_a_suspect_may_be_cancelled():
+    scheduler = scheduler_of(hybrid=False)
+    sampling = SamplingParams(temperature=0)
+    for number in range(3):
+        scheduler.add(Sequence(Generate(id=number, prompt=[number] * 5, max_tokens=2, sampling=sampling)))
+    assert scheduler.isolate(scheduler.plan(), "it failed") == []
+    assert [entry.sequence.id for entry in scheduler.plan()] == [0]
+    for number in range(3):
+        assert scheduler.cancel(number)
+    assert scheduler.idle
+    assert scheduler.plan() == []
+    scheduler.check_idle()

@@ -1,0 +1,36 @@
+"""When an engine is started anew, and when it counts as hung."""
+
+import pytest
+
+from helexa.neuron.recovery import Restarts, Silence
+
+
+def test_pauses_grow_until_it_is_too_often():
+    restarts = Restarts(most=8, window=600)
+    assert [restarts.next(now) for now in range(9)] == [0, 1, 2, 4, 8, 16, 30, 30, None]
+
+
+def test_restarts_are_forgotten_one_by_one():
+    restarts = Restarts(most=2, window=100)
+    assert [restarts.next(now) for now in (0, 50, 100, 101, 102, 151)] == [0, 1, None, 1, None, 1]
+    assert restarts.next(1000) == 0
+
+
+def test_a_model_may_be_without_restarts():
+    assert Restarts(most=0, window=100).next(0) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "hangs"),
+    [
+        ([(0, True), (0, True), (0, True)], [False, False, False]),
+        ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
+        ([(0, False)] * 9, [False] * 9),
+        ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
+        ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
+    ],
+    ids=["three looks", "four looks", "idle", "news", "work ended"],
+)
+def test_an_engine_hangs_that_has_work_and_says_nothing(looks: list[tuple[int, bool]], hangs: list[bool]):
+    silence = Silence(patience=3)
+    assert [silence.look(news, working) for news, working in looks] == hangs
