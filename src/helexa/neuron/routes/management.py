@@ -1,22 +1,33 @@
 """Loading, unloading and describing models. Failures here are flat: `{"error": "text"}`."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, HelexaError, SourceError, invalid_body, malformed_json
+from helexa.core.errors import (
+    ApiError,
+    HelexaError,
+    SourceError,
+    internal_error,
+    invalid_body,
+    malformed_json,
+    shutting_down,
+)
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
 from helexa.neuron.exchange import current
-from helexa.neuron.registry import Registry
+from helexa.neuron.registry import Registry, bare_id
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.health import json_response
+from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
+from helexa.neuron.routes.refusal import log_refusal
 
 log = logging.getLogger(__name__)
 
@@ -29,24 +40,33 @@ class UnloadRequest(BaseModel):
     model_id: str = Field(min_length=1)
 
 
+class LoadRequest(ModelSpec):
+    """`POST /models/load`: a model, and whether its load is to be told as it goes."""
+
+    stream: bool = False
+
+
 async def models(request: Request) -> Response:
     """`GET /models`: every loaded, recovering or loading model; never waits for an engine."""
     registry = _registry(request)
     return json_response([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
-async def load(request: Request) -> Response:
-    """`POST /models/load`: answers when the model serves, or with the reason why it cannot."""
-    spec = _parsed(ModelSpec, await read_json(request))
+async def load(request: Request) -> Response | LoadStream:
+    """`POST /models/load`: answers when the model serves, or with the reason why it cannot; meanwhile with events, for
+    those who ask for a stream. What is refused at once is refused plainly."""
+    asked = _parsed(LoadRequest, await read_json(request))
+    watch = _Watch(_registry(request), asked)
+    if asked.stream or "text/event-stream" in request.headers.get("accept", ""):
+        await asyncio.wait([watch.load], timeout=LOOK_SECONDS)
+        if not watch.load.done():
+            return LoadStream(watch.load, watch.progress, lambda: _last_event(request, asked, watch.load))
     try:
-        await _registry(request).load(spec)
+        await watch.load
     except ApiError:
         raise
-    except SourceError as error:
-        body = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
-        return _refused(request, 422, body)
     except HelexaError as error:
-        return _refused(request, 400, str(error))
+        return _refused(request, *_load_failure(asked, error))
     return json_response({"status": "loaded"})
 
 
@@ -82,6 +102,50 @@ async def capabilities(request: Request) -> Response:
     return json_response({"capabilities": model.info().capabilities})
 
 
+class _Watch:
+    """A load, and the last that was heard of it."""
+
+    def __init__(self, registry: Registry, spec: ModelSpec) -> None:
+        self._registry = registry
+        self._id = bare_id(spec.model_id)
+        self._heard: dict[str, Any] | None = None
+        self.load = asyncio.create_task(registry.load(spec, self._hear))
+
+    def progress(self) -> dict[str, Any] | None:
+        """How far it is; of a load that somebody else has begun, what `/models` says."""
+        if self._heard is not None:
+            return self._heard
+        info = next((info for info in self._registry.loading() if info.id == self._id), None)
+        return None if info is None else {"stage": info.stage, "fraction": info.progress}
+
+    def _hear(self, stage: str, done: int, total: int) -> None:
+        fraction = round(done / total, 4) if total else None
+        self._heard = {"stage": stage, "done": done, "total": total or None, "fraction": fraction}
+
+
+def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, str | dict[str, Any]]:
+    """Status and reason of a load that failed."""
+    if isinstance(error, SourceError):
+        return 422, {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
+    return 400, str(error)
+
+
+def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
+    """How a watched load ended: what an answer of its own would have said, and its status."""
+    error = shutting_down() if load.cancelled() else load.exception()
+    if error is None:
+        return "loaded", {"status": "loaded"}
+    if not isinstance(error, HelexaError):
+        log.error("loading %s failed", spec.model_id, exc_info=error)
+        error = internal_error()
+    if isinstance(error, ApiError):
+        log_refusal(request.url.path, error)
+        return "error", {"status": error.status, **error.envelope()}
+    status, reason = _load_failure(spec, error)
+    _log_refusal(request, status, reason)
+    return "error", {"status": status, "error": reason}
+
+
 def _registry(request: Request) -> Registry:
     return request.app.state.registry
 
@@ -98,10 +162,14 @@ def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
 
 
 def _refused(request: Request, status: int, error: str | Mapping[str, object]) -> Response:
+    _log_refusal(request, status, error)
+    return json_response({"error": error}, status)
+
+
+def _log_refusal(request: Request, status: int, error: str | Mapping[str, object]) -> None:
     code = str(error["kind"]) if isinstance(error, Mapping) else HTTPStatus(status).phrase.lower().replace(" ", "_")
     current().refusals.append(code)
     tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
-    return json_response({"error": error}, status)
 
 
 # The ids have slashes in them, written as such or as %2F.

@@ -1,0 +1,74 @@
+"""A load as it goes, for whoever asked for it: server-sent events, until the model serves or it is known why not."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from helexa.core.sse import KEEP_ALIVE, frame
+
+LOOK_SECONDS = 0.25
+KEEP_ALIVE_SECONDS = 1.0
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class LoadStream:
+    """An ASGI response: `progress` events, then `loaded` or `error`. The load goes on when its watcher hangs up.
+
+    Args:
+        load: ends with the load. Cancelling it must leave the load alone.
+        progress: how far it is, None while nobody knows.
+        outcome: the last event once it is done, its name and its data.
+    """
+
+    def __init__(
+        self,
+        load: asyncio.Task[Any],
+        progress: Callable[[], dict[str, Any] | None],
+        outcome: Callable[[], tuple[str, dict[str, Any]]],
+    ) -> None:
+        self._load = load
+        self._progress = progress
+        self._outcome = outcome
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        hang_up = asyncio.create_task(_hang_up(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            said, said_at = None, time.monotonic()
+            while not self._load.done():
+                await asyncio.wait((self._load, hang_up), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if hang_up.done():
+                    return
+                news = self._progress()
+                if news is not None and news != said:
+                    said, said_at = news, time.monotonic()
+                    await _write(send, frame(orjson.dumps(news), "progress"))
+                elif time.monotonic() - said_at >= KEEP_ALIVE_SECONDS:
+                    said_at = time.monotonic()
+                    await _write(send, KEEP_ALIVE)
+            event, data = self._outcome()
+            await _write(send, frame(orjson.dumps(data), event))
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            hang_up.cancel()
+            self._load.cancel()
+
+
+async def _write(send: Send, frames: bytes) -> None:
+    await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+async def _hang_up(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,107 @@
+"""A load as a stream of events."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from helexa.neuron.routes import load_stream
+from neuron.fake_models import make_model, release, starts, until
+from neuron.running import Node, running
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running({}) as node:
+        yield node
+
+
+def ask(node: Node, path: Path, accept: str = "text/event-stream", **fields: Any) -> Any:
+    body = {"model_id": "org/tiny", "source": f"file:{path}", **fields}
+    return node.session.post(f"{node.url}/models/load", json=body, headers={"accept": accept})
+
+
+async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
+    """The next event, comments left out."""
+    name = b""
+    while line := (await response.content.readline()).strip(b"\n") or b" ":
+        if line.startswith(b"event: "):
+            name = line[7:]
+        elif line.startswith(b"data: "):
+            return name.decode(), json.loads(line[6:])
+        assert not response.content.at_eof()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("how", [{}, {"accept": "*/*", "stream": True}])
+async def test_a_watched_load_is_told_to_its_end(node: Node, tmp_path: Path, how: dict[str, Any]) -> None:
+    slow = make_model(tmp_path, "slow")
+    async with ask(node, slow, **how) as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+        assert await event(response) == ("progress", {"stage": "weights", "done": 1, "total": 2, "fraction": 0.5})
+        release(slow)
+        assert await event(response) == ("loaded", {"status": "loaded"})
+        assert (await response.read()).strip() == b""
+
+
+async def test_silence_is_filled_with_comments(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_stream, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(load_stream, "KEEP_ALIVE_SECONDS", 0.05)
+    slow = make_model(tmp_path, "slow")
+    async with ask(node, slow) as response:
+        await event(response)
+        await response.content.readline()
+        assert await response.content.readline() == b": keep-alive\n"
+        release(slow)
+        assert (await event(response))[0] == "loaded"
+
+
+async def test_a_load_goes_on_without_its_watcher_and_is_told_to_another(node: Node, tmp_path: Path) -> None:
+    slow = make_model(tmp_path, "slow")
+    async with ask(node, slow) as response:
+        await event(response)
+        response.close()
+    async with ask(node, slow) as response:
+        assert await event(response) == ("progress", {"stage": "weights", "fraction": 0.5})
+        release(slow)
+        failed, data = await event(response)
+        assert (failed, data["status"]) == ("error", 400)
+        assert "already loaded" in data["error"]
+    assert starts(slow) == 1
+    assert (await node.get("/models"))[1][0]["status"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"), [("bad-file", "the file is truncated"), ("no-memory", "memory"), ("crash", "cannot begin")]
+)
+async def test_a_watched_failure_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, words: str) -> None:
+    model = make_model(tmp_path, f"slow.{behaviour}")
+    async with ask(node, model) as response:
+        await event(response)
+        release(model)
+        name, data = await event(response)
+    assert (name, data["status"]) == ("error", 400)
+    assert words in data["error"]
+
+
+async def test_what_cannot_begin_is_refused_plainly(node: Node) -> None:
+    async with node.session.post(f"{node.url}/models/load", json={"model_id": "nowhere:x", "stream": True}) as response:
+        assert (response.status, response.content_type) == (422, "application/json")
+        assert (await response.json())["error"]["kind"] == "invalid_source"
+
+
+async def test_a_watched_load_ends_with_the_node(tmp_path: Path) -> None:
+    slow = make_model(tmp_path, "slow")
+    async with running({}) as node:
+        asked = asyncio.create_task(ask(node, slow).__aenter__())
+        await until(slow.with_suffix(".starts").exists)
+        response = await asked
+        assert node.app is not None
+        await node.app.state.registry.close()
+        while (ended := await event(response))[0] == "progress":
+            pass
+        assert ended[1]["error"]["code"] == "shutting_down"
