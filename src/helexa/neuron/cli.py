@@ -4,12 +4,15 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
+
+if TYPE_CHECKING:
+    from helexa.neuron.config import NeuronConfig
 
 app = App(name="neuron", help="Serve models on this machine.", version=f"neuron {__version__}")
 
@@ -33,6 +36,7 @@ def serve(
     port: Annotated[int | None, Parameter(name=["--port", "-p"], validator=validators.Number(gte=1, lte=65535))] = None,
     host: str | None = None,
     model: Annotated[list[str] | None, Parameter(negative=())] = None,
+    log_format: Literal["text", "json"] | None = None,
 ) -> None:
     """Serve until told to stop.
 
@@ -46,9 +50,12 @@ def serve(
         Address to listen on instead of the configured one (0.0.0.0).
     model
         A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
+    log_format
+        Lines for people or JSON objects, instead of what is configured (text).
     """
     import logging
 
+    from helexa.core import logs
     from helexa.core.source import ModelSource
     from helexa.neuron.app import NodeServer, create_app
     from helexa.neuron.config import DefaultModel, read_config
@@ -61,11 +68,8 @@ def serve(
     for name in model or ():
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))
-    level = os.environ.get("HELEXA_LOG", "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise HelexaError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logs.configure(log_format or settings.log.format, settings.log.level)
+    _prepare_engines(settings)
     listener = _listen(settings.host, settings.port)
     logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)
     NodeServer(create_app(settings)).run(sockets=[listener])
@@ -86,6 +90,7 @@ def doctor(*, config: ConfigPath = None) -> None:
     from helexa.neuron.doctor import Doctor
 
     settings = read_config(config)
+    _prepare_engines(settings)
     examination = Doctor(settings)
     examination.examine()
     try:
@@ -95,6 +100,17 @@ def doctor(*, config: ConfigPath = None) -> None:
         print(error)
     if examination.broken:
         raise SystemExit(1)
+
+
+def _prepare_engines(settings: "NeuronConfig") -> None:
+    """Set what every process that is started from here inherits: where files are kept, how devices are numbered."""
+    from helexa.neuron.accelerators import BUS_ORDER
+    from helexa.neuron.sources.cache import cache_root
+
+    for name, value in BUS_ORDER.items():
+        os.environ.setdefault(name, value)
+    if settings.cache.dir is not None:
+        os.environ["HELEXA_CACHE"] = str(cache_root(settings.cache.dir).absolute())
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -7,13 +7,13 @@ import subprocess
 import sys
 from contextlib import suppress
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
 from helexa.core.fleet import Discovery
 from helexa.neuron.accelerators import accelerators
+from helexa.neuron.build import installed_version
 
 
 @cache
@@ -48,10 +48,7 @@ def has_apple_silicon() -> bool:
 @cache
 def torch_version() -> str:
     """The installed torch, which is not imported; empty when there is none."""
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
+    return installed_version("torch")
 
 
 @cache

@@ -1,16 +1,14 @@
 """What the node is and how it is: `/version`, `/discovery`, `/health`."""
 
-import os
-import platform
-import sys
+import asyncio
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa import __version__
-from helexa.neuron.discovery import discover, torch_version
+from helexa.neuron.build import build_facts
+from helexa.neuron.discovery import discover
 
 
 def json_response(content: object, status: int = 200) -> Response:
@@ -20,17 +18,7 @@ def json_response(content: object, status: int = 200) -> Response:
 
 async def version(request: Request) -> Response:
     """`GET /version`: what was built, of what."""
-    sha = os.environ.get("HELEXA_BUILD_SHA", "unknown")
-    return json_response(
-        {
-            "package_version": __version__,
-            "git_sha": sha[:7],
-            "git_sha_long": sha,
-            "python_version": platform.python_version(),
-            "torch_version": torch_version(),
-            "target": f"{platform.machine()}-{sys.platform}",
-        }
-    )
+    return json_response(await asyncio.to_thread(build_facts))
 
 
 async def discovery(request: Request) -> Response:

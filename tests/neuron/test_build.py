@@ -1,0 +1,55 @@
+"""What a node says it was built of."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from helexa.neuron import build
+from helexa.neuron.build import build_facts
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HELEXA_BUILD_SHA", raising=False)
+    build_facts.cache_clear()
+    yield
+    build_facts.cache_clear()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "pyproject.toml").touch()
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+    for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
+    monkeypatch.setattr(build, "_ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_checkout_says_its_commit_and_whether_it_was_changed(checkout: Path) -> None:
+    facts = build_facts()
+    assert len(facts["git_sha_long"]) == 40
+    assert facts["git_sha_long"].startswith(facts["git_sha"])
+    assert (len(facts["git_sha"]), facts["git_dirty"]) == (7, False)
+    (checkout / "pyproject.toml").write_text("x = 1")
+    build_facts.cache_clear()
+    assert build_facts()["git_dirty"] is True
+
+
+def test_the_build_says_it_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_ROOT", tmp_path)
+    assert build_facts()["git_sha"] == "unknown"
+    monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
+    build_facts.cache_clear()
+    facts = build_facts()
+    assert (facts["git_sha"], facts["git_sha_long"][7:10], facts["git_dirty"]) == ("0123456", "789", None)
+
+
+def test_what_it_stands_on() -> None:
+    facts = build_facts()
+    assert facts["torch_version"]
+    assert facts["torch_cuda"] is None or facts["torch_cuda"][0].isdigit()
+    assert facts["python_version"].startswith("3.")

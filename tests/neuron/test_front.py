@@ -1,0 +1,112 @@
+"""What every request leaves behind: an id, one line in the log, and its place in the metrics."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from neuron.fake_models import make_model
+from neuron.running import Node, running
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running({}) as node:
+        yield node
+
+
+def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
+    said = ("answered ", "completed ", "refused ", "failed ")
+    return [one.getMessage() for one in caplog.records if one.levelno >= level and one.getMessage().startswith(said)]
+
+
+async def sample(node: Node, series: str) -> float:
+    _, text = await node.read("/metrics")
+    return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{series} ")), 0.0)
+
+
+@pytest.mark.parametrize("given", ["abc", "A.b_c-1", None, "a b", "x" * 129])
+async def test_every_answer_has_the_id_of_its_request(node: Node, given: str | None) -> None:
+    for path in ("/health", "/nowhere", "/models/load", "/v1/models"):
+        headers = {} if given is None else {"x-request-id": given}
+        async with node.session.get(node.url + path, headers=headers) as response:
+            (number,) = response.headers.getall("x-request-id")
+        assert number == given if given in ("abc", "A.b_c-1") else number and number != given
+
+
+async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "helexa")
+    await node.load(make_model(tmp_path))
+    asked = {"model": "org/tiny", "prompt": [1, 3]}
+    for request, beginning in (
+        (node.get("/v1/models"), "answered method=GET path=/v1/models status=200 duration_ms="),
+        (
+            node.post("/tokenize", {"model": "org/tiny", "prompt": "a"}),
+            "answered method=POST path=/tokenize status=200",
+        ),
+        (node.post("/v1/completions", asked), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
+        (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=422"),
+        (node.post("/v1/completions", asked | {"model": "x"}), "refused path=/v1/completions status=404"),
+        (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=not_found"),
+        (node.get("/nowhere%20else"), "refused path='/nowhere else' status=404 type=invalid_request_error"),
+        (node.post("/health", {}), "refused path=/health status=405"),
+        (node.post("/models/unload", {"model_id": "org/tiny"}), "answered method=POST path=/models/unload status=200"),
+    ):
+        caplog.clear()
+        await request
+        (line,) = lines(caplog)
+        assert line.startswith(beginning)
+
+
+async def test_what_gateways_poll_is_for_the_curious_only(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "helexa")
+    await node.get("/health")
+    assert lines(caplog) == []
+    assert len(lines(caplog, logging.DEBUG)) == 1
+
+
+async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
+    await node.load(make_model(tmp_path))
+    assert (await node.post("/v1/completions", {"model": "org/tiny", "prompt": [6, 4]}))[0] == 200
+    _, text = await node.read("/metrics")
+    for line in (
+        'neuron_requests_total{route="/v1/completions",status="200"} 1.0',
+        'neuron_runs_total{finish_reason="length",model="org/tiny"} 1.0',
+        'neuron_prompt_tokens_total{model="org/tiny"} 2.0',
+        'neuron_cached_prompt_tokens_total{model="org/tiny"} 12.0',
+        'neuron_completion_tokens_total{model="org/tiny"} 4.0',
+        'neuron_time_to_first_token_seconds_count{model="org/tiny"} 1.0',
+        'neuron_queue_seconds_bucket{le="+Inf",model="org/tiny"} 1.0',
+        'neuron_prefill_seconds_bucket{le="0.01",model="org/tiny"} 1.0',
+        'neuron_prefill_seconds_bucket{le="0.005",model="org/tiny"} 0.0',
+        'neuron_decode_seconds_sum{model="org/tiny"} 0.02',
+        'neuron_time_per_output_token_seconds_count{model="org/tiny"} 1.0',
+        'neuron_model_up{model="org/tiny"} 1.0',
+        'neuron_model_kv_pages{model="org/tiny"} 100.0',
+        'neuron_model_kv_pages_free{model="org/tiny"} 90.0',
+    ):
+        assert line in text.splitlines(), line
+    assert await sample(node, "neuron_memory_total_bytes") > await sample(node, "neuron_memory_free_bytes") > 0
+
+
+async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: Node) -> None:
+    await node.get("/a")
+    await node.get("/b")
+    await node.post("/v1/chat/completions", b"{")
+    await node.post("/models/load", {"model_id": "nowhere:x"})
+    assert await sample(node, 'neuron_requests_total{route="other",status="404"}') == 2
+    assert await sample(node, 'neuron_refusals_total{code="not_found"}') == 2
+    assert await sample(node, 'neuron_refusals_total{code="malformed_json"}') == 1
+    assert await sample(node, 'neuron_refusals_total{code="invalid_source"}') == 1
+
+
+async def test_a_hang_up_is_counted_as_one(node: Node, tmp_path: Path) -> None:
+    await node.load(make_model(tmp_path))
+    asked = {"model": "org/tiny", "prompt": [3], "stream": True}
+    async with node.session.post(f"{node.url}/v1/completions", json=asked) as response:
+        await response.content.readany()
+        response.close()
+    while not await sample(node, 'neuron_runs_total{finish_reason="cancelled",model="org/tiny"}'):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
