@@ -14,7 +14,8 @@ from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import Sources, pypi
 from helexa.neuron.sources.cache import cache_root
-from helexa.neuron.sources.hub import chosen_files, default_cache
+from helexa.neuron.sources.choice import chosen_files
+from helexa.neuron.sources.hub import default_cache
 from neuron.fake_hub import FakeHub
 
 GGUF = b"GGUF" + bytes(range(256)) * 40
@@ -172,10 +173,10 @@ async def test_a_repository_without_weights_is_said_so(at_hub: dict[str, str]):
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "GatedRepo", "is gated at {url}: accept its terms there, then set TEST_HUB_TOKEN"),
+        (403, "GatedRepo", "is gated at {url} (HTTP 403): accept its terms there, then set TEST_HUB_TOKEN"),
         (401, "RepoNotFound", "is private or does not exist at {url} (HTTP 401)"),
         (404, "RepoNotFound", "does not exist at {url} (HTTP 404)"),
-        (418, "", "{url} answered HTTP 418"),
+        (418, "", "{url}, which answered HTTP 418"),
     ],
 )
 async def test_a_refusal_of_the_hub_is_put_in_words(
@@ -183,7 +184,7 @@ async def test_a_refusal_of_the_hub_is_put_in_words(
 ):
     hub.refusals["org/secret"] = (status, code)
     error = await refusal("org/secret", environ=at_hub)
-    assert error.kind == "repo_fetch_failed"
+    assert error.kind == "repo_refused"
     assert words.format(url=hub.url) in str(error)
 
 
@@ -191,7 +192,11 @@ async def test_an_unreachable_hub_is_put_in_words(hub: FakeHub, at_hub: dict[str
     hub.stop()
     error = await refusal("org/dense", environ=at_hub)
     assert error.kind == "repo_fetch_failed"
-    assert f"could not be fetched from {hub.url}" in str(error)
+    assert f"could not be fetched from {hub.url}, which refuses connections" in str(error)
+    elsewhere = at_hub | {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
+    error = await refusal("org/dense", environ=elsewhere)
+    assert error.kind == "repo_fetch_failed"
+    assert "could not be fetched from http://hub.invalid, which is a name that cannot be resolved" in str(error)
 
 
 async def test_the_cache_serves_when_the_hub_is_away(hub: FakeHub, at_hub: dict[str, str]):

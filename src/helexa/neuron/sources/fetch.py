@@ -20,9 +20,13 @@ class Fetch:
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """Report; call it often, since it is also where an abandoned fetch ends."""
+        self.check()
+        self._report(stage, done, total)
+
+    def check(self) -> None:
+        """End here if the fetch is abandoned."""
         if self._abandoned.is_set():
             raise FetchAbandoned
-        self._report(stage, done, total)
 
     def wait(self, seconds: float) -> None:
         """Sleep, unless the fetch is abandoned."""

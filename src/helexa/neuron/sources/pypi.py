@@ -124,7 +124,10 @@ class _Record:
 
 def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
     requirement = f"{package}=={version}" if version else package
-    with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=".download-") as scratch:
+    scratches = f".download.{package}."
+    for left in shelf.cache.glob(f"{scratches}*"):
+        shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed: it had the lock that we have now
+    with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=scratches) as scratch:
         wheel = _download(requirement, Path(scratch), fetch)
         version = version or wheel.name.split("-")[1]
         try:
@@ -136,14 +139,16 @@ def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
 def _download(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     """Let pip fetch the wheel, by the user's own configuration of indexes, proxies and certificates."""
     folder = scratch / "wheel"
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
+    # Standard input is its lifeline: should the server die, so does pip.
+    command = [sys.executable, "-m", "helexa.neuron.lifeline"]
+    command += ["pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), "--", requirement]
     errors = scratch / "errors"
     # pip's temporary files go into our folder too: on one disk with the cache, and countable while they grow.
     with errors.open("wb") as stderr:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             env=os.environ | {"TMPDIR": str(scratch)},
@@ -156,7 +161,7 @@ def _download(requirement: str, scratch: Path, fetch: Fetch) -> Path:
         finally:
             if process.poll() is None:
                 process.kill()
-            process.wait()
+            process.communicate()
     if process.returncode:
         raise _refused(requirement, _pip_complaint(errors.read_text(errors="replace")), "repo_fetch_failed")
     (wheel,) = folder.iterdir()

@@ -1,18 +1,25 @@
 """The one door to every model source."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from helexa.core.errors import SourceError
+from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import DEFAULT_SCHEME, ModelSource
-from helexa.neuron.config import NeuronConfig, SourceConfig
+from helexa.neuron.config import MOST_DOWNLOADS, NeuronConfig, SourceConfig
 from helexa.neuron.sources.cache import cache_root, expanded
+from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch, ProgressReport
 from helexa.neuron.sources.hub import Hub, default_cache
 from helexa.neuron.sources.local import local_model
 from helexa.neuron.sources.pypi import packaged_model
+from helexa.neuron.sources.trouble import disk_error, refusal
+
+_FETCHES = 16
+_DOWNLOADS = 8
 
 
 class Sources:
@@ -21,6 +28,10 @@ class Sources:
     def __init__(self, config: NeuronConfig) -> None:
         self._cache = config.cache
         self._harness = config.harness.torch
+        self._patience = config.downloads.stall_secs
+        self._downloads = Downloads(config.downloads.max_concurrent or _limit(os.environ))
+        # Not the loop's own threads: a download may take one for hours.
+        self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
 
     async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
         """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
@@ -40,9 +51,10 @@ class Sources:
 
         fetch = Fetch(report)
         try:
-            return await asyncio.to_thread(self._fetcher(source, quant), fetch)
+            return await loop.run_in_executor(self._threads, self._fetcher(source, quant), fetch)
         except OSError as error:
-            raise SourceError(f"cannot fetch {source}: {error}", model_id=str(source), cause=str(error)) from error
+            folder = Path(error.filename or cache_root(self._cache.dir))
+            raise refusal(disk_error(error, folder), str(source)) from error
         finally:
             fetch.abandon()
 
@@ -53,7 +65,7 @@ class Sources:
             case "pypi":
                 return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
             case scheme:
-                return partial(self._hub(scheme).model, source.name, quant)
+                return partial(self._hub(scheme).model, source.name, quant, self._downloads)
 
     def _hub(self, scheme: str) -> Hub:
         configured = self._harness.sources.get(scheme)
@@ -61,7 +73,7 @@ class Sources:
             configured = configured or SourceConfig()
             folder = configured.cache_dir or self._harness.hf_cache
             cache = expanded(folder) if folder else default_cache()
-            return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache)
+            return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache, self._patience)
         if configured is None or configured.endpoint is None:
             known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *self._harness.sources}))
             raise SourceError(
@@ -71,4 +83,16 @@ class Sources:
             )
         # Another hub may hold another repository of the same name, so its files have a cache of their own.
         cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(self._cache.dir) / scheme
-        return Hub(scheme, configured.endpoint, configured.auth_env, cache)
+        return Hub(scheme, configured.endpoint, configured.auth_env, cache, self._patience)
+
+
+def _limit(environ: Mapping[str, str]) -> int:
+    """How many files may come in at once, where the configuration does not say.
+
+    Raises:
+        ConfigError: the variable is no number from 1 to 64.
+    """
+    text = environ.get("HELEXA_MAX_CONCURRENT_DOWNLOADS", str(_DOWNLOADS))
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_DOWNLOADS:
+        raise ConfigError(f"HELEXA_MAX_CONCURRENT_DOWNLOADS: '{text}' is not a number from 1 to {MOST_DOWNLOADS}")
+    return int(text)

@@ -1,0 +1,119 @@
+"""Many files on their way at once, and how far they are together."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+
+from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.listing import RemoteFile
+from helexa.neuron.sources.snapshot import Snapshots
+from helexa.neuron.sources.transfer import Transfer, claimed
+from helexa.neuron.sources.trouble import disk_error, no_room
+from helexa.neuron.sources.web import Site
+
+_LOOK_SECONDS = 0.1
+_REPORTS = 1000
+_LEAST_STEP_BYTES = 1 << 18
+
+
+class Downloads:
+    """All downloads of a node.
+
+    Args:
+        limit: files that come in at once, over all models.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._slots = threading.BoundedSemaphore(limit)
+
+    def fetch(
+        self, site: Site, name: str, commit: str, files: Sequence[RemoteFile], into: Snapshots, fetch: Fetch
+    ) -> None:
+        """Have `files` of repository `name` in the cache, all of them whole; those that are there cost nothing.
+
+        Raises:
+            WebError, ContentError, DiskError: one of them cannot be had; the others are ended.
+        """
+        ours = Fetch(fetch.progress)  # ends with the first failure
+        meter = _Meter(files, ours)
+        absent = [file for file in files if not into.has(commit, file)]
+        for file in set(files).difference(absent):
+            meter.at(file, file.size or 0)
+        if not absent:
+            return
+        try:
+            required, free = into.bytes_to_fetch(absent), into.room()
+        except OSError as error:
+            raise disk_error(error, into.folder) from error
+        if required > free:
+            raise no_room(into.folder, required, free)
+        bring = partial(self._bring, site, f"/{name}/resolve/{commit}", commit, into, meter, ours)
+        pool = ThreadPoolExecutor(min(self._limit, len(absent)), thread_name_prefix="download")
+        try:
+            _see_through({pool.submit(bring, file) for file in absent}, fetch)
+        finally:
+            ours.abandon()
+            # A thread may hang in a read until the site is given up; nobody needs to wait for that.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _bring(
+        self, site: Site, base: str, commit: str, into: Snapshots, meter: "_Meter", fetch: Fetch, file: RemoteFile
+    ) -> None:
+        advance = partial(meter.at, file)
+        try:
+            # First the file, then the slot: who has a slot waits for no other download.
+            with claimed(into.partial(file), lambda: into.has_blob(file), fetch) as target:
+                if target is not None:
+                    with self._slot(fetch):
+                        Transfer(site, f"{base}/{file.name}", file, target, into.folder, advance).run(fetch.wait)
+                    into.partial(file).replace(into.blob(file))
+            into.link(commit, file)
+        except OSError as error:
+            raise disk_error(error, into.folder) from error
+        advance(file.size or 0)
+
+    @contextmanager
+    def _slot(self, fetch: Fetch) -> Iterator[None]:
+        while not self._slots.acquire(timeout=_LOOK_SECONDS):
+            fetch.check()
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+
+class _Meter:
+    """Adds up what the transfers of several files have done; each of them may end here."""
+
+    def __init__(self, files: Sequence[RemoteFile], fetch: Fetch) -> None:
+        sizes = [file.size for file in files]
+        self._total = 0 if None in sizes else sum(size or 0 for size in sizes)
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._done: dict[str, int] = {}
+        self._sum = 0
+        self._told = 0
+
+    def at(self, file: RemoteFile, done: int) -> None:
+        """Of `file` so many bytes are there."""
+        self._fetch.check()
+        with self._lock:
+            self._sum += done - self._done.get(file.name, 0)
+            self._done[file.name] = done
+            # The event loop should not hear of every chunk.
+            step = max(self._total // _REPORTS, _LEAST_STEP_BYTES)
+            if abs(self._sum - self._told) >= step or self._sum == self._total:
+                self._told = self._sum
+                self._fetch.progress("download", self._sum, self._total)
+
+
+def _see_through(work: set[Future[None]], fetch: Fetch) -> None:
+    """Wait until all of it is done, one of it failed, or the fetch is abandoned."""
+    while work:
+        done, work = wait(work, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        fetch.check()

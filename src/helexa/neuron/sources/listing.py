@@ -1,0 +1,103 @@
+"""What a hub says of a repository: one commit, and the files it has with their sizes and checksums."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from helexa.neuron.sources.web import Site, WebError
+
+_LONGEST_BYTES = 64 << 20
+_HEX40 = re.compile(r"[0-9a-f]{40}")
+_HEX64 = re.compile(r"[0-9a-f]{64}")
+_PLAIN_SEGMENT = re.compile(r"[^\x00-\x1f\\:*?\"<>|]{1,255}")
+
+
+class _Lfs(msgspec.Struct):
+    sha256: str = ""
+
+
+class _Sibling(msgspec.Struct, rename={"blob_id": "blobId"}):
+    rfilename: str
+    size: int | None = None
+    blob_id: str | None = None
+    lfs: _Lfs | None = None
+
+
+class _Repository(msgspec.Struct):
+    sha: str
+    siblings: list[_Sibling] = []
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """One file of a repository.
+
+    Attributes:
+        name: its path in the repository, safe to use below a folder.
+        size: bytes, None where the hub does not say.
+        sha256: of its content, for large files; None where the hub does not say.
+        git_id: Git's name for its content, for small files; None where the hub does not say.
+        key: the name of its content in the cache.
+    """
+
+    name: str
+    size: int | None
+    sha256: str | None
+    git_id: str | None
+    key: str
+
+    def checksum(self) -> "hashlib._Hash | None":
+        """What to feed the content to, before `is_sum` can tell; None where nothing is known of the content."""
+        if self.sha256:
+            return hashlib.sha256()
+        if self.git_id and self.size is not None:
+            return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False)
+        return None
+
+    def is_sum(self, digest: str) -> bool:
+        """Whether that is the checksum of the right content."""
+        return digest == (self.sha256 or self.git_id)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository at one commit."""
+
+    commit: str
+    files: Mapping[str, RemoteFile]
+
+
+def listing_of(site: Site, name: str, patience: float) -> Listing:
+    """Ask the hub at `site` for the files of repository `name`.
+
+    Raises:
+        WebError: it does not answer, refuses, or says something else.
+    """
+    with site.get(f"/api/models/{name}?blobs=true", patience=patience) as answer:
+        where = answer.where
+        body = answer.text(_LONGEST_BYTES)
+    try:
+        repository = msgspec.json.decode(body, type=_Repository)
+    except msgspec.MsgspecError:
+        repository = None
+    if repository is None or not _HEX40.fullmatch(repository.sha):
+        raise WebError(where, "does not speak the protocol of the Hugging Face Hub", passing=False)
+    files = (_file(sibling, repository.sha) for sibling in repository.siblings if _is_safe(sibling.rfilename))
+    return Listing(repository.sha, {file.name: file for file in files})
+
+
+def _file(said: _Sibling, commit: str) -> RemoteFile:
+    sha256 = said.lfs.sha256 if said.lfs and _HEX64.fullmatch(said.lfs.sha256) else None
+    git_id = said.blob_id if said.blob_id and not said.lfs and _HEX40.fullmatch(said.blob_id) else None
+    size = said.size if said.size is not None and said.size >= 0 else None
+    unnamed = hashlib.sha256(f"{commit}/{said.rfilename}".encode()).hexdigest()
+    return RemoteFile(said.rfilename, size, sha256, git_id, sha256 or git_id or unnamed)
+
+
+def _is_safe(name: str) -> bool:
+    """Whether `name` stays below the folder that it is put in."""
+    segments = name.split("/")
+    return len(name) < 1000 and all(_PLAIN_SEGMENT.fullmatch(part) and part not in (".", "..") for part in segments)

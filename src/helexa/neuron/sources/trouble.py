@@ -1,0 +1,99 @@
+"""Why a model could not be fetched: the one line for a person, and the kind for programs."""
+
+import errno
+from pathlib import Path
+
+from helexa.core.errors import SourceError
+from helexa.neuron.sources.web import WebError
+
+_FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left", errno.EFBIG: "takes no file as large as this"}
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class DiskError(Exception):
+    """The cache folder cannot be written, or the model does not fit.
+
+    Attributes:
+        kind: of the refusal.
+        details: fields that accompany the kind.
+    """
+
+    def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.details = details
+
+
+class ContentError(Exception):
+    """A site sent something other than what it announced."""
+
+
+def no_room(folder: Path, required: int, free: int) -> DiskError:
+    """The download does not fit on the disk, both in bytes."""
+    return DiskError(
+        f"needs {_size(required)}, but {_size(free)} are free in {folder}: make room, or name another cache folder",
+        kind="disk_full",
+        required_bytes=required,
+        free_bytes=free,
+        path=str(folder),
+    )
+
+
+def disk_error(error: OSError, folder: Path) -> DiskError:
+    """What the system says when `folder` is written."""
+    if error.errno in _FULL:
+        reason = f"cannot be kept: {folder} {_FULL[error.errno]}: make room, or name another cache folder"
+        return DiskError(reason, kind="disk_full", path=str(folder))
+    if error.errno in _DENIED:
+        reason = f"cannot be kept: {folder} cannot be written ({error.strerror}): let this user, or name another"
+        return DiskError(f"{reason} cache folder", kind="cache_unwritable", path=str(folder))
+    return DiskError(f"cannot be kept: {folder}: {error.strerror or type(error).__name__}", path=str(folder))
+
+
+def refusal(
+    error: WebError | DiskError | ContentError, source: str, *, token: str = "", has_token: bool = False, lack: str = ""
+) -> SourceError:
+    """The refusal of a load that `error` ended.
+
+    Args:
+        source: the source id.
+        token: the variable or the setting that may hold a token.
+        has_token: whether one was sent.
+        lack: what of the model is not in the cache, if some of it is.
+    """
+    name = source.partition(":")[2]
+    if isinstance(error, DiskError):
+        return SourceError(f"{source} {error}", kind=error.kind, model_id=name, cause=str(error), **error.details)
+    if isinstance(error, ContentError):
+        return SourceError(f"{source} {error}", kind="invalid_source", model_id=name, cause=str(error))
+    reason = _web_reason(error, token, has_token)
+    if lack and error.passing:
+        reason += f"; {lack}"
+    kind = "repo_fetch_failed" if error.passing else "repo_refused"
+    return SourceError(f"{source} {reason}", kind=kind, model_id=name, cause=reason)
+
+
+def _web_reason(error: WebError, token: str, has_token: bool) -> str:
+    where, status = error.where, error.status
+    if error.code == "GatedRepo":
+        return (
+            f"is gated at {where} (HTTP {status}): accept its terms there, then set {token} to a token that may read it"
+        )
+    if status in (401, 403) and has_token:
+        return f"is refused by {where} (HTTP {status}): check the name, and whether the token in {token} may read it"
+    if status in (401, 403):
+        reason = f"is private or does not exist at {where} (HTTP {status})"
+        return f"{reason}: check the name, or set {token} to a token that may read it"
+    if status == 404:
+        return f"does not exist at {where} (HTTP 404): check the name"
+    if status == 429:
+        when = "later" if error.retry_after is None else f"in {error.retry_after} s"
+        return f"could not be fetched from {where}, which has had too many requests (HTTP 429): try again {when}"
+    return f"could not be fetched from {where}, which {error}"
+
+
+def _size(count: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,230 @@
+"""Sites that serve files over HTTP, asked by way of the user's proxies; only the site itself sees its token."""
+
+import http.client
+import ssl
+from collections.abc import Iterator
+from functools import cache
+from types import TracebackType
+from typing import Self
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
+
+from helexa import __version__
+
+_MOVED = (301, 302, 303, 307, 308)
+_MOST_MOVES = 5
+_CHUNK_BYTES = 1 << 20
+_PASSING_STATUSES = (408, 425, 429)
+
+
+class WebError(Exception):
+    """A site did not answer, or not with what was asked for.
+
+    Attributes:
+        where: the site, without anything that could be a secret.
+        status: its HTTP status, None if there was none.
+        code: what the Hugging Face Hub calls the reason, such as `GatedRepo`, else empty.
+        retry_after: seconds that it asks to wait, None if it does not.
+        passing: whether trying again may help.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        reason: str,
+        *,
+        status: int | None = None,
+        code: str = "",
+        retry_after: int | None = None,
+        passing: bool = True,
+    ) -> None:
+        super().__init__(reason)
+        self.where = where
+        self.status = status
+        self.code = code
+        self.retry_after = retry_after
+        self.passing = passing
+
+
+class Answer:
+    """What a site sends; leave the block to hang up.
+
+    Attributes:
+        where: the site that sends it, which may be another than the one asked.
+    """
+
+    def __init__(self, where: str, response: http.client.HTTPResponse, patience: float) -> None:
+        self.where = where
+        self._response = response
+        self._patience = patience
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._response.close()
+
+    @property
+    def length(self) -> int | None:
+        """Bytes that it will send, if it says so."""
+        return self._response.length
+
+    @property
+    def content_range(self) -> str | None:
+        """Which part of the file this is; None: all of it."""
+        return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body, piece by piece as it arrives.
+
+        Raises:
+            WebError: nothing came for too long, or the connection broke.
+        """
+        while True:
+            try:
+                chunk = self._response.read1(_CHUNK_BYTES)
+            except (OSError, http.client.HTTPException) as error:
+                raise _broken(self.where, error, self._patience) from error
+            if not chunk:
+                return
+            yield chunk
+
+    def text(self, limit: int) -> bytes:
+        """The body as a whole.
+
+        Raises:
+            WebError: as `chunks`, or it is longer than `limit` bytes.
+        """
+        text = bytearray()
+        for chunk in self.chunks():
+            text += chunk
+            if len(text) > limit:
+                raise WebError(self.where, f"sends more than {limit >> 20} MiB where a list is expected", passing=False)
+        return bytes(text)
+
+
+class Site:
+    """One server of files.
+
+    Args:
+        url: its base URL.
+        token: sent as bearer token to it, and to nobody it redirects to.
+        patience: seconds after which silence counts as a failure.
+    """
+
+    def __init__(self, url: str, token: str | None, patience: float) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._patience = patience
+        self._opener = OpenerDirector()
+        # Named one by one: the usual opener would also follow a site to ftp: and file: addresses.
+        for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(context=_certificates())):
+            self._opener.add_handler(handler)
+        for handler in (UnknownHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
+            self._opener.add_handler(handler)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether requests carry a token."""
+        return self._token is not None
+
+    def get(self, path: str, start: int = 0, patience: float | None = None) -> Answer:
+        """Ask for a file, from byte `start` on.
+
+        Raises:
+            WebError: it cannot be reached, or refuses.
+        """
+        patience = self._patience if patience is None else patience
+        url = self._url + quote(path, safe="/?=")
+        for _ in range(_MOST_MOVES):
+            where = origin(url)
+            request = Request(url, headers={"User-Agent": f"helexa/{__version__}", "Accept-Encoding": "identity"})
+            if start:
+                request.add_header("Range", f"bytes={start}-")
+            if self._token and where == origin(self._url):
+                request.add_header("Authorization", f"Bearer {self._token}")
+            try:
+                return Answer(where, self._opener.open(request, timeout=patience), patience)
+            except HTTPError as error:
+                with error:
+                    if error.code not in _MOVED:
+                        raise _refused(where, error) from None
+                    url = _moved(url, error.headers.get("Location", ""))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise _broken(where, error, patience) from error
+        raise WebError(origin(self._url), f"redirects more than {_MOST_MOVES} times", passing=False)
+
+
+def origin(url: str) -> str:
+    """Scheme, host and port of `url`: what may be shown of it."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{f':{parts.port}' if parts.port else ''}"
+
+
+def _moved(url: str, location: str) -> str:
+    target = urljoin(url, location)
+    schemes = ("https",) if url.startswith("https:") else ("https", "http")
+    try:
+        origin(target)
+    except ValueError:
+        location = ""
+    if not location or urlsplit(target).scheme not in schemes:
+        raise WebError(origin(url), "redirects to an address that is not followed", passing=False)
+    return target
+
+
+def _refused(where: str, error: HTTPError) -> WebError:
+    return WebError(
+        where,
+        f"answered HTTP {error.code}",
+        status=error.code,
+        code=error.headers.get("X-Error-Code", "")[:100],
+        retry_after=_seconds(error.headers.get("Retry-After", "")),
+        passing=error.code >= 500 or error.code in _PASSING_STATUSES,
+    )
+
+
+def _seconds(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 10 else None
+
+
+def _broken(where: str, error: Exception, patience: float) -> WebError:
+    cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
+    match cause:
+        case TimeoutError():
+            return WebError(where, f"sent nothing for {patience:g} s")
+        case ConnectionRefusedError():
+            return WebError(where, "refuses connections: nothing listens there")
+        case ssl.SSLCertVerificationError():
+            reason = f"has a certificate that is not accepted ({cause.verify_message}); SSL_CERT_FILE may name another"
+            return WebError(where, reason, passing=False)
+        case OSError() if type(cause).__name__ == "gaierror":
+            return WebError(where, f"is a name that cannot be resolved ({cause.strerror}): is there a network?")
+        case ConnectionError() | http.client.HTTPException():
+            return WebError(where, f"hung up: {type(cause).__name__}")
+        case _:
+            text = (str(cause).splitlines() or [""])[0][:200]
+            return WebError(where, f"cannot be reached: {type(cause).__name__}: {text}")
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Those of the system, and for systems that have none those that came with us."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
