@@ -23,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 
+from helexa.neuron import lifeline
 from helexa.neuron.engine.messages import (
     Cancel,
     FrameDecoder,
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--options")
     arguments = parser.parse_args()
+    lifeline.hold()
     behaviour = set(arguments.model.name.split("."))
     engine = FakeEngine(socket.socket(fileno=arguments.fd), behaviour)
     with arguments.model.with_suffix(".starts").open("a") as file:

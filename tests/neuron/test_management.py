@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 import aiohttp
+import psutil
 import pytest
 
 from neuron.fake_models import ENGINE, make_model, release, starts, until
@@ -222,12 +224,16 @@ async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
     assert "Traceback" not in errors
 
 
-async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path: Path):
+@asynccontextmanager
+async def node_with_an_endless_stream(
+    tmp_path: Path, model: str = "well-behaved"
+) -> AsyncIterator[tuple[subprocess.Popen[str], Node, aiohttp.ClientResponse]]:
+    """A node process with a fake engine, and a stream that it has begun."""
     script = (
         "import socket, sys\n"
         "from helexa.neuron import app\n"
         "from helexa.neuron.config import read_config\n"
-        "app._DRAIN_SECONDS = 0.1\n"
+        "app._DRAIN_SECONDS = 1\n"
         "listener = socket.socket(fileno=int(sys.argv[1]))\n"
         "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
         "app.NodeServer(node).run(sockets=[listener])\n"
@@ -236,18 +242,44 @@ async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         process = python("-c", script, str(listener.fileno()), *ENGINE, fds=(listener.fileno(),))
     async with aiohttp.ClientSession() as session:
-        assert (await Node(url, session).load(make_model(tmp_path)))[0] == 200
+        node = Node(url, session)
+        assert (await node.load(make_model(tmp_path, model)))[0] == 200
         endless = {"model": "org/tiny", "prompt": [3], "stream": True}
         async with session.post(f"{url}/v1/completions", json=endless) as response:
             assert response.status == 200
             await response.content.readany()
-            process.send_signal(signal.SIGTERM)
-            rest = await response.content.read()
+            yield process, node, response
+
+
+async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path: Path):
+    async with node_with_an_endless_stream(tmp_path) as (process, node, response):
+        process.send_signal(signal.SIGTERM)
+        # While it has its last chance, others are refused in words.
+        while (refused := await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
+            pass
+        assert (refused[0], refused[1]["error"]["code"]) == (503, "shutting_down")
+        rest = await response.content.read()
     assert b"shutting down" in rest
     assert rest.endswith(b"data: [DONE]\n\n")
     code, _, errors = await asyncio.to_thread(finished, process)
     assert code == 0, errors
     assert "Traceback" not in errors
+
+
+async def test_a_second_signal_waits_for_nothing_and_leaves_nothing(tmp_path: Path):
+    async with node_with_an_endless_stream(tmp_path, "deaf") as (process, node, response):
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("fake_engine.py" in " ".join(child.cmdline()) for child in children)
+        process.send_signal(signal.SIGTERM)
+        while (await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
+            pass
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 1, errors
+    _, left = await asyncio.to_thread(psutil.wait_procs, children, 60)
+    assert left == []
 
 
 def test_help_imports_nothing_heavy():

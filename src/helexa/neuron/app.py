@@ -29,6 +29,7 @@ MAX_PROMPT_TOKENS = 131072
 """What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""
 
 _DRAIN_SECONDS = 5
+_DRAIN_POLL_SECONDS = 0.05
 _ENDING_SECONDS = 3
 _KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so that it is never the node that hangs up
 
@@ -101,21 +102,23 @@ class NodeConnection(Connection):
 class NodeServer(Listener):
     """Runs the application on a socket that already listens.
 
-    SIGTERM or SIGINT refuses further requests, gives those that run a few seconds, ends the engines and exits with 0.
+    SIGTERM or SIGINT refuses further requests in words, gives those that run a few seconds, ends the engines and exits
+    with 0. A second one exits at once; engines end with this process, however it does.
     """
 
     def __init__(self, app: Starlette) -> None:
         super().__init__(
             app,
             connection=NodeConnection,
-            grace_secs=_DRAIN_SECONDS + _ENDING_SECONDS,
+            grace_secs=_ENDING_SECONDS,
             keep_alive_secs=_KEEP_ALIVE_SECONDS,
         )
         self._registry: Registry = app.state.registry
+        self._leaving: asyncio.Task[None] | None = None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let signals stop the server; a second one does not wait for anything."""
+        """Let signals stop the server."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # not every system's loop can
@@ -123,8 +126,8 @@ class NodeServer(Listener):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let requests finish; what still runs after a few seconds is ended with an error that its client can read."""
-        ending = asyncio.create_task(self._end_requests())
+        """Stop listening; what still runs is ended with an error that its client can read."""
+        ending = asyncio.create_task(self._registry.close())
         await super().shutdown(sockets)
         ending.cancel()
 
@@ -137,10 +140,16 @@ class NodeServer(Listener):
         os._exit(0 if self.started else 1)
 
     def _stop(self) -> None:
+        if self._leaving is not None:
+            logging.shutdown()
+            os._exit(1)
         self._registry.drain()
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        self._leaving = asyncio.create_task(self._leave())
 
-    async def _end_requests(self) -> None:
-        await asyncio.sleep(_DRAIN_SECONDS)
-        await self._registry.close()
+    async def _leave(self) -> None:
+        """Stop when nothing runs any more, or when that takes too long; until then others are told to go elsewhere."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while any(model.load().in_flight for model in self._registry.models()):  # noqa: ASYNC110
+                    await asyncio.sleep(_DRAIN_POLL_SECONDS)
+        self.should_exit = True
