@@ -1,15 +1,14 @@
-"""The registry and the default models, with real engine processes that hold no model."""
+"""The registry, with real engine processes that hold no model."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
+from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.core.fleet import ModelSpec
-from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
@@ -334,98 +333,3 @@ async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: 
     await until(lambda: starts(slow) == 2)
     await registry.unload("org/tiny")
     assert registry.infos() == []
-
-
-# --- default models
-
-
-class Sleeps:
-    """Stands in for sleeping: remembers how long, and does something meanwhile."""
-
-    def __init__(self, meanwhile: Callable[[int], None] = lambda count: None) -> None:
-        self.pauses: list[float] = []
-        self._meanwhile = meanwhile
-
-    async def __call__(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self._meanwhile(len(self.pauses))
-
-
-async def test_default_models_load_in_order(registry: Registry, tmp_path: Path):
-    slow = make_model(tmp_path, "slow")
-    specs = [spec_of(slow, "org/slow"), spec_of(make_model(tmp_path), "org/quick")]
-    activation = Activation(registry, specs)
-    running = asyncio.create_task(activation.run())
-    await until(lambda: activation.snapshot().stage == "weights")
-    state = activation.snapshot()
-    assert (state.state, state.in_progress, state.pending) == ("pre_warming", "org/slow", ["org/quick"])
-    assert state.progress == 0.5
-    with pytest.raises(ApiError) as refused:
-        registry.get("org/quick")
-    assert refused.value.status == 503
-    release(slow)
-    await running
-    state = activation.snapshot()
-    assert (state.state, state.in_progress, state.pending) == ("ready", None, [])
-    assert (state.completed, state.failed) == (["org/slow", "org/quick"], [])
-
-
-async def test_nothing_to_load_is_ready_at_once(registry: Registry):
-    assert Activation(registry, []).snapshot().state == "ready"
-
-
-async def test_a_final_failure_lets_the_next_one_have_its_turn(registry: Registry, tmp_path: Path):
-    specs = [spec_of(make_model(tmp_path, "bad-file"), "org/bad"), spec_of(make_model(tmp_path), "org/good")]
-    sleeps = Sleeps()
-    activation = Activation(registry, specs, sleep=sleeps)
-    await activation.run()
-    state = activation.snapshot()
-    assert state.completed == ["org/good"]
-    assert [(failed.model_id, failed.error) for failed in state.failed] == [("org/bad", "the file is truncated")]
-    assert sleeps.pauses == []
-    with pytest.raises(ApiError) as refused:
-        registry.get("org/bad")
-    assert refused.value.status == 404
-
-
-class AbsentSources(Sources):
-    """Sources that cannot be reached until somebody says so."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(read_config(None, {}))
-        self.reachable = False
-        self._path = path
-
-    async def resolve(self, source, *, quant, progress) -> Path:
-        if not self.reachable and source.scheme != "file":
-            raise SourceError("no route to the hub")
-        return self._path
-
-
-async def test_files_that_cannot_be_fetched_are_tried_again_with_growing_pauses(tmp_path: Path, clock: Clock):
-    sources = AbsentSources(make_model(tmp_path))
-    states = []
-
-    def meanwhile(count: int) -> None:
-        states.append(activation.snapshot())
-        sources.reachable = count == 3
-
-    sleeps = Sleeps(meanwhile)
-    async with registry_with(sources, clock) as registry:
-        activation = Activation(registry, [ModelSpec(model_id="org/far"), spec_of(tmp_path, "org/near")], sleep=sleeps)
-        await activation.run()
-    assert sleeps.pauses == [10, 20, 40]
-    assert [(state.state, state.pending, state.completed) for state in states] == [
-        ("pre_warming", ["org/far"], ["org/near"])
-    ] * 3
-    assert activation.snapshot().completed == ["org/near", "org/far"]
-
-
-async def test_trying_again_ends(tmp_path: Path, clock: Clock):
-    sleeps = Sleeps()
-    async with registry_with(AbsentSources(tmp_path), clock) as registry:
-        activation = Activation(registry, [ModelSpec(model_id="org/far")], sleep=sleeps)
-        await activation.run()
-    assert sleeps.pauses == [10, 20, 40, 80, 160]
-    assert len(sleeps.pauses) == ATTEMPTS - 1
-    assert [failed.error for failed in activation.snapshot().failed] == ["no route to the hub"]

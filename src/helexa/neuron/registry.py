@@ -15,6 +15,7 @@ from helexa.core.errors import ApiError, HelexaError, model_not_found, service_u
 from helexa.core.fleet import ModelInfo, ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.config import NeuronConfig
+from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.model import ServedModel
@@ -37,6 +38,10 @@ _CLOSE_SECONDS = 20.0
 
 class AlreadyLoadedError(HelexaError):
     """The model is loaded; whoever wanted it loaded has what they want."""
+
+
+class CudaUnavailableError(HelexaError):
+    """The model should run on a CUDA device, but the driver does not work."""
 
 
 class Registry:
@@ -86,7 +91,7 @@ class Registry:
 
         Raises:
             AlreadyLoadedError: it is there, perhaps since a moment ago.
-            SourceError, ModelFileError, HelexaError: it cannot be loaded; the text says why.
+            SourceError, ModelFileError, CudaUnavailableError, HelexaError: it cannot be loaded; the text says why.
         """
         self._refuse_while_draining()
         source = self._source(spec)
@@ -244,6 +249,8 @@ class Registry:
             raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
         # A gateway names device indices to nodes without accelerators as well.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
+        if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
+            raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
         return self._harness.engine_options(chosen)
 
     def _refuse_while_draining(self) -> None:

@@ -23,7 +23,7 @@ from helexa.core.errors import (
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
 from helexa.neuron.exchange import current
-from helexa.neuron.registry import Registry, bare_id
+from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.health import json_response
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
@@ -65,6 +65,9 @@ async def load(request: Request) -> Response | LoadStream:
         await watch.load
     except ApiError:
         raise
+    except CudaUnavailableError as error:
+        _log_refusal(request, 503, str(error))
+        return json_response({"error": str(error), "code": "cuda_unavailable"}, 503)
     except HelexaError as error:
         return _refused(request, *_load_failure(asked, error))
     return json_response({"status": "loaded"})

@@ -65,15 +65,14 @@ class Hub:
         source = f"{self.scheme}:{name}"
         snapshots = Snapshots(self.cache_dir, name)
         kept = snapshots.kept(source, quant)
-        if _offline():
+        if offline():
             if kept.path is None:
                 lack = kept.lack or f"nothing of it is in {self.cache_dir}"
                 reason = f"may not be fetched, since HF_HUB_OFFLINE is set, and {lack}"
                 raise SourceError(f"{source} {reason}", kind="not_cached", model_id=name, cause=reason)
             return kept.path
         fetch.progress("list", 0, 0)
-        token = self._token()
-        site = Site(self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB, token, self.patience)
+        site = self.site()
         try:
             listing = self._listing(site, name, fetch, tries=1 if kept.path else _LISTING_TRIES)
             files = chosen_files(source, list(listing.files), quant)
@@ -82,7 +81,7 @@ class Hub:
             downloads.fetch(site, name, listing.commit, [listing.files[file] for file in files], snapshots, fetch)
         except (WebError, ContentError, DiskError) as error:
             setting = self.auth_env or f"[harness.torch.sources.{self.scheme}] auth_env"
-            refused = refusal(error, source, token=setting, has_token=token is not None, lack=kept.lack)
+            refused = refusal(error, source, token=setting, has_token=site.has_token, lack=kept.lack)
             if kept.path is None:
                 raise refused from error
             log.warning("%s; it is served from the cache, as it was when it was fetched", refused)
@@ -92,6 +91,10 @@ class Hub:
         except OSError as error:
             log.warning("%s: %s", source, disk_error(error, self.cache_dir))
         return model_path(snapshots.at(listing.commit), files)
+
+    def site(self) -> Site:
+        """The server that it is asked at."""
+        return Site(self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB, self._token(), self.patience)
 
     def _listing(self, site: Site, name: str, fetch: Fetch, tries: int) -> Listing:
         """Ask, and ask again if the hub is there but too busy; where nobody is there, that is said at once."""
@@ -124,5 +127,6 @@ def _home(environ: Mapping[str, str]) -> Path:
     return expanded(Path(environ.get("XDG_CACHE_HOME") or "~/.cache")) / "huggingface"
 
 
-def _offline() -> bool:
+def offline() -> bool:
+    """Whether models come from the cache alone."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

