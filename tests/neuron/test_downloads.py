@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources import Sources, transfer
 from helexa.neuron.sources import snapshot as snapshots
 from helexa.neuron.sources.fetch import Fetch
 from helexa.neuron.sources.transfer import pause
@@ -67,7 +68,8 @@ class Node:
             "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__AUTH_ENV": "TEST_HUB_TOKEN",
             "NEURON_HARNESS__TORCH__HF_CACHE": str(folder),
         }
-        self.sources = Sources(read_config(None, environ | more))
+        self.environ = environ | more
+        self.sources = Sources(read_config(None, self.environ))
 
     async def fetch(self, name: str = NAME) -> Path:
         path = await self.sources.resolve(
@@ -122,6 +124,13 @@ async def test_silence_ends_a_connection_and_not_the_download(hub: FakeHub, tmp_
     assert hub.ranges == [(FILE, "bytes=1000000-")] * 2
 
 
+async def test_a_slow_body_may_take_longer_than_silence_may_last(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    hub.trouble(FILE, Trouble(pace=0.15))
+    node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="1.2")
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert pauses == []
+
+
 async def test_who_sends_nothing_is_named(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.trouble(FILE, *[Trouble(stall=0)] * 9)
     error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").refusal()
@@ -166,6 +175,18 @@ async def test_a_body_that_always_ends_early_is_given_up_and_kept(hub: FakeHub, 
 )
 def test_pauses_grow_and_end(failures: int, error: WebError, seconds: int | None):
     assert pause(failures, error) == seconds
+
+
+async def test_a_huge_file_is_asked_for_in_parts(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transfer, "_MOST_AT_ONCE", 1_200_000)
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert [part for _, part in hub.ranges] == ["bytes=0-1199999", "bytes=1200000-2399999", "bytes=2400000-"]
+
+
+async def test_a_hub_is_asked_by_way_of_the_proxy(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", hub.url)
+    endpoint = {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
+    assert (await Node(hub, tmp_path, **endpoint).fetch()).read_bytes() == WEIGHTS
 
 
 # --- what is final
@@ -271,6 +292,26 @@ async def test_a_cancelled_download_is_taken_up_later(hub: FakeHub, node: Node):
         again.stop()
     assert again.ranges == [(FILE, "bytes=1500000-")]
     assert ("download", len(WEIGHTS), len(WEIGHTS)) == node.reports[-1]
+
+
+async def test_a_download_whose_process_was_killed_is_taken_up_by_who_waited(hub: FakeHub, node: Node):
+    hub.trouble(FILE, Trouble(stall=1_500_000))
+    script = f"""
+import asyncio
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
+from helexa.neuron.sources import Sources
+sources = Sources(read_config(None, {node.environ!r}))
+asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=lambda *report: None))
+"""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
+    waiting = asyncio.create_task(node.fetch())
+    await until(lambda: ("wait", 1_500_000, 0) in node.reports)
+    child.kill()
+    await child.wait()
+    assert (await waiting).read_bytes() == WEIGHTS
+    assert hub.ranges == [(FILE, "bytes=1500000-")]
 
 
 async def test_a_damaged_beginning_is_thrown_away(hub: FakeHub, node: Node):

@@ -16,6 +16,7 @@ _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 60
 _NOTEWORTHY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
+_MOST_AT_ONCE = 32 << 30  # the networks behind hubs serve only parts of files that are much larger
 _LOCK_SECONDS = 0.2
 
 
@@ -137,8 +138,10 @@ class Transfer:
                 wait(seconds)
 
     def _receive(self) -> None:
+        rest = 0 if self._file.size is None else self._file.size - self._done
+        stop = self._done + _MOST_AT_ONCE if rest > _MOST_AT_ONCE else None
         try:
-            answer = self._site.get(self._path, self._done)
+            answer = self._site.get(self._path, self._done, stop)
         except WebError as error:
             if error.status == 416 and self._done:  # there is less than we have
                 self._restart()
@@ -146,6 +149,7 @@ class Transfer:
             raise
         with answer:
             size = self._expected(answer)
+            begun = self._done
             for chunk in answer.chunks():
                 if size is not None and self._done + len(chunk) > size:
                     self._restart()
@@ -155,9 +159,9 @@ class Transfer:
                 except OSError as error:
                     raise disk_error(error, self._folder) from error
                 self._count(chunk)
-            if size is not None and self._done < size:
-                raise WebError(answer.where, f"hung up after {self._done} of {size} bytes of {self._file.name}")
-        self._complete = True
+        self._complete = size in (None, self._done)
+        if not self._complete and (answer.length is None or self._done == begun):
+            raise WebError(answer.where, f"hung up after {self._done} of {size} bytes")
 
     def _expected(self, answer: Answer) -> int | None:
         """How long the file is, None where nobody knows; where the answer is no sequel, what is there is dropped."""

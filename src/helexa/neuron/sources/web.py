@@ -148,8 +148,8 @@ class Site:
         """Whether requests carry a token."""
         return self._token is not None
 
-    def get(self, path: str, start: int = 0, patience: float | None = None) -> Answer:
-        """Ask for a file, from byte `start` on.
+    def get(self, path: str, start: int = 0, stop: int | None = None, patience: float | None = None) -> Answer:
+        """Ask for a file, from byte `start` on, up to byte `stop` or its end.
 
         Raises:
             WebError: it cannot be reached, or refuses.
@@ -159,8 +159,8 @@ class Site:
         for _ in range(_MOST_MOVES):
             where = origin(url)
             request = Request(url, headers={"User-Agent": f"helexa/{__version__}", "Accept-Encoding": "identity"})
-            if start:
-                request.add_header("Range", f"bytes={start}-")
+            if start or stop is not None:
+                request.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
             if self._token and where == origin(self._url):
                 request.add_header("Authorization", f"Bearer {self._token}")
             try:
