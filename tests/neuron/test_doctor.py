@@ -1,23 +1,30 @@
 """`neuron doctor` as a process: what it finds, and what its exit code makes of that."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helexa.neuron.config import read_config
+from helexa.neuron.doctor.folder import look_at_folder
+from helexa.neuron.doctor.hubs import look_at_hubs
+from helexa.neuron.doctor.port import look_at_port
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.reference import ReferenceOps
+from neuron.fake_hub import FakeHub, Trouble
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}
 SECONDS = 300
 
 
-def doctor(**environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "helexa.neuron", "doctor"]
-    environ = os.environ | {"NEURON_PORT": str(free_port())} | environment
+def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "helexa.neuron", "doctor", *arguments]
+    environ = os.environ | {"NEURON_PORT": str(free_port()), "HF_HUB_OFFLINE": "1"} | environment
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS)
 
 
@@ -27,22 +34,26 @@ def free_port() -> int:
 
 
 def test_a_sound_machine_is_said_to_be_one(tmp_path: Path) -> None:
-    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path / "cache"))
+    run = doctor(**NO_COMPILER, NEURON_CACHE__DIR=str(tmp_path / "cache"))
     assert (run.returncode, run.stderr) == (0, "")
-    assert f"model files are kept in {tmp_path / 'cache'}" in run.stdout
-    assert f"compiled kernels and packed weights are kept in {tmp_path / 'cache'}" in run.stdout
-    assert "models run on" in run.stdout
-    assert "is free to listen on" in run.stdout
-
-
-def test_without_a_compiler_it_says_what_to_install(tmp_path: Path) -> None:
-    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path))
+    assert f"model files, compiled kernels and packed weights are kept in {tmp_path / 'cache'}" in run.stdout
     kernels = CpuOps.name if CpuOps.available() else ReferenceOps.name
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     assert line.startswith(f"cpu: {kernels} kernels in ")
     assert line.endswith(" MiB free: no C compiler found; install gcc or clang for faster answers")
-    assert "C compiler:" not in run.stdout
+    assert "models run on" in run.stdout
+    assert "is free to listen on" in run.stdout
+
+
+def test_what_costs_speed_is_named_also_in_json(tmp_path: Path) -> None:
+    run = doctor("--json", **NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DTYPE="float32")
     assert run.returncode == 0
+    said = json.loads(run.stdout)
+    assert said["healthy"] is True
+    assert "compiler" not in {one["topic"] for one in said["findings"]}
+    kernels = [(one["level"], one["text"]) for one in said["findings"] if one["topic"] == "kernels"]
+    assert kernels[-1][0] == "note"
+    assert kernels[-1][1].startswith("to make it faster: dtype is 'float32'")
 
 
 def test_what_engines_would_do_here_is_what_it_says() -> None:
@@ -57,19 +68,10 @@ def test_what_engines_would_do_here_is_what_it_says() -> None:
         assert "compiler" in line or "kernels could not be built" in line
 
 
-def test_a_setting_that_costs_speed_is_named(tmp_path: Path) -> None:
-    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DTYPE="float32")
-    assert run.returncode == 0
-    assert "to make it faster: dtype is 'float32'" in run.stdout
-
-
-@pytest.mark.parametrize("device", ["cuda:99", "mps"])
-def test_a_device_that_is_not_there_is_a_fault(tmp_path: Path, device: str) -> None:
-    if device == "mps" and sys.platform == "darwin":
-        pytest.skip("it may be there")
-    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DEVICE=device)
+def test_a_device_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DEVICE="cuda:99")
     assert run.returncode == 1
-    assert f"device '{device}' cannot be used: " in run.stdout
+    assert "FAULT: device 'cuda:99' cannot be used: " in run.stdout
     assert "Traceback" not in run.stdout + run.stderr
 
 
@@ -83,15 +85,85 @@ def test_a_torch_that_does_not_import_is_a_fault(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path / "file"))
-    assert run.returncode == 1
-    assert f"model files are to be kept in {tmp_path / 'file'}, which cannot be written" in run.stdout
+    (finding,) = look_at_folder(tmp_path / "file", "models")
+    assert finding.level == "fault"
+    assert finding.text == f"models are to be kept in {tmp_path / 'file'}, which cannot be written"
 
 
-def test_a_port_in_use_is_said_and_no_fault(tmp_path: Path) -> None:
+def test_a_port_in_use_is_said_and_no_fault() -> None:
     """It may be this node's own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = str(listener.getsockname()[1])
-        run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_PORT=port, NEURON_HOST="127.0.0.1")
-    assert run.returncode == 0
-    assert f"port {port} is in use" in run.stdout
+        port = listener.getsockname()[1]
+        finding = look_at_port("127.0.0.1", port)
+    assert finding.level == "note"
+    assert finding.text.startswith(f"port {port} is in use by process {os.getpid()} (")
+    assert look_at_port("127.0.0.1", port).level == "fine"
+    assert look_at_port("192.0.2.1", port).level == "fault"
+
+
+# --- hubs and models, asked in this process
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
+    hub = FakeHub()
+    hub.start()
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    yield hub
+    hub.stop()
+
+
+def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for topic, level, text in look_at_hubs(read_config(None, environ)):
+        found.setdefault(topic, []).append((level, text))
+    return found
+
+
+def test_a_hub_that_answers_is_fine(hub: FakeHub) -> None:
+    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} answers")]
+
+
+def test_a_token_that_is_refused_is_named_and_not_shown(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.trouble("list", Trouble(status=401))
+    ((level, text),) = findings()["hub"]
+    assert level == "note"
+    assert text == f"huggingface: {hub.url} answers, but refuses the token in $HF_TOKEN; make a new one"
+    assert hub.requests[0][2] == "Bearer hf_secret"
+
+
+def test_a_hub_that_is_down_is_a_fault_only_for_a_model_that_is_not_here(hub: FakeHub, tmp_path: Path) -> None:
+    hub.stop()
+    here = tmp_path / "hf/hub/models--org--here"
+    (here / "refs").mkdir(parents=True)
+    (here / "refs/main").write_text("c0")
+    (here / "snapshots/c0").mkdir(parents=True)
+    (here / "snapshots/c0/m.gguf").write_bytes(b"x")
+    found = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
+    ((level, text),) = found["hub"]
+    assert level == "note"
+    assert text.startswith(f"huggingface: {hub.url} ")
+    assert [level for level, _ in found["models"]] == ["fine", "fault", "fine"]
+    assert found["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
+
+
+def test_models_that_cannot_be_are_named(hub: FakeHub, tmp_path: Path) -> None:
+    models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
+    found = findings(NEURON_DEFAULT_MODELS=models)["models"]
+    assert [level for level, _ in found] == ["fault", "fault", "fine", "fine"]
+    assert "unknown source 'nowhere'" in found[1][1]
+    assert found[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
+
+
+def test_what_interrupted_downloads_left_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))
+    (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
+    texts = [finding.text for finding in look_at_folder(tmp_path, "models")]
+    assert texts[1].startswith(f"{tmp_path} holds 4 MiB")
+    assert texts[2].startswith("of them 1 unfinished downloads, 3 MiB; ")

@@ -76,29 +76,26 @@ def serve(
 
 
 @app.command
-def doctor(*, config: ConfigPath = None) -> None:
+def doctor(
+    *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> None:
     """Say in words what was found on this machine, which kernels it would use and why, and what is missing.
 
-    Exit code 1 tells that something is broken.
+    Exit code 1 tells that something keeps models from being served as configured.
 
     Parameters
     ----------
     config
         The neuron.toml to check as well.
+    as_json
+        Say it in JSON.
     """
     from helexa.neuron.config import read_config
-    from helexa.neuron.doctor import Doctor
+    from helexa.neuron.doctor.doctor import report
 
     settings = read_config(config)
     _prepare_engines(settings)
-    examination = Doctor(settings)
-    examination.examine()
-    try:
-        _listen(settings.host, settings.port).close()
-        print(f"{settings.host}:{settings.port} is free to listen on")
-    except HelexaError as error:
-        print(error)
-    if examination.broken:
+    if not report(settings, as_json=as_json):
         raise SystemExit(1)
 
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from helexa.neuron import ops
-from helexa.neuron.doctor import DeviceKernels, Survey
+from helexa.neuron.doctor.kernels import DeviceKernels, Survey
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.process import _physical_cores
 from helexa.neuron.engine.runner import DeviceError, _usable_device

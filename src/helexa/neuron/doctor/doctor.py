@@ -1,0 +1,40 @@
+"""One examination: everything is looked at, and said in words or in JSON."""
+
+import json
+from collections.abc import Iterator
+
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.discovery import default_device
+from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.folder import look_at_folder
+from helexa.neuron.doctor.hubs import look_at_hubs
+from helexa.neuron.doctor.kernels import look_at_kernels
+from helexa.neuron.doctor.machine import look_at_machine
+from helexa.neuron.doctor.port import look_at_port
+from helexa.neuron.sources.cache import cache_root
+
+_MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
+
+
+def examine(settings: NeuronConfig) -> Iterator[Finding]:
+    """Look at everything, in the order in which it matters."""
+    torch = settings.harness.torch
+    device = default_device() if torch.device == "auto" else torch.device
+    yield from look_at_machine(torch.device)
+    yield from look_at_kernels(torch, device)
+    yield from look_at_folder(cache_root(settings.cache.dir), "model files, compiled kernels and packed weights")
+    yield from look_at_hubs(settings)
+    yield look_at_port(settings.host, settings.port)
+
+
+def report(settings: NeuronConfig, *, as_json: bool) -> bool:
+    """Examine and print; whether nothing keeps models from being served as configured."""
+    findings: list[Finding] = []
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json:
+            print(f"{_MARKS[finding.level]}{finding.text}", flush=True)
+    healthy = all(finding.level != "fault" for finding in findings)
+    if as_json:
+        print(json.dumps({"healthy": healthy, "findings": [finding._asdict() for finding in findings]}, indent=2))
+    return healthy

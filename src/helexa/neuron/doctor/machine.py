@@ -1,0 +1,80 @@
+"""The system, its processor and compiler, and its accelerators."""
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from helexa import __version__
+from helexa.neuron.discovery import discover, torch_version
+from helexa.neuron.doctor.finding import Finding
+
+# What /proc/cpuinfo calls them; the kernels have words for each.
+_INSTRUCTIONS = {
+    "avx2": "AVX2",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX512-VNNI",
+    "avx512_bf16": "AVX512-BF16",
+    "asimd": "NEON",
+    "asimddp": "NEON dot products",
+}
+
+
+def look_at_machine(device: str) -> Iterator[Finding]:
+    """What there is to compute with.
+
+    Args:
+        device: that is configured; `auto` takes whatever works.
+    """
+    facts = discover()
+    memory = f"{facts.memory_total_mb} MiB of memory"
+    yield Finding("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
+    yield Finding("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
+    found = _instructions()
+    if found:
+        yield Finding("machine", "fine", f"instructions that kernels make use of: {', '.join(found)}")
+    elif found is not None:
+        yield Finding("machine", "note", "instructions that kernels make use of: none, answers will be slow")
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is not None:
+        yield Finding("compiler", "fine", f"C compiler: {compiler}, {_version(compiler)}")
+    yield from _accelerators(device)
+
+
+def _accelerators(device: str) -> Iterator[Finding]:
+    facts = discover()
+    for one in facts.devices:
+        capability = f", compute capability {one.compute_capability}" if one.compute_capability else ""
+        yield Finding("device", "fine", f"cuda:{one.index} is {one.name} with {one.vram_total_mb} MiB{capability}")
+    if facts.driver_version:
+        yield Finding("device", "fine", f"NVIDIA driver {facts.driver_version}, for CUDA up to {facts.cuda_version}")
+    if facts.unified_accelerator:
+        yield Finding("device", "fine", f"mps is {facts.unified_accelerator}, which computes in main memory")
+    if facts.cuda_unavailable_reason:
+        level = "note" if device in ("cpu", "mps") else "fault"
+        yield Finding("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
+    elif not facts.devices and not facts.unified_accelerator:
+        yield Finding("device", "fine", "no NVIDIA device was found")
+    elif facts.devices and torch_version().endswith("+cpu"):
+        text = "to make it faster: this torch is built for CPUs alone; install one that is built for CUDA"
+        yield Finding("device", "fault" if device.startswith("cuda") else "note", text)
+
+
+def _instructions() -> list[str] | None:
+    """Those of `_INSTRUCTIONS` that the processor has; None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    flags = {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()}
+    return [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
+
+
+def _version(compiler: str) -> str:
+    try:
+        run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"which does not work: {error}"
+    return (run.stdout.splitlines() or ["of no known version"])[0]

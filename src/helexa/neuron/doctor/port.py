@@ -1,0 +1,34 @@
+"""Whether the node can listen where it is to."""
+
+import psutil
+
+from helexa.core.errors import HelexaError
+from helexa.http.listener import AddressInUseError, bind
+from helexa.neuron.doctor.finding import Finding
+
+
+def look_at_port(host: str, port: int) -> Finding:
+    """Listen there for a moment. A port in use is no fault: it may be this node's own."""
+    try:
+        bind((host, port)).close()
+    except AddressInUseError:
+        owner = _owner(port)
+        by = f" by {owner}" if owner else ""
+        text = f"port {port} is in use{by}; unless that is this node, choose another with --port"
+        return Finding("port", "note", text)
+    except HelexaError as error:
+        return Finding("port", "fault", str(error))
+    return Finding("port", "fine", f"{host}:{port} is free to listen on")
+
+
+def _owner(port: int) -> str | None:
+    """The process that listens there, if that may be known."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+            if listens and connection.pid:
+                process = psutil.Process(connection.pid)
+                return f"process {connection.pid} ({' '.join(process.cmdline())[:100] or process.name()})"
+    except (psutil.Error, OSError):
+        pass  # other users' processes are their own
+    return None
