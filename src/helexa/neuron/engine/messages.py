@@ -91,7 +91,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     The end-of-sequence token that ends a sequence is reported in its last `TokenOutput` like any other.
 
     Attributes:
-        salt: pages of the KV cache are shared between sequences of the same salt only.
+        salt: who it is for, as one word, empty for anonymous callers. Principals take turns, and pages of the KV cache
+            are shared between sequences of the same one only.
         turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
             keeps its state there. 0 if that is not known.
     """

@@ -18,6 +18,11 @@ class Pace:
         self._decode: float | None = None  # seconds of a step
         self._token: float | None = None  # seconds that a prompt token adds
 
+    def tokens(self, seconds: float) -> int:
+        """Prompt tokens that add so many seconds to a step; one at least, so that every prompt goes on."""
+        known = _FIRST if self._token is None else int(seconds / max(self._token, 1e-9))
+        return min(max(known, 1), self._most or known)
+
     @property
     def room(self) -> int:
         """Prompt tokens that the next step may carry."""
@@ -26,12 +31,12 @@ class Pace:
         affordable = (_STRETCH - 1) * self._decode / max(self._token, 1e-9)
         return min(max(int(affordable), _LEAST), self._most)
 
-    def learn(self, prompt_tokens: int, seconds: float) -> None:
-        """Take note of a step in which others decoded."""
+    def learn(self, prompt_tokens: int, seconds: float, usual: float | None = None) -> None:
+        """Take note of a step in which others decoded; `usual` is what it takes without prompts, if that is known."""
         if prompt_tokens == 0:
             self._decode = _averaged(self._decode, seconds)
-        elif self._decode is not None:
-            self._token = _averaged(self._token, max(seconds - self._decode, 0.0) / prompt_tokens)
+        elif (decode := usual or self._decode) is not None:
+            self._token = _averaged(self._token, max(seconds - decode, 0.0) / prompt_tokens)
 
 
 def _averaged(average: float | None, latest: float) -> float:

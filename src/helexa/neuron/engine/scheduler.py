@@ -5,12 +5,13 @@ running sequences first. Decode is n = 1, prefill is a chunk; preemption sets `c
 at the head of the queue. A prefix that other sequences have computed before only moves `computed`, too. There is no
 second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
 
-The order is that of arrival, everywhere: `running` and `waiting` together are sorted by age, the oldest starts first,
-and the newest is preempted first, never an older one for a newer one.
+The order is that of arrival: `running` and `waiting` together are sorted by age, the oldest starts first, and the
+newest is preempted first, never an older one for a newer one. When there are sequences of several principals, each
+one's first comes first, then each one's second; and a step may leave out some of those that decode (see `turns`).
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -24,6 +25,7 @@ from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.turns import Ration, Turns
 
 UNSOUND = -1
 """Stands for the token that a row of logits yields that are no finite numbers."""
@@ -77,6 +79,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
+        self._turns = Turns(self._pace)
         self._suspects: deque[Sequence] = deque()  # the head of the line: each has a step of its own
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -111,26 +114,20 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step: one token of every sequence that decodes, then prompts, until the budget is spent.
 
-        Nobody starves: whoever decodes is in every step, and prompts share what the budget leaves, at least one token.
+        Nobody starves: whoever decodes is in every step, or takes turns, and prompts share what the budget leaves, at
+        least one token.
         """
         if self._suspects and (alone := self._plan_suspect()):
             return alone
         self._suspects.clear()
         plan: dict[Sequence, int] = {}
+        ration = self._turns.ration(self.running, self.waiting)
         decoding = [s for s in self.running if s.decoding]
-        for sequence in decoding:
+        for sequence in self._turns.choose(decoding, ration.rows):
             self._place(sequence, sequence.pending, plan)
-        room = max(self.options.max_step_tokens - sum(plan.values()), 1)
-        if plan and self.options.max_prefill_beside_decode:
-            room = min(room, self._pace.room)
-        prompts = self._prompts()
-        while room and (sequence := next(prompts, None)):
-            if sequence.pending > room:
-                # It is cut anyway, so those behind it get half: no short prompt waits for the end of a long one.
-                room -= self._fill(room // 2, prompts, plan)
-                self._place(sequence, room, plan)
-                break
-            room -= self._place(sequence, sequence.pending, plan)
+        self._add_prompts(plan, ration)
+        if not plan:
+            self._add_prompts(plan, Ration())
         drafts: dict[Sequence, tuple[int, ...]] = {}
         if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
             room = self.options.max_step_tokens - sum(plan.values())
@@ -150,9 +147,10 @@ class Scheduler:
                 depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
                 ends its sequence; nobody will find what it has computed.
         """
-        prompts = [entry.count for entry in plan if not entry.sequence.decoding]
-        if seconds is not None and len(prompts) < len(plan):
-            self._pace.learn(sum(prompts), seconds)
+        prompts = sum(entry.count for entry in plan if not entry.sequence.decoding)
+        rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.sequence.decoding)
+        if seconds is not None and rows:
+            self._turns.learn(rows, prompts, seconds)
         tokens = iter(sampled)
         outputs: list[TokenOutput] = []
         for entry in plan:
@@ -284,16 +282,58 @@ class Scheduler:
             for page in range(filled, full):
                 self.pages.register(sequence.pages[page], sequence.chain[page + 1])
 
-    def _prompts(self) -> Iterator[Sequence]:
-        """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first."""
-        yield from [sequence for sequence in self.running if sequence.pending > 1]
-        while self.waiting and len(self.running) < self.options.max_sequences:
-            prefix = self._computed_before(self.waiting[0])
-            if self._needed(self.waiting[0]) - self.pages.held(prefix) > self.pages.free - self._promised():
+    def _add_prompts(self, plan: dict[Sequence, int], ration: Ration) -> None:
+        """Plan chunks of prompts beside what is planned already."""
+        room = max(self.options.max_step_tokens - sum(plan.values()), 1)
+        if plan and self.options.max_prefill_beside_decode:
+            room = min(room, self._pace.room, ration.room or room)
+        prompts = self._prompts(ration)
+        while room and (sequence := next(prompts, None)):
+            allowed = ration.tokens_for(sequence)
+            if sequence.pending > room and allowed >= room:
+                # It is cut anyway, so those behind it get half: no short prompt waits for the end of a long one.
+                room -= self._fill(room // 2, prompts, plan, ration)
+                self._place(sequence, room, plan)
+                break
+            room -= self._take(sequence, min(sequence.pending, allowed, room), plan, ration)
+
+    def _prompts(self, ration: Ration) -> Iterator[Sequence]:
+        """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first.
+
+        Of several principals each one's first comes first, whether it runs or is new.
+        """
+        places: Counter[str] = Counter()
+        begun: deque[tuple[int, Sequence]] = deque()
+        for sequence in self.running:
+            if not sequence.decoding:
+                begun.append((places[sequence.principal], sequence))
+            places[sequence.principal] += 1
+        begun = deque(sorted(begun, key=lambda pair: pair[0]))
+        full = False
+        while True:
+            new = None if full else self._newcomer(places, ration)
+            if new is not None and (not begun or places[new.principal] < begun[0][0]):
+                prefix = self._computed_before(new)
+                if self._needed(new) - self.pages.held(prefix) > self.pages.free - self._promised():
+                    full = True
+                    continue
+                self.waiting.remove(new)
+                self._start(new, prefix)
+                places[new.principal] += 1
+                yield new
+            elif begun:
+                _, sequence = begun.popleft()
+                if ration.tokens_for(sequence):
+                    yield sequence
+            else:
                 return
-            sequence = self.waiting.popleft()
-            self._start(sequence, prefix)
-            yield sequence
+
+    def _newcomer(self, places: Counter[str], ration: Ration) -> Sequence | None:
+        """Who starts next, if anybody may: of the principal that has fewest running, whoever waits longest."""
+        if len(self.running) >= self.options.max_sequences:
+            return None
+        candidates = (sequence for sequence in self.waiting if ration.tokens_for(sequence))
+        return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
     def _needed(self, sequence: Sequence) -> int:
         """Pages for all that is known of it and one token more; with fewer it would be preempted before its first."""
@@ -303,12 +343,18 @@ class Scheduler:
         """Free pages that sequences were started for and do not have yet."""
         return sum(max(self._needed(sequence) - len(sequence.pages), 0) for sequence in self.running)
 
-    def _fill(self, room: int, prompts: Iterator[Sequence], plan: dict[Sequence, int]) -> int:
+    def _fill(self, room: int, prompts: Iterator[Sequence], plan: dict[Sequence, int], ration: Ration) -> int:
         """Give `room` tokens to `prompts`, in order; how many were taken."""
         left = room
         while left and (sequence := next(prompts, None)):
-            left -= self._place(sequence, min(sequence.pending, left), plan)
+            left -= self._take(sequence, min(sequence.pending, left, ration.tokens_for(sequence)), plan, ration)
         return room - left
+
+    def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], ration: Ration) -> int:
+        """Plan `count` tokens of a prompt, out of its principal's ration."""
+        taken = self._place(sequence, count, plan)
+        ration.take(sequence, taken)
+        return taken
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
         """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""

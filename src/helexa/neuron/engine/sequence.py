@@ -20,6 +20,7 @@ class Sequence:
         fresh: tokens that the last step brought; until they are computed, too, it is decoding.
         slot: of its recurrent state while it runs, where the model has such.
         restore: the snapshot that its state begins from, until its first step.
+        stepped: the number of the last step in which it was while decoding.
         follower: hash of the page at whose end its latest snapshot while decoding was taken.
     """
 
@@ -33,6 +34,7 @@ class Sequence:
     fresh: int = 0
     slot: int | None = None
     restore: int | None = None
+    stepped: int = 0
     follower: bytes | None = None
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
@@ -45,6 +47,11 @@ class Sequence:
     def id(self) -> int:
         """The request's id."""
         return self.request.id
+
+    @property
+    def principal(self) -> str:
+        """Who it is for; empty for anonymous callers."""
+        return self.request.salt
 
     @property
     def pending(self) -> int:
