@@ -102,6 +102,18 @@ async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: N
     assert await sample(node, 'neuron_refusals_total{code="invalid_source"}') == 1
 
 
+async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "second").mkdir()
+    await node.load(make_model(tmp_path))
+    await node.load(make_model(tmp_path / "second", "bad-file"), "org/bad")
+    await node.post("/v1/completions", {"model": "org/tiny", "prompt": [2]})
+    counts = {"loads": 1, "failed_loads": 1, "unloads": 0, "engine_deaths": 1}
+    for event, count in counts.items():
+        while await sample(node, f'neuron_model_events_total{{event="{event}"}}') < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await sample(node, f'neuron_model_events_total{{event="{event}"}}') == count
+
+
 async def test_a_hang_up_is_counted_as_one(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     asked = {"model": "org/tiny", "prompt": [3], "stream": True}

@@ -69,7 +69,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         *models.routes,
     ]
     counted = Metrics({route.endpoint: route.path for route in routes})
-    counted.watch(NodeCollector(monitor.report, registry.infos))
+    counted.watch(NodeCollector(monitor.report, registry.infos, registry.events))
     app = _App(counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
     app.state.activation = activation

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from helexa.core.fleet import Health, ModelInfo
+from helexa.core.fleet import Health, ModelInfo, ModelLoad
 from helexa.neuron.exchange import Exchange, RunRecord
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -93,15 +93,18 @@ class NodeCollector(Collector):
 
     Args:
         health, models: say it; neither may wait.
+        events: how often what happened.
     """
 
     def __init__(
         self,
         health: Callable[[], Health],
         models: Callable[[], Iterable[ModelInfo]],
+        events: Mapping[str, int],
     ) -> None:
         self._health = health
         self._models = models
+        self._events = events
 
     def collect(self) -> Iterator[Metric]:
         """Read everything."""
@@ -120,6 +123,10 @@ class NodeCollector(Collector):
             for field in _REJECTIONS:
                 rejected.add_metric((one.id, field.removeprefix("rejected_")), getattr(one, field))
         yield rejected
+        events = CounterMetricFamily("neuron_model_events", "What happened to models", labels=("event",))
+        for event, count in self._events.items():
+            events.add_metric((event,), count)
+        yield events
         up = [((one.id,), int(one.status == "loaded")) for one in self._models()]
         yield _gauge("model_up", "1 while it serves, 0 while it recovers", up, "model")
 
@@ -137,10 +144,12 @@ _MODEL = (
     ("max_waiting", "Requests that may wait", "max_queue_depth"),
     ("kv_pages", "Pages of the KV cache", "kv_pages_total"),
     ("kv_pages_free", "Pages that nobody holds", "kv_pages_free"),
+    ("kv_budget_mib", "Memory for keys and values, MiB", "kv_budget_mb"),
+    ("kv_available_mib", "What of it is neither held nor promised, MiB", "kv_available_mb"),
     ("prefill_tokens_per_second", "Of late", "tok_s_prefill"),
     ("decode_tokens_per_second", "Of late", "tok_s_decode"),
 )
-_REJECTIONS = ("rejected_queue_full", "rejected_timeout", "rejected_per_principal", "rejected_anon_yield")
+_REJECTIONS = [name for name in ModelLoad.model_fields if name.startswith("rejected_")]
 
 
 def _gauge(name: str, text: str, values: Iterable[tuple[tuple[str, ...], float]], *labels: str) -> GaugeMetricFamily:

@@ -4,8 +4,8 @@ import asyncio
 import difflib
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from helexa.core.source import ModelSource
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.messages import EngineOptions, Progress
 from helexa.neuron.model import ServedModel
 from helexa.neuron.recovery import Restarts
 from helexa.neuron.resident import Resident
@@ -65,6 +65,8 @@ class Registry:
     ) -> None:
         self.awaited: set[str] = set()
         """Ids that will be loaded without being asked for, so that asking for them now is answered by "later"."""
+        self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
+        """How often what happened since the start."""
         self._harness = config.harness.torch
         self._recovery = config.recovery
         self._sources = sources
@@ -111,8 +113,14 @@ class Registry:
 
         work = asyncio.create_task(self._load(model_id, spec, source, options, report))
         self._loads.add(work)
-        work.add_done_callback(self._loads.discard)
-        work.add_done_callback(lambda _: self._arriving.pop(model_id, None))
+
+        def ended(work: "asyncio.Task[ServedModel]") -> None:
+            self._loads.discard(work)
+            self._arriving.pop(model_id, None)
+            if not work.cancelled():
+                self.events["failed_loads" if work.exception() else "loads"] += 1
+
+        work.add_done_callback(ended)
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
@@ -127,6 +135,7 @@ class Registry:
         if resident is None:
             raise self._unknown(model_id)
         await self._exclusively(model_id, asyncio.create_task(resident.close()))
+        self.events["unloads"] += 1
         log.info("unloaded model=%s", model_id)
 
     def get(self, model_id: str) -> ServedModel:
@@ -197,14 +206,24 @@ class Registry:
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
         text = await asyncio.to_thread(ModelText.open, path)
-        launch = partial(
-            EngineClient.start,
-            path,
-            options,
-            command=self._engine_command,
-            load_seconds=self._recovery.load_timeout_secs,
-            step_seconds=self._recovery.step_timeout_secs,
-        )
+
+        async def launch(
+            *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
+        ) -> EngineClient:
+            def died(reason: str) -> None:
+                self.events["engine_deaths"] += 1
+                on_exit(reason)
+
+            return await EngineClient.start(
+                path,
+                options,
+                command=self._engine_command,
+                load_seconds=self._recovery.load_timeout_secs,
+                step_seconds=self._recovery.step_timeout_secs,
+                on_progress=on_progress,
+                on_exit=died,
+            )
+
         restarts = Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs)
         resident = Resident(
             model_id, spec, text, launch, restarts, config=self._harness, clock=self._clock, sleep=self._sleep
