@@ -91,7 +91,7 @@ async def test_the_engine_dies_while_it_answers(stack: Stack):
     assert all(json.loads(event)["object"] == "chat.completion.chunk" for event in tokens)
     assert json.loads(error)["error"]["type"] == "api_error"
     assert done == "[DONE]"
-    assert (status, body["error"]["type"]) == (500, "api_error")
+    assert (status, body["error"]["code"]) == (503, "service_unavailable")
 
     *refused, (_, _, answer) = refusals_until(stack, 200)
     assert refused

@@ -1,0 +1,117 @@
+"""The node of a soak: a process of its own that can be hurt."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+import psutil
+from serving import free_port
+
+STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
+FAULTS = ("kill", *STRUCK)
+"""What can be done to it; all but `kill` by way of `NEURON_DEBUG_FAULT`."""
+
+STEP_SECONDS = 3.0
+_END_SECONDS = 30.0
+_PATIENCE_SECONDS = 300.0
+_ENGINE = "helexa.neuron.engine.process"
+
+
+class SoakNode:
+    """A node that serves one model; leaving the block ends it.
+
+    Attributes:
+        path: of the model's file.
+        model: the id by which it is asked for.
+        url: of the node.
+    """
+
+    model = "soak/first"
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path = path
+        self._folder = folder
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        config = folder / "neuron.toml"
+        config.write_text(
+            f'host = "127.0.0.1"\nport = {port}\n'
+            f'[[default_models]]\nmodel_id = "{self.model}"\nsource = "file:{path.absolute()}"\n'
+            f"[recovery]\nstep_timeout_secs = {STEP_SECONDS}\nmax_restarts = 1000\n"
+            "[harness.torch]\nkv_cache_mb = 128\n"
+        )
+        self._environ = os.environ | {"NEURON_DEBUG_FAULT": ",".join(f"{kind}@file={folder / kind}" for kind in STRUCK)}
+        self._command = [sys.executable, "-m", "helexa.neuron", "--config", str(config)]
+
+    def __enter__(self) -> Self:
+        self._log = (self._folder / "neuron.log").open("w+")
+        self._process = subprocess.Popen(
+            self._command, env=self._environ, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
+        )
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.end()
+        if kind is not None:
+            self._log.seek(0)
+            sys.stderr.writelines(self._log.readlines()[-40:])
+        self._log.close()
+
+    async def ready(self, session: aiohttp.ClientSession) -> None:
+        """Wait until it serves."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while True:
+                with suppress(aiohttp.ClientConnectionError):
+                    async with session.get(f"{self.url}/models") as response:
+                        if any(model["status"] == "loaded" for model in await response.json()):
+                            return
+                assert self._process.poll() is None, "the node ended"
+                await asyncio.sleep(0.05)
+
+    async def strike(self, fault: str) -> None:
+        """Do it, and wait until it is done."""
+        if fault == "kill":
+            engine = next(one for one in self._family() if _ENGINE in one.cmdline())
+            engine.kill()
+            while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return
+        order = self._folder / fault
+        order.touch()
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while order.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    def figures(self) -> tuple[float, float, int, int]:
+        """MiB of the server, MiB of all processes, open files of the server, number of processes."""
+        family = self._family()
+        memory = [_private_mb(one) for one in family]
+        return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
+
+    def end(self) -> int:
+        """Ask it to end; its exit code. What it leaves running is killed, and an error."""
+        if self._process.poll() is None:
+            family = self._family()
+            self._process.send_signal(signal.SIGTERM)
+            _, left = psutil.wait_procs(family, _END_SECONDS)
+            for one in left:
+                one.kill()
+            self._process.wait()
+            assert not left, f"{left} did not end"
+        return self._process.returncode
+
+    def _family(self) -> list[psutil.Process]:
+        server = psutil.Process(self._process.pid)
+        return [server, *server.children(recursive=True)]
+
+
+def _private_mb(process: psutil.Process) -> float:
+    """Memory that would be free without this process."""
+    memory: Any = process.memory_full_info()
+    return memory.uss / 2**20
