@@ -118,7 +118,7 @@ def main() -> None:
         engine.send(LoadFailed(kind="out_of_memory", message="not enough memory"))
         return
     if "crash" in behaviour:
-        print("cannot begin", file=sys.stderr, flush=True)
+        print("WARNING fake.engine: this will not end well\ncannot begin", file=sys.stderr, flush=True)
         sys.exit(9)
     engine.send(
         Ready(

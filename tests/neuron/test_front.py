@@ -49,7 +49,7 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
         (node.post("/v1/completions", asked), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
         (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=422"),
         (node.post("/v1/completions", asked | {"model": "x"}), "refused path=/v1/completions status=404"),
-        (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=not_found"),
+        (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=model_not_found"),
         (node.get("/nowhere%20else"), "refused path='/nowhere else' status=404 type=invalid_request_error"),
         (node.post("/health", {}), "refused path=/health status=405"),
         (node.post("/models/unload", {"model_id": "org/tiny"}), "answered method=POST path=/models/unload status=200"),
@@ -58,6 +58,13 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
         await request
         (line,) = lines(caplog)
         assert line.startswith(beginning)
+
+
+async def test_an_engines_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "helexa")
+    await node.load(make_model(tmp_path, "crash"))
+    said = [(one.levelname, one.getMessage().partition(": ")[2]) for one in caplog.records if "engine " in one.msg]
+    assert said == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 
 
 async def test_what_gateways_poll_is_for_the_curious_only(node: Node, caplog: pytest.LogCaptureFixture) -> None:

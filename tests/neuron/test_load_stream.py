@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from helexa.core.fleet import Discovery
+from helexa.neuron import registry
 from helexa.neuron.routes import load_stream
 from neuron.fake_models import make_model, release, starts, until
 from neuron.running import Node, running
@@ -37,12 +39,19 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
     raise AssertionError
 
 
+async def halfway(response: aiohttp.ClientResponse) -> Any:
+    """What is said when a slow load has come to the weights."""
+    while (said := await event(response))[1].get("stage") != "weights":
+        assert said[0] == "progress"
+    return said[1]
+
+
 @pytest.mark.parametrize("how", [{}, {"accept": "*/*", "stream": True}])
 async def test_a_watched_load_is_told_to_its_end(node: Node, tmp_path: Path, how: dict[str, Any]) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow, **how) as response:
         assert (response.status, response.content_type) == (200, "text/event-stream")
-        assert await event(response) == ("progress", {"stage": "weights", "done": 1, "total": 2, "fraction": 0.5})
+        assert await halfway(response) == {"stage": "weights", "done": 1, "total": 2, "fraction": 0.5}
         release(slow)
         assert await event(response) == ("loaded", {"status": "loaded"})
         assert (await response.read()).strip() == b""
@@ -53,7 +62,7 @@ async def test_silence_is_filled_with_comments(node: Node, tmp_path: Path, monke
     monkeypatch.setattr(load_stream, "KEEP_ALIVE_SECONDS", 0.05)
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
-        await event(response)
+        await halfway(response)
         await response.content.readline()
         assert await response.content.readline() == b": keep-alive\n"
         release(slow)
@@ -63,10 +72,10 @@ async def test_silence_is_filled_with_comments(node: Node, tmp_path: Path, monke
 async def test_a_load_goes_on_without_its_watcher_and_is_told_to_another(node: Node, tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
-        await event(response)
+        await halfway(response)
         response.close()
     async with ask(node, slow) as response:
-        assert await event(response) == ("progress", {"stage": "weights", "fraction": 0.5})
+        assert await halfway(response) == {"stage": "weights", "fraction": 0.5}
         release(slow)
         failed, data = await event(response)
         assert (failed, data["status"]) == ("error", 400)
@@ -81,7 +90,7 @@ async def test_a_load_goes_on_without_its_watcher_and_is_told_to_another(node: N
 async def test_a_watched_failure_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, words: str) -> None:
     model = make_model(tmp_path, f"slow.{behaviour}")
     async with ask(node, model) as response:
-        await event(response)
+        await halfway(response)
         release(model)
         name, data = await event(response)
     assert (name, data["status"]) == ("error", 400)
@@ -92,6 +101,18 @@ async def test_what_cannot_begin_is_refused_plainly(node: Node) -> None:
     async with node.session.post(f"{node.url}/models/load", json={"model_id": "nowhere:x", "stream": True}) as response:
         assert (response.status, response.content_type) == (422, "application/json")
         assert (await response.json())["error"]["kind"] == "invalid_source"
+
+
+async def test_a_driver_that_does_not_work_is_told_a_watcher_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason="reboot")
+    monkeypatch.setattr(registry, "discover", lambda: facts)
+    async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda:0"}) as node:
+        async with ask(node, make_model(tmp_path)) as response:
+            assert (response.status, (await response.json())["code"]) == (503, "cuda_unavailable")
+        text = await node.session.get(f"{node.url}/metrics")
+        assert 'neuron_refusals_total{code="cuda_unavailable"} 1.0' in await text.text()
 
 
 async def test_a_watched_load_ends_with_the_node(tmp_path: Path) -> None:

@@ -343,7 +343,9 @@ class EngineClient:
             text = line.decode(errors="replace").strip()
             if text:
                 self._last_line = text
-                log.info("engine %d: %s", self._process.pid, text)
+                level, _, rest = text.partition(" ")  # as the engine's own lines begin
+                known = logging.getLevelNamesMapping().get(level)
+                log.log(known or logging.INFO, "engine %d: %s", self._process.pid, rest if known else text)
 
     def _exit_reason(self) -> str:
         if self._hang is not None:

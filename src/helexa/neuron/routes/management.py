@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -30,6 +29,8 @@ from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
 from helexa.neuron.routes.refusal import log_refusal
 
 log = logging.getLogger(__name__)
+
+_PHRASES = {400: "load_failed", 404: "model_not_found", 503: "service_unavailable"}
 
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
@@ -65,9 +66,6 @@ async def load(request: Request) -> Response | LoadStream:
         await watch.load
     except ApiError:
         raise
-    except CudaUnavailableError as error:
-        _log_refusal(request, 503, str(error))
-        return json_response({"error": str(error), "code": "cuda_unavailable"}, 503)
     except HelexaError as error:
         return _refused(request, *_load_failure(asked, error))
     return json_response({"status": "loaded"})
@@ -81,7 +79,7 @@ async def unload(request: Request) -> Response:
     except ApiError as error:
         if error.code != "model_not_found":
             raise
-        return _refused(request, 404, str(error))
+        return _refused(request, 404, {"error": str(error)})
     return json_response({"status": "unloaded"})
 
 
@@ -91,7 +89,7 @@ async def endpoint(request: Request) -> Response:
     try:
         _registry(request).get(model_id)
     except ApiError as error:
-        return _refused(request, error.status, str(error))
+        return _refused(request, error.status, {"error": str(error)})
     return json_response({"url": f"http://localhost:{request.app.state.port}"})
 
 
@@ -101,7 +99,7 @@ async def capabilities(request: Request) -> Response:
     try:
         model = _registry(request).get(model_id)
     except ApiError as error:
-        return _refused(request, 404, str(error))
+        return _refused(request, 404, {"error": str(error)})
     return json_response({"capabilities": model.info().capabilities})
 
 
@@ -126,11 +124,15 @@ class _Watch:
         self._heard = {"stage": stage, "done": done, "total": total or None, "fraction": fraction}
 
 
-def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, str | dict[str, Any]]:
-    """Status and reason of a load that failed."""
-    if isinstance(error, SourceError):
-        return 422, {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
-    return 400, str(error)
+def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
+    """Status and body of a load that failed."""
+    match error:
+        case SourceError():
+            reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
+            return 422, {"error": reason}
+        case CudaUnavailableError():
+            return 503, {"error": str(error), "code": "cuda_unavailable"}
+    return 400, {"error": str(error)}
 
 
 def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
@@ -144,9 +146,9 @@ def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") ->
     if isinstance(error, ApiError):
         log_refusal(request.url.path, error)
         return "error", {"status": error.status, **error.envelope()}
-    status, reason = _load_failure(spec, error)
-    _log_refusal(request, status, reason)
-    return "error", {"status": status, "error": reason}
+    status, body = _load_failure(spec, error)
+    _log_refusal(request, status, body)
+    return "error", {"status": status, **body}
 
 
 def _registry(request: Request) -> Registry:
@@ -164,13 +166,14 @@ def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
         raise invalid_body(f"{where or 'body'}: {first['msg']}", where or None) from None
 
 
-def _refused(request: Request, status: int, error: str | Mapping[str, object]) -> Response:
-    _log_refusal(request, status, error)
-    return json_response({"error": error}, status)
+def _refused(request: Request, status: int, body: dict[str, Any]) -> Response:
+    _log_refusal(request, status, body)
+    return json_response(body, status)
 
 
-def _log_refusal(request: Request, status: int, error: str | Mapping[str, object]) -> None:
-    code = str(error["kind"]) if isinstance(error, Mapping) else HTTPStatus(status).phrase.lower().replace(" ", "_")
+def _log_refusal(request: Request, status: int, body: dict[str, Any]) -> None:
+    error = body["error"]
+    code = error["kind"] if isinstance(error, Mapping) else body.get("code", _PHRASES.get(status, "refused"))
     current().refusals.append(code)
     tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
 
