@@ -90,6 +90,7 @@ class ScriptedEngine:
             kv_bytes=1,
         )
         self.alive = True
+        self.missing_bytes = 0
         self.running = self.waiting = self.prompt_tokens = self.cached_tokens = 0
         self.free_pages = self.ready.kv_pages
         self.requests: list[Generate] = []

@@ -561,8 +561,10 @@ async def test_the_openai_client_lists_models() -> None:
             "owned_by": "helexa",
             "loaded": True,
             "capabilities": ["text"],
-            "limit": {"context": CONTEXT},
+            "limit": {"context": CONTEXT, "input": CONTEXT * 3 // 4, "output": CONTEXT // 4},
             "max_model_len": CONTEXT,
+            "max_input_tokens": CONTEXT * 3 // 4,
+            "max_output_tokens": CONTEXT // 4,
             "tool_call": False,
             "reasoning": False,
         }

@@ -6,7 +6,14 @@ import pytest
 
 from helexa.core.errors import ConfigError
 from helexa.core.source import ModelSource
-from helexa.neuron.config import AdmissionConfig, NeuronConfig, SourceConfig, TorchConfig, read_config
+from helexa.neuron.config import (
+    AdmissionConfig,
+    ContextLimitConfig,
+    NeuronConfig,
+    SourceConfig,
+    TorchConfig,
+    read_config,
+)
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "neuron.example.toml"
 
@@ -29,10 +36,12 @@ def test_it_shows_the_defaults(config: NeuronConfig) -> None:
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
 
-@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, SourceConfig])
-def test_it_names_every_key(section: type[TorchConfig | AdmissionConfig | SourceConfig]) -> None:
+@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, SourceConfig])
+def test_it_names_every_key(
+    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | SourceConfig],
+) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
-    tables = {"admission", "sources"}  # shown as tables of their own
+    tables = {"admission", "context_limit", "sources"}  # shown as tables of their own
     missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
     assert set(missing) <= tables
 

@@ -65,7 +65,7 @@ async def test_a_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Pa
         "status": "loaded",
         "devices": [],
         "capabilities": ["text"],
-        "limit": {"context": 1024},
+        "limit": {"context": 1024, "input": 768, "output": 256},
         "tool_call": False,
         "reasoning": False,
         "servable": {"ok": True},

@@ -92,7 +92,7 @@ async def test_a_loaded_model_is_found_with_and_without_scheme(registry: Registr
     assert registry.get("org/tiny") is registry.get("huggingface:org/tiny") is model
     assert registry.models() == [model]
     assert model.context_length == 1024
-    assert model.info().json_dict()["limit"] == {"context": 1024}
+    assert model.info().json_dict()["limit"] == {"context": 1024, "input": 768, "output": 256}
     assert ("tokenizer", 0, 0) in reports
 
 

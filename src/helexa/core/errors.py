@@ -3,6 +3,7 @@
 HelexaError            a failure said in one line, for a person
   ConfigError          a configuration file or variable is wrong
   SourceError          a model source cannot be resolved or fetched
+  DoesNotFitError      a model needs more memory than is free for it
   ModelFileError       a model file is corrupt, truncated or of an unsupported kind
   ApiError             a refusal on the wire: status, type, code, message, extras
 """
@@ -24,13 +25,29 @@ class SourceError(HelexaError):
     """A model source cannot be parsed, reached or fetched.
 
     Attributes:
-        kind: `repo_fetch_failed` (worth a retry), `empty_repo`, `quant_not_found` or `invalid_source`.
+        kind: `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
+            `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
         details: fields that accompany the kind in a load refusal.
     """
 
     def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
         super().__init__(message)
         self.kind = kind
+        self.details = details
+
+
+class DoesNotFitError(HelexaError):
+    """A model needs more memory than is free for it.
+
+    Attributes:
+        kind: names this refusal of a load.
+        details: its numbers, in MiB.
+    """
+
+    kind = "does_not_fit"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
         self.details = details
 
 

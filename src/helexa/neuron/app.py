@@ -76,7 +76,8 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     app.state.health = monitor
     app.state.metrics = counted
     app.state.port = config.port
-    app.state.max_prompt_tokens = harness.context_length or MAX_PROMPT_TOKENS
+    bound = harness.context_limit.max_prompt_tokens
+    app.state.max_prompt_tokens = bound or harness.context_length or MAX_PROMPT_TOKENS
     return app
 
 

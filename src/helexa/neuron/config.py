@@ -19,6 +19,8 @@ from helexa.neuron.engine.messages import DEBUG_FAULT, EngineOptions, PrefixReus
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
 
+_SHORT = {"NEURON_MAX_PROMPT_TOKENS": "NEURON_HARNESS__TORCH__CONTEXT_LIMIT__MAX_PROMPT_TOKENS"}
+
 HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" if name == "candle" else name)]
 
 
@@ -99,6 +101,28 @@ class AdmissionConfig(Section):
     kv_max_wait_secs: float = Field(default=240.0, ge=0)
 
 
+class ContextLimitConfig(Section):
+    """How long a context a model may have, below what it was trained on and what its KV cache holds.
+
+    Attributes:
+        enabled: prompts are bounded by the time that they take as well.
+        target_prefill_latency_secs: that a prompt may take until its first token; unset is 120, and 600 on a CPU.
+        bootstrap_prefill_tok_per_sec: prompt tokens a second until they are measured; unset is 800, and 100 on a CPU.
+        activation_headroom_mb, min_free_floor_mb: MiB of free memory that no model is given: for what was not foreseen,
+            and for others.
+        output_reserve_tokens: of the context that `limit.input` leaves to the answer, at most a quarter of it.
+        max_prompt_tokens: of any context, 0 for no such bound; `NEURON_MAX_PROMPT_TOKENS` sets it.
+    """
+
+    enabled: bool = True
+    target_prefill_latency_secs: float | None = Field(default=None, gt=0)
+    bootstrap_prefill_tok_per_sec: float | None = Field(default=None, gt=0)
+    activation_headroom_mb: int = Field(default=256, ge=0)
+    min_free_floor_mb: int = Field(default=512, ge=0)
+    output_reserve_tokens: int = Field(default=8192, ge=1)
+    max_prompt_tokens: int = Field(default=0, ge=0)
+
+
 class TorchConfig(Section):
     """The engine. The numbers mean what they mean in `EngineOptions`.
 
@@ -119,12 +143,14 @@ class TorchConfig(Section):
     max_sequences: int = Field(default=64, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
+    memory_limit_mb: int = Field(default=0, ge=0)
     snapshot_mb: int = Field(default=0, ge=0)
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
     speculation_max_sequences: int = Field(default=4, ge=0)
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
+    context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
@@ -138,6 +164,7 @@ class TorchConfig(Section):
             max_waiting=self.max_sequences,  # more than run are never sent
             context_length=self.context_length,
             kv_cache_mb=self.kv_cache_mb,
+            memory_limit_mb=self.memory_limit_mb,
             snapshot_mb=self.snapshot_mb,
             kv_dtype=self.kv_dtype,
             prefix_reuse=self.prefix_reuse,
@@ -194,5 +221,6 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
         ConfigError: one line naming what is wrong and where.
     """
     environ = os.environ if environ is None else environ
-    keys = {name: value for name, value in environ.items() if name != DEBUG_FAULT}  # that one is for engines
+    # One is for engines, another is short for a key.
+    keys = {_SHORT.get(name, name): value for name, value in environ.items() if name != DEBUG_FAULT}
     return load(NeuronConfig, path, env_prefix=ENV_PREFIX, environ=keys)

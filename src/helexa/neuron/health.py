@@ -78,6 +78,7 @@ class HealthMonitor:
         while True:
             try:
                 self.readings = self.readings.then(await asyncio.to_thread(self._take))
+                self._registry.memory.observe(self.readings.memory_free_mb << 20)
             except Exception:
                 log.exception("the machine could not be read")
             await asyncio.sleep(READING_SECONDS)

@@ -47,6 +47,7 @@ async def run(
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
             or the engine is down. Later failures are a `Failed` event.
     """
+    model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length)
     vocab_size = model.engine.ready.vocab_size
     request.check_vocabulary(vocab_size)

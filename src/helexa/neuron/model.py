@@ -1,14 +1,19 @@
-"""One loaded model: its text side, its engine, and how busy it is."""
+"""One loaded model: its text side, its engine, how busy it is, and what it may be asked for."""
+
+import time
+from collections.abc import Callable
 
 from helexa.core.errors import service_unavailable
 from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelSpec, ModelStatus, Servable
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import TorchConfig
+from helexa.neuron.context_limit import Facts, Readings, SteadyRate, context_limit, first_rate
 from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.messages import Timing
+from helexa.neuron.engine.messages import Ready, Timing
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
+_TELLING_TOKENS = 256  # shorter prompts do not tell how fast long ones are read
 
 
 class ServedModel:
@@ -29,23 +34,55 @@ class ServedModel:
         text: ModelText,
         engine: EngineClient,
         config: TorchConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        config = config or TorchConfig()
         self.id = model_id
         self.spec = spec
         self.text = text
         self.engine = engine
-        self.admission = Admission((config or TorchConfig()).admission, engine)
+        self.admission = Admission(config.admission, engine)
+        self._facts = _facts(engine.ready)
+        self._context_limit = config.context_limit
+        self._prefill_rate = 0.0
+        self._steady_rate = SteadyRate(first_rate(self._facts, config.context_limit), clock)
         self._tok_s_prefill = 0.0
         self._tok_s_decode = 0.0
 
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return self.engine.ready.context_length
+        return self.limit.context
+
+    @property
+    def limit(self) -> Limit:
+        """What requests may ask for now; never waits for the engine."""
+        readings = Readings(self.engine.missing_bytes, self._steady_rate.told(self._prefill_rate))
+        return context_limit(self._facts, readings, self._context_limit)
+
+    @property
+    def servable(self) -> Servable:
+        """Whether the smallest request would be served now; never waits for the engine."""
+        if not self.engine.alive:
+            return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
+        if self.limit.context == 0:
+            missing = self.engine.missing_bytes >> 20
+            detail = f"{missing} MiB that the model's cache was promised are in use by other programs"
+            return Servable(ok=False, reason="insufficient_memory", detail=detail)
+        return Servable(ok=True)
+
+    def require_servable(self) -> None:
+        """Refuse a request that cannot be served now.
+
+        Raises:
+            ApiError: 503.
+        """
+        servable = self.servable
+        if not servable.ok:
+            raise service_unavailable(f"model '{self.id}' cannot answer now: {servable.detail}", retry_after=5)
 
     def info(self, status: ModelStatus = "loaded") -> ModelInfo:
         """What `GET /models` says of it; reads only what is already known."""
-        alive = self.engine.alive
         return ModelInfo(
             id=self.id,
             status=status,
@@ -53,10 +90,10 @@ class ServedModel:
             vram_used_mb=self._vram_mb(),
             quant=self.engine.ready.quant or None,
             capabilities=["text"],
-            limit=Limit(context=self.context_length),
+            limit=self.limit,
             tool_call=self.text.capabilities.tool_call,
             reasoning=self.text.capabilities.reasoning,
-            servable=Servable(ok=alive, reason=None if alive else "engine_down"),
+            servable=self.servable,
         )
 
     def load(self) -> ModelLoad:
@@ -70,6 +107,8 @@ class ServedModel:
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
         """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
+        if prefill_tokens >= _TELLING_TOKENS:
+            self._prefill_rate = _averaged(self._prefill_rate, prefill_tokens, timing.prefill_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:
@@ -80,6 +119,11 @@ class ServedModel:
     def _vram_mb(self) -> int | None:
         ready = self.engine.ready
         return (ready.weight_bytes + ready.kv_bytes) >> 20 if ready.device.startswith("cuda") else None
+
+
+def _facts(ready: Ready) -> Facts:
+    page_bytes = ready.kv_bytes // max(ready.kv_pages, 1)
+    return Facts(ready.context_length, ready.kv_pages, ready.page_size, page_bytes, cpu=ready.device == "cpu")
 
 
 def _averaged(average: float, tokens: int, milliseconds: float) -> float:

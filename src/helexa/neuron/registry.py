@@ -18,6 +18,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Progress
+from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.model import ServedModel
 from helexa.neuron.recovery import Restarts
 from helexa.neuron.resident import Resident
@@ -68,6 +69,9 @@ class Registry:
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
         """How often what happened since the start."""
         self._harness = config.harness.torch
+        limits = self._harness.context_limit
+        self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        """What engines were promised."""
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
@@ -220,6 +224,7 @@ class Registry:
                 command=self._engine_command,
                 load_seconds=self._recovery.load_timeout_secs,
                 step_seconds=self._recovery.step_timeout_secs,
+                memory=self.memory,
                 on_progress=on_progress,
                 on_exit=died,
             )

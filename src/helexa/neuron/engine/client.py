@@ -21,6 +21,7 @@ from helexa.neuron.engine.messages import (
     FromEngine,
     Generate,
     LoadFailed,
+    Needs,
     Progress,
     Ready,
     SamplingParams,
@@ -31,6 +32,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.recovery import Silence
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EngineClient:
         writer: asyncio.StreamWriter,
         options: EngineOptions,
         on_exit: Callable[[str], None] | None,
+        memory: MemoryBook,
     ) -> None:
         self.reports = 0
         self.options = options
@@ -82,6 +85,7 @@ class EngineClient:
         self._reader = reader
         self._writer = writer
         self._on_exit = on_exit
+        self._memory = memory
         self._decoder = FrameDecoder(FromEngine)
         self._room = asyncio.Lock()
         self._ids = itertools.count(1)
@@ -105,6 +109,7 @@ class EngineClient:
         command: Sequence[str] | None = None,
         load_seconds: float = _LOAD_SECONDS,
         step_seconds: float = _STEP_SECONDS,
+        memory: MemoryBook | None = None,
     ) -> "EngineClient":
         """Spawn an engine process and wait until its model is loaded.
 
@@ -114,8 +119,10 @@ class EngineClient:
             command: the engine's command line instead of the usual one; `--fd --model --options` are appended.
             load_seconds: that the loading may go on without any progress.
             step_seconds: that one step may take; then the engine is taken for hung, and killed.
+            memory: promises it what it needs; without one it may have whatever is free.
 
         Raises:
+            DoesNotFitError: it needs more memory than is free for it.
             ModelFileError: the file is corrupt or of an unsupported kind.
             HelexaError: any other failure to load, in one line.
         """
@@ -141,7 +148,7 @@ class EngineClient:
             raise
         finally:
             theirs.close()
-        client = cls(process, reader, writer, options, on_exit)
+        client = cls(process, reader, writer, options, on_exit, memory or MemoryBook())
         try:
             async with asyncio.timeout(load_seconds) as deadline:
 
@@ -167,6 +174,11 @@ class EngineClient:
     def alive(self) -> bool:
         """Whether the engine takes requests."""
         return self._death is None and not self._closing
+
+    @property
+    def missing_bytes(self) -> int:
+        """Memory promised to the engine that the machine could not give when it was last looked at."""
+        return self._memory.missing(self._process.pid)
 
     @property
     def open_streams(self) -> int:
@@ -241,7 +253,12 @@ class EngineClient:
                 match message:
                     case Progress():
                         on_progress(message)
+                    case Needs():
+                        self._write(self._memory.grant(self._process.pid, message))
                     case Ready():
+                        self._memory.settle(self._process.pid)
+                        most = message.max_sequences or self.options.max_sequences
+                        self.options = msgspec.structs.replace(self.options, max_sequences=most)
                         self.ready = message
                         self.free_pages = message.kv_pages
                         return

@@ -34,6 +34,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_waiting: sequences that may wait; one more is refused.
         context_length: positions per sequence, 0 for what the model was trained on.
         kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
+        memory_limit_mb: MiB of the device's memory that all models of the node may take together, 0 for all that is
+            free.
         snapshot_mb: MiB for snapshots of the state of recurrent layers, from which prompts that begin alike go on;
             0 for a part of free memory.
         kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
@@ -54,6 +56,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 256
     context_length: int = 0
     kv_cache_mb: int = 0
+    memory_limit_mb: int = 0
     snapshot_mb: int = 0
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
@@ -124,11 +127,64 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     total: int
 
 
+class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
+    """Engine -> server, when headers are read and no weight is: what the model takes, in bytes. A `Grant` answers.
+
+    Attributes:
+        free: of the device's memory now.
+        limit: that all models of the node may take together, 0 for no such limit.
+        held: memory of this process now, to tell later how much of what was granted it has taken.
+        weights: as kernels hold them.
+        loading: most that loading takes beside them.
+        step: most that a step takes, apart from what depends on the positions that it looks at.
+        page_step, position_step: that a step takes for each page in use, and for each position of one sequence.
+        page: of the KV cache, of `page_size` positions.
+        pages: wanted.
+        share: of what weights and states leave; the cache may take so much.
+        context: positions that a sequence may have.
+        state: of the recurrent layers of one sequence.
+        sequences, snapshots: wanted.
+    """
+
+    device: str
+    free: int
+    limit: int
+    held: int
+    weights: int
+    loading: int
+    step: int
+    page_step: int
+    position_step: int
+    page: int
+    page_size: int
+    pages: int
+    share: float
+    context: int
+    state: int
+    sequences: int
+    snapshots: int
+
+    def pages_for(self, positions: int) -> int:
+        """Pages that hold so many positions."""
+        return -(-positions // self.page_size)
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
+    """Server -> engine: what of its needs is met. `total` bytes are promised to it."""
+
+    total: int
+    pages: int
+    sequences: int
+    snapshots: int
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """Engine -> server: the model is loaded and serves.
 
     Attributes:
         quant: what plain weights became while they loaded, empty if they stayed as they were.
+        memory_bytes: that were granted to it.
+        max_sequences: that it has room for, where that is fewer than it was asked to run; else 0.
     """
 
     model_type: str
@@ -143,6 +199,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     kv_bytes: int
     state_bytes: int = 0
     quant: str = ""
+    memory_bytes: int = 0
+    max_sequences: int = 0
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
@@ -192,8 +250,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     cached_tokens: int = 0
 
 
-ToEngine = Generate | Cancel | Shutdown
-FromEngine = Progress | Ready | LoadFailed | StepReport
+ToEngine = Grant | Generate | Cancel | Shutdown
+FromEngine = Needs | Progress | Ready | LoadFailed | StepReport
 
 _encoder = msgspec.msgpack.Encoder()
 

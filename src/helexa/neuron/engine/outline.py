@@ -33,8 +33,10 @@ class Outline:
         state: of what recurrent layers keep of one sequence.
         hidden, widest: numbers in a row of the residual stream, and at most in a row that goes into a product or comes
             out of it, the head apart.
-        heads: numbers in a row of queries, and in one of keys.
+        heads, kv_heads, head_dim: of attention.
+        sinks: heads that have one, in a layer.
         vocab_size: numbers in a row of logits.
+        recorded: steps may be recorded (see `Decoder`).
         layers: how many keep pages.
         context: positions that the model was trained for.
     """
@@ -45,8 +47,12 @@ class Outline:
     state: int
     hidden: int
     widest: int
-    heads: tuple[int, int]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    sinks: int
     vocab_size: int
+    recorded: bool
     layers: int
     context: int
 
@@ -74,8 +80,12 @@ def outline(
         state=sum(mixer.state_bytes for mixer in mixers),
         hidden=settings.hidden,
         widest=max((width for outputs, width in sizes.widths.items() if outputs != model.vocab_size), default=0),
-        heads=(settings.heads * settings.head_dim, settings.kv_heads * settings.head_dim),
+        heads=settings.heads,
+        kv_heads=settings.kv_heads,
+        head_dim=settings.head_dim,
+        sinks=settings.heads if any(name.endswith(".sinks") for name in checkpoint.names()) else 0,
         vocab_size=model.vocab_size,
+        recorded=model.recorded,
         layers=sum(mixer.page_bytes > 0 for mixer in mixers),
         context=settings.context,
     )

@@ -25,7 +25,9 @@ from helexa.neuron.engine.messages import (
     FrameDecoder,
     FromEngine,
     Generate,
+    Grant,
     LoadFailed,
+    Needs,
     Progress,
     Ready,
     Shutdown,
@@ -57,8 +59,10 @@ class Engine:
         self._decoder = FrameDecoder(ToEngine)
         facts = runner.facts
         pages = PagePool(facts.kv_pages, PAGE_SIZE)
-        states = StatePool(options.max_sequences, facts.snapshots) if facts.state_bytes else None
-        bounded = msgspec.structs.replace(options, context_length=facts.context_length)
+        states = StatePool(facts.max_sequences, facts.snapshots) if facts.state_bytes else None
+        bounded = msgspec.structs.replace(
+            options, context_length=facts.context_length, max_sequences=facts.max_sequences
+        )
         self._scheduler = Scheduler(bounded, pages, states)
         self._strikes = Strikes()
 
@@ -173,11 +177,17 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             reported = done
             _send(connection, Progress(stage="weights", done=done, total=total))
 
+    def ask(needs: Needs) -> Grant:
+        _send(connection, needs)
+        return _granted(connection)
+
     torch.set_num_threads(options.threads or _physical_cores())
     try:
         faults = Faults.of(model, os.environ)
-        runner = load(model, options, on_progress)
+        runner = load(model, options, on_progress, ask)
         faults.afflict(runner)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         _send(connection, _load_failure(model, error))
         return None
@@ -197,9 +207,21 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             kv_bytes=facts.kv_bytes,
             state_bytes=facts.state_bytes,
             quant=facts.quant,
+            memory_bytes=facts.memory_bytes,
+            max_sequences=facts.max_sequences,
         ),
     )
     return runner
+
+
+def _granted(connection: socket.socket) -> Grant:
+    """The server's answer to what this engine needs."""
+    decoder = FrameDecoder(ToEngine)
+    while data := connection.recv(1 << 16):
+        for message in decoder.feed(data):
+            if isinstance(message, Grant):
+                return message
+    raise BrokenPipeError("the server is gone")
 
 
 def _load_failure(model: Path, error: Exception) -> LoadFailed:

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 from torch import Tensor
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.fit import alone
+from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
+from helexa.neuron.engine.needs import MOST_DRAFTS, free_memory, needs
+from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Plan, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
@@ -29,8 +31,6 @@ from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
 __all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Runner", "load"]
 
 _log = logging.getLogger("helexa.neuron.engine")
-_DRAFT_ROWS = 16  # rows that speculation may add to each sequence
-_MOST_SNAPSHOTS = 4096
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -54,6 +54,8 @@ class ModelFacts:
         state_bytes: of what recurrent layers keep of one sequence; 0 for a model without such.
         quant: what plain weights became while they loaded, empty if they stayed as they were.
         snapshots: of that state that there is room for.
+        max_sequences: that there is room for.
+        memory_bytes: granted for all of this, and for steps.
     """
 
     model_type: str
@@ -67,6 +69,8 @@ class ModelFacts:
     kv_pages: int
     state_bytes: int
     snapshots: int
+    max_sequences: int
+    memory_bytes: int
     quant: str
 
 
@@ -76,8 +80,10 @@ class Runner:
     Args:
         model_path: a model file or folder (see `open_checkpoint`).
         on_progress: called with (bytes read, bytes in all) while the weights load.
+        ask: for memory, before any weight is read.
 
     Raises:
+        DoesNotFitError: there is not enough memory, with the numbers.
         ModelFileError: the model cannot be loaded, and why.
         NotFiniteError: it can, but what it computes in this dtype are no numbers.
         DeviceError: the device cannot be used.
@@ -88,6 +94,7 @@ class Runner:
         model_path: Path,
         options: EngineOptions,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
+        ask: Callable[[Needs], Grant] = alone,
     ) -> None:
         self.device = _usable_device(options.device)
         with open_checkpoint(model_path) as checkpoint:
@@ -96,7 +103,9 @@ class Runner:
             config = {**architecture.defaults, **checkpoint.config}
             try:
                 self.ops = _kernels(self.device, options, config, architecture.half)
-                policy = _policy(options.quant, checkpoint, int(config.get("num_hidden_layers") or 0), self.ops)
+                policy = _policy(options, checkpoint, int(config.get("num_hidden_layers") or 0), self.ops)
+                asked = needs(outline(checkpoint, architecture, config, self.ops, policy), options, self.ops)
+                grant = ask(asked)
                 store = self.ops.store(model_path, policy.quant)
 
                 def on_read(done: int) -> None:
@@ -110,18 +119,13 @@ class Runner:
                 store.save()
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-        trained_context = self._model.settings.context
-        context = min(options.context_length or trained_context, trained_context)
         mixers = [block.mixer for block in self._model.blocks]
-        page_bytes = sum(mixer.page_bytes for mixer in mixers)
-        pages = self._page_budget(options, context, page_bytes)
-        state_bytes = sum(mixer.state_bytes for mixer in mixers)
-        snapshots = _snapshot_budget(options, state_bytes)
-        slots = options.max_sequences + snapshots if state_bytes else 0
+        context, pages, sequences = asked.context, grant.pages, grant.sequences
+        slots = sequences + grant.snapshots if asked.state else 0
         self._caches = [mixer.new_cache(pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        rows = options.max_step_tokens + _DRAFT_ROWS * options.max_sequences
-        capacity = Capacity(rows, options.max_sequences, min(-(-context // PAGE_SIZE) + 1, pages))
+        rows = options.max_step_tokens + MOST_DRAFTS * sequences
+        capacity = Capacity(rows, sequences, min(-(-context // PAGE_SIZE) + 1, pages))
         self._layout = Layout(capacity, self.device)
         self.facts = ModelFacts(
             model_type=model_type,
@@ -130,15 +134,18 @@ class Runner:
             parameters=parameters,
             weight_bytes=weight_bytes,
             step_bytes=self.ops.step_bytes,
-            token_bytes=page_bytes // PAGE_SIZE,
-            kv_bytes=pages * page_bytes,
+            token_bytes=asked.page // PAGE_SIZE,
+            kv_bytes=pages * asked.page,
             kv_pages=pages,
-            state_bytes=state_bytes,
-            snapshots=snapshots,
+            state_bytes=asked.state,
+            snapshots=grant.snapshots,
+            max_sequences=sequences,
+            memory_bytes=grant.total,
             quant=policy.quant,
         )
         if self._model.recurrent:
-            _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state_bytes / 2**20, snapshots)
+            state = asked.state / 2**20
+            _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
         self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
@@ -180,52 +187,34 @@ class Runner:
                 for state in self._states:
                     state.copy(source, target)
 
-    def _page_budget(self, options: EngineOptions, context: int, page_bytes: int) -> int:
-        """Pages of the KV cache: as configured, else four full contexts, or a quarter of what memory is free."""
-        if options.kv_cache_mb:
-            return max(options.kv_cache_mb * 2**20 // page_bytes, 1)
-        if self.device.type == "cuda":
-            return max(int(_free_memory(self.device) * 0.8) // page_bytes, 1)
-        wanted = 4 * -(-context // PAGE_SIZE)
-        return max(min(wanted, _free_memory(self.device) // 4 // page_bytes), 1)
-
-
-def _snapshot_budget(options: EngineOptions, state_bytes: int) -> int:
-    """Snapshots of recurrent state that fit: as configured, else into an eighth of what memory is free."""
-    if not state_bytes or options.prefix_reuse == "off":
-        return 0
-    allowed = options.snapshot_mb * 2**20 or psutil.virtual_memory().available // 8
-    return min(allowed // state_bytes, _MOST_SNAPSHOTS)
-
 
 def load(
-    model_path: Path, options: EngineOptions, on_progress: Callable[[int, int], None] = lambda done, total: None
+    model_path: Path,
+    options: EngineOptions,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ask: Callable[[Needs], Grant] = alone,
 ) -> Runner:
     """A runner that computes finite numbers: in float32 if nothing else does. See `Runner`."""
     try:
-        return Runner(model_path, options, on_progress)
+        return Runner(model_path, options, on_progress, ask)
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
         _log.warning("%s; it is loaded again in float32", error)
-    return Runner(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress)
+    return Runner(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
 
 
-def _policy(asked: str, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
-    quant = quant_named(asked) if asked else ""
+def _policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
+    quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free = _free_memory(ops.device)
+        free = free_memory(ops.device, options)
         quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
         _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
     policy = QuantPolicy(quant, layers)
     if policy.quant and not ops.quantised:
         _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
     return policy
-
-
-def _free_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
 
 
 def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:

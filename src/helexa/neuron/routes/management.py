@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from helexa.core.errors import (
     ApiError,
+    DoesNotFitError,
     HelexaError,
     SourceError,
     internal_error,
@@ -127,7 +128,7 @@ class _Watch:
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
     """Status and body of a load that failed."""
     match error:
-        case SourceError():
+        case SourceError() | DoesNotFitError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
             return 422, {"error": reason}
         case CudaUnavailableError():

@@ -1,0 +1,86 @@
+"""What a model needs of the device's memory: its outline and the engine's options, in the terms of `fit`."""
+
+import os
+
+import torch
+
+from helexa.neuron.engine.batch import PAGE_SIZE
+from helexa.neuron.engine.messages import EngineOptions, Needs
+from helexa.neuron.engine.outline import Outline
+from helexa.neuron.host_memory import host_memory
+from helexa.neuron.memory_book import own_bytes
+from helexa.neuron.ops.reference import ReferenceOps
+
+MOST_DRAFTS = 16
+"""Rows that speculation may add to a sequence."""
+
+_CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
+_SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs want memory of a CPU's, too
+_SNAPSHOT_PART = 8  # of what is free
+_MOST_SNAPSHOTS = 4096
+_RECORDED_ROWS = 64  # of the largest step whose recording is kept, and with it the logits
+_SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
+_SPLITS, _SPAN = 8, 512  # rows whose attention is shared out among threads, and positions to a share
+
+
+def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
+    """What to ask for. A cache of a stated size is asked for as such, else one for four contexts."""
+    free = free_memory(ops.device, options)
+    context = min(options.context_length or found.context, found.context)
+    cuda = ops.device.type == "cuda"
+    if options.kv_cache_mb:
+        pages, share = options.kv_cache_mb * 2**20 // found.page, 1.0
+    elif cuda:
+        pages, share = free // found.page, _CUDA_SHARE
+    else:
+        pages, share = _CONTEXTS * -(-context // PAGE_SIZE), _SHARE
+    snapshots = 0
+    if found.state and options.prefix_reuse != "off":
+        snapshots = min((options.snapshot_mb * 2**20 or free // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
+    rows = max(options.max_step_tokens, options.max_sequences)
+    page_step, position_step = _attention(found, ops, rows)
+    return Needs(
+        device=str(ops.device),
+        free=free,
+        limit=options.memory_limit_mb * 2**20,
+        held=own_bytes(os.getpid()) or 0,
+        weights=found.weights,
+        loading=found.loading,
+        step=rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops),
+        page_step=page_step,
+        position_step=position_step,
+        page=found.page,
+        page_size=PAGE_SIZE,
+        pages=max(pages, 1),
+        share=share,
+        context=context,
+        state=found.state,
+        sequences=options.max_sequences,
+        snapshots=snapshots,
+    )
+
+
+def free_memory(device: torch.device, options: EngineOptions) -> int:
+    """Bytes that are free on a device, as far as models may have them."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
+    return min(free, options.memory_limit_mb * 2**20 or free)
+
+
+def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
+    """Bytes of logits: of the most rows that sample in a step, what drawing makes of them, and recorded ones."""
+    drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
+    rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MOST_DRAFTS))
+    if ops.quantised and found.recorded:
+        most = min(options.max_sequences, _RECORDED_ROWS)
+        rows += most * (most + 1) // 2  # for each number of sequences that decode side by side
+    return rows * found.vocab_size * 4
+
+
+def _attention(found: Outline, ops: ReferenceOps, rows: int) -> tuple[int, int]:
+    """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
+    if ops.quantised:
+        return 0, -(-_SPLITS * found.heads * (found.head_dim + 2) * 4 // _SPAN)
+    # Plain torch gathers the pages of one layer, padded; keys and values of each query head; scores, and a mask.
+    gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE
+    repeated = 2 * (found.heads + found.kv_heads) * found.head_dim * ops.dtype.itemsize
+    return gathered, repeated + rows * (5 + 12 * found.sinks)

@@ -1,0 +1,128 @@
+"""Who was promised how much memory: so that two models that load side by side do not both count on the same."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from helexa.neuron.engine.fit import divide
+from helexa.neuron.engine.messages import Grant, Needs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Holding:
+    """What one engine was promised.
+
+    Attributes:
+        begun: when its process began, since numbers of processes come again.
+        base: bytes that it held before.
+        missing: of the promise, bytes that the machine could not give at the last reading.
+    """
+
+    device: str
+    promised: int
+    begun: float
+    base: int
+    missing: int = 0
+
+
+class MemoryBook:
+    """Promises to engines. Those of an engine end with its process.
+
+    An engine on a CPU takes what it was promised little by little; on an accelerator it has taken all of it when it is
+    ready, and `settle` says so.
+
+    Args:
+        reserve: bytes of free memory that no model is promised.
+        held: bytes that a process holds of memory that is its alone; None if there is no such process (any more).
+        begun: when a process began; None if there is none.
+    """
+
+    def __init__(
+        self,
+        reserve: int = 0,
+        *,
+        held: Callable[[int], int | None] | None = None,
+        begun: Callable[[int], float | None] | None = None,
+    ) -> None:
+        self._reserve = reserve
+        self._held = held or own_bytes
+        self._begun = begun or _begun
+        self._holdings: dict[int, _Holding] = {}
+
+    def grant(self, pid: int, needs: Needs) -> Grant:
+        """Promise the engine `pid` what it needs, as far as there is room; an earlier promise to it is forgotten.
+
+        Raises:
+            DoesNotFitError: there is not enough.
+        """
+        self._holdings.pop(pid, None)
+        others = [(each, other) for each, other in self._living() if _same_memory(other.device, needs.device)]
+        room = needs.free - self._reserve - sum(self._outstanding(each, other) for each, other in others)
+        if needs.limit:
+            room = min(room, needs.limit - sum(other.promised for _, other in others))
+        granted = divide(needs, max(room, 0))
+        begun = self._begun(pid)
+        if begun is not None:
+            self._holdings[pid] = _Holding(needs.device, granted.total, begun, needs.held)
+        positions = granted.pages * needs.page_size
+        if positions < min(needs.context, needs.pages * needs.page_size):
+            log.warning("memory is short: a context of %d tokens instead of %d", positions, needs.context)
+        return granted
+
+    def settle(self, pid: int) -> None:
+        """The engine is ready: on an accelerator, it holds all that it was promised."""
+        holding = self._holdings.get(pid)
+        if holding is not None and holding.device != "cpu":
+            holding.base = -holding.promised
+
+    def observe(self, free: int) -> None:
+        """Take note of how much memory of the host is free now, and how much of it engines still count on."""
+        for pid, holding in self._living():
+            if holding.device == "cpu":
+                holding.missing = max(self._outstanding(pid, holding) - max(free, 0), 0)
+
+    def missing(self, pid: int) -> int:
+        """Bytes promised to an engine that the machine could not give when it was last looked at."""
+        holding = self._holdings.get(pid)
+        return 0 if holding is None else holding.missing
+
+    def _living(self) -> list[tuple[int, _Holding]]:
+        for pid, holding in list(self._holdings.items()):
+            if self._begun(pid) != holding.begun:
+                del self._holdings[pid]
+        return list(self._holdings.items())
+
+    def _outstanding(self, pid: int, holding: _Holding) -> int:
+        """Bytes that were promised and are not taken yet."""
+        if holding.base < 0:
+            return 0
+        return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
+
+
+def own_bytes(pid: int) -> int | None:
+    """Memory that a process holds and that cannot be read from a file again; None if there is no such process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        try:
+            return psutil.Process(pid).memory_info().rss
+        except psutil.Error:
+            return None
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
+def _begun(pid: int) -> float | None:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
+
+
+def _same_memory(device: str, other: str) -> bool:
+    """Whether two devices take from the same: a CPU's is also that of Apple's accelerator."""
+    return device == other or {device, other} <= {"cpu", "mps"}
