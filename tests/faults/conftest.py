@@ -7,8 +7,10 @@ import pytest
 
 from clients.stack import Stack, free_port
 from faults import bad_models
+from neuron.fake_hub import FakeHub
 
 AWAY = "org/away"
+GONE = "org/gone"
 HALF = "org/half"
 
 
@@ -19,11 +21,21 @@ def half(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def stack(smollm2_gguf: Path, half: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    hub = f'[harness.torch.sources.away]\nendpoint = "http://127.0.0.1:{free_port()}"\n'
-    catalogue = (
-        f'[[models]]\nid = "{AWAY}"\nsource = "away:{AWAY}"\n[[models]]\nid = "{HALF}"\nsource = "file:{half}"\n'
-    )
+def hub() -> Iterator[FakeHub]:
+    """A hub that has something, `hub:org/small`."""
+    hub = FakeHub()
+    hub.repositories["org/small"] = {"small-Q8_0.gguf": bytes(range(256)) * 100}
+    hub.start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture(scope="session")
+def stack(smollm2_gguf: Path, half: Path, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    hubs = f'[harness.torch.sources.away]\nendpoint = "http://127.0.0.1:{free_port()}"\n'
+    hubs += f'[harness.torch.sources.hub]\nendpoint = "{hub.url}"\ncache_dir = "{tmp_path_factory.mktemp("hub")}"\n'
+    sources = {AWAY: f"away:{AWAY}", GONE: f"hub:{GONE}", HALF: f"file:{half}"}
+    catalogue = "".join(f'[[models]]\nid = "{name}"\nsource = "{source}"\n' for name, source in sources.items())
     folder = tmp_path_factory.mktemp("hurt")
-    with Stack(smollm2_gguf, folder, node_config=hub, catalogue=catalogue) as stack:
+    with Stack(smollm2_gguf, folder, node_config=hubs, catalogue=catalogue) as stack:
         yield stack

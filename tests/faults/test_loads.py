@@ -7,7 +7,8 @@ import pytest
 
 from clients.stack import MODEL, Stack, get, post
 from faults import bad_models
-from faults.conftest import AWAY, HALF
+from faults.conftest import AWAY, GONE, HALF
+from neuron.fake_hub import FakeHub, Trouble
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -66,6 +67,32 @@ def test_a_source_that_cannot_be_reached(stack: Stack):
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("file", "trouble", "kind", "words"),
+    [
+        ("small-Q8_0.gguf", Trouble(body=b"?" * 25600), "invalid_source", "what came was thrown away"),
+        ("small-Q8_0.gguf", Trouble(status=404), "repo_refused", "does not exist at http://127.0.0.1:"),
+        ("list", Trouble(status=401), "repo_refused", "is private or does not exist at http://127.0.0.1:"),
+        ("list", Trouble(body=b"?"), "repo_refused", "which does not speak the protocol of the Hugging Face Hub"),
+    ],
+    ids=["wrong-hash", "404", "401", "no-hub"],
+)
+def test_what_a_hub_refuses_or_garbles(stack: Stack, hub: FakeHub, file: str, trouble: Trouble, kind: str, words: str):
+    hub.trouble(file, trouble)
+    status, error = load(stack, "hub:org/small")
+    assert (status, error["kind"], error["model_id"]) == (422, kind, "org/small")
+    assert words in error["message"]
+    assert "\n" not in error["message"]
+
+
+def test_a_file_of_a_quantisation_that_the_hub_does_not_have(stack: Stack, hub: FakeHub):
+    before = len(hub.downloads())
+    wanted = {"model_id": "org/broken", "source": "hub:org/small", "quant": "q8_1"}
+    status, _, body = post(f"{stack.node_url}/models/load", wanted)
+    assert (status, body["error"]["kind"], body["error"]["nearest"]) == (422, "quant_not_found", "Q8_0")
+    assert len(hub.downloads()) == before
+
+
 def test_the_gateway_passes_the_reason_on(stack: Stack):
     status, headers, body = ask(stack, AWAY)
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
@@ -75,3 +102,7 @@ def test_the_gateway_passes_the_reason_on(stack: Stack):
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
     assert "half.gguf: " in body["error"]["message"]
     assert "retry-after" not in headers, "no retry will mend the file"
+    status, headers, body = ask(stack, GONE)
+    assert (status, body["error"]["code"]) == (503, "service_unavailable")
+    assert "does not exist at http://127.0.0.1:" in body["error"]["message"]
+    assert "retry-after" not in headers, "no retry will bring it"

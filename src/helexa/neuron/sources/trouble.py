@@ -45,8 +45,9 @@ def disk_error(error: OSError, folder: Path) -> DiskError:
         reason = f"cannot be kept: {folder} {_FULL[error.errno]}: make room, or name another cache folder"
         return DiskError(reason, kind="disk_full", path=str(folder))
     if error.errno in _DENIED:
-        reason = f"cannot be kept: {folder} cannot be written ({error.strerror}): let this user, or name another"
-        return DiskError(f"{reason} cache folder", kind="cache_unwritable", path=str(folder))
+        reason = f"cannot be kept: {folder} cannot be written ({error.strerror})"
+        hint = "let this user write there, or name another cache folder"
+        return DiskError(f"{reason}: {hint}", kind="cache_unwritable", path=str(folder))
     return DiskError(f"cannot be kept: {folder}: {error.strerror or type(error).__name__}", path=str(folder))
 
 
