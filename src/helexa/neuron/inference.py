@@ -67,8 +67,7 @@ async def run(
             async with aclosing(outputs):
                 while True:
                     output = await anext(outputs)
-                    if end.count(output):
-                        seat.begin()
+                    seat.hold(end.count(output))
                     text, stopped = reader.read(output)
                     if stopped or output.finish is not None:
                         break
@@ -179,15 +178,14 @@ class _End:
         self._waited = time.perf_counter() - self._begin
         return Started(self._prompt_tokens)
 
-    def count(self, output: TokenOutput) -> bool:
-        """Take note of an output; whether its tokens are the first."""
-        first = self._first_token is None and bool(output.tokens)
-        if first:
+    def count(self, output: TokenOutput) -> int:
+        """Take note of an output; how many tokens of prompt and answer the engine holds now."""
+        if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
         self._completion_tokens += len(output.tokens)
         self._cached_tokens += output.cached_tokens
         self._timing = output.timing or self._timing
-        return first
+        return self._prompt_tokens + self._completion_tokens if self._first_token is not None else 0
 
     def finish(self, reason: Literal["stop", "length"], stop_string: str | None) -> Finished:
         timing = self._close(reason)

@@ -162,17 +162,22 @@ def test_memory_is_promised_until_it_is_held() -> None:
     door = Door(seats=4)
     one = door.come("a1", pages=60)
     assert door.gate.available == 40
-    door.gate.free = 55  # it holds 45 of its 60 by now
-    door.gate.begin(one)
-    assert door.gate.available == 55
-    assert door.come("b1", pages=50).inside
+    door.gate.free = 55
+    door.gate.hold(one, 45)
+    assert door.gate.available == 40
+    door.gate.free = 30
+    door.gate.hold(one, 70)  # more than it was promised
+    assert door.gate.available == 30
+    assert door.come("b1", pages=30).inside
+    assert door.gate.available == 0
     door.go(one)
-    assert door.gate.available == 5
+    door.gate.free = 100
+    assert door.gate.available == 70
 
 
 def test_memory_that_comes_free_unasked_is_noticed() -> None:
     door = Door(seats=4)
-    door.gate.begin(door.come("a1", pages=60))
+    door.gate.hold(door.come("a1", pages=60), 60)
     door.gate.free = 40
     waiter = door.come("b1", pages=50)
     assert waiter.waiting

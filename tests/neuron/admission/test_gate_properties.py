@@ -64,11 +64,11 @@ class GateMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(ticket.inside for ticket in self.here))
     @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
+    def grow(self, data: st.DataObject) -> None:
         ticket = data.draw(st.sampled_from([ticket for ticket in self.here if ticket.inside]))
-        self.held[ticket] = ticket.least
+        self.held[ticket] = data.draw(st.integers(self.held.get(ticket, 0), ticket.pages))
         self.look()
-        self.gate.begin(ticket)
+        self.gate.hold(ticket, self.held[ticket])
 
     @rule(seconds=st.sampled_from((0.1, 5.0, 31.0, 241.0)))
     def wait(self, seconds: float) -> None:
@@ -90,8 +90,9 @@ class GateMachine(RuleBasedStateMachine):
         for principal in PRINCIPALS:
             mine = sum(ticket.principal == principal for ticket in inside)
             assert gate.seated(principal) == mine <= (limits.share if principal else limits.anon_seats)
-        taken = sum(self.held.get(ticket, ticket.pages) for ticket in inside)
-        assert taken <= limits.pages or len(inside) == 1, "more memory was promised than there is"
+        assert sum(ticket.pages for ticket in inside) <= limits.pages or len(inside) == 1, (
+            "more memory was promised than there is"
+        )
         for ticket in waiting:
             assert self.now - self.arrivals[ticket] <= limits.wait + limits.kv_wait
         if waiting and not inside:

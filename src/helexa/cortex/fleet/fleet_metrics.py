@@ -30,6 +30,8 @@ _REJECTIONS = {
     "wait_timeout": "rejected_timeout",
     "per_principal": "rejected_per_principal",
     "anon_yield": "rejected_anon_yield",
+    "kv_timeout": "rejected_kv_timeout",
+    "kv_unservable": "rejected_kv_unservable",
 }
 
 

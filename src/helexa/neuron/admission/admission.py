@@ -57,7 +57,7 @@ class Admission:
                 await self._wait(ticket)
             if ticket.refused is not None:
                 raise self._refusal(ticket, ticket.refused)
-            yield Seat(self._gate, ticket)
+            yield Seat(self._gate, ticket, self._pages)
         finally:
             self._look()
             self._settle(self._gate.leave(ticket, self._clock()))
@@ -169,13 +169,14 @@ class Admission:
 class Seat:
     """A seat that is held."""
 
-    def __init__(self, gate: Gate, ticket: Ticket) -> None:
+    def __init__(self, gate: Gate, ticket: Ticket, pages: Callable[[int], int]) -> None:
         self._gate = gate
         self._ticket = ticket
+        self._pages = pages
 
-    def begin(self) -> None:
-        """The engine holds the prompt in its memory now, so nothing needs to be kept for it any more."""
-        self._gate.begin(self._ticket)
+    def hold(self, tokens: int) -> None:
+        """The engine holds so many tokens in memory now, so that nothing needs to be kept for these any more."""
+        self._gate.hold(self._ticket, self._pages(tokens))
 
 
 def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:

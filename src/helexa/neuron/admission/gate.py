@@ -81,7 +81,7 @@ class Ticket:
         deadline: when it stops waiting.
         starved: its turn came, but not the memory.
         passed: how often others went in then.
-        begun: it holds its memory, so the memory that is free is without it.
+        held: pages that it holds by now, so that they are missing from those that are free.
     """
 
     principal: str
@@ -94,7 +94,12 @@ class Ticket:
     deadline: float = math.inf
     starved: bool = False
     passed: int = 0
-    begun: bool = False
+    held: int = 0
+
+    @property
+    def owed(self) -> int:
+        """Pages that it was let in with and does not hold yet."""
+        return max(self.pages - self.held, 0)
 
 
 class Gate:
@@ -158,7 +163,7 @@ class Gate:
             ticket.inside = False
             self.inside -= 1
             self._seated[ticket.principal] -= 1
-            self._keep_promise(ticket)
+            self._promised -= ticket.owed
             self._freed.append(now)
         elif ticket.waiting:
             self._step_out(ticket)
@@ -167,10 +172,12 @@ class Gate:
             self._turns.pop(ticket.principal, None)
         return self._admit(now)
 
-    def begin(self, ticket: Ticket) -> None:
-        """Somebody inside holds the memory that was promised, so it is missing from what is free."""
-        if ticket.inside:
-            self._keep_promise(ticket)
+    def hold(self, ticket: Ticket, pages: int) -> None:
+        """Somebody inside holds so many pages by now."""
+        if ticket.inside and pages > ticket.held:
+            self._promised -= ticket.owed
+            ticket.held = pages
+            self._promised += ticket.owed
 
     def tick(self, now: float) -> list[Ticket]:
         """Time has passed, or memory has come free."""
@@ -266,11 +273,6 @@ class Gate:
             del self._lines[ticket.principal]
         ticket.waiting = False
         self.waiting -= 1
-
-    def _keep_promise(self, ticket: Ticket) -> None:
-        if not ticket.begun:
-            ticket.begun = True
-            self._promised -= ticket.pages
 
     def _waiters(self) -> Iterator[Ticket]:
         for line in self._lines.values():

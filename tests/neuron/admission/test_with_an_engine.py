@@ -1,0 +1,53 @@
+"""Admission before a real engine on real weights, whose memory is too small for everybody at once."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+from helexa.core.fleet import ModelSpec
+from helexa.core.wire.generation import GenerationRequest
+from helexa.neuron.config import AdmissionConfig, TorchConfig
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.events import Finished, TextDelta
+from helexa.neuron.inference import run
+from helexa.neuron.model import ServedModel
+from helexa.neuron.text.model_text import ModelText
+from neuron.fake_models import until
+
+PROMPT = [504, 3575, 282, 4649, 314] * 12  # a page, and a second one for the answer
+REQUEST = GenerationRequest(model="m", temperature=0, max_tokens=8)
+
+
+async def test_those_who_find_no_memory_wait_and_get_the_same_answer(smollm2_gguf: Path) -> None:
+    config = TorchConfig(kv_cache_mb=8, max_sequences=8, admission=AdmissionConfig(max_wait_secs=600))
+    engine = await EngineClient.start(smollm2_gguf, config.engine_options("cpu"))
+    model = ServedModel("m", ModelSpec(model_id="m"), ModelText.open(smollm2_gguf), engine, config)
+    most = 0
+
+    async def ask(number: int, principal: str, leave_early: bool = False) -> str:
+        nonlocal most
+        text = ""
+        async with aclosing(run(model, [1000 + number, *PROMPT], REQUEST, principal=principal)) as events:
+            async for event in events:
+                most = max(most, model.load().in_flight)
+                text += event.text if isinstance(event, TextDelta) else ""
+                if leave_early and text:
+                    break
+                if isinstance(event, Finished):
+                    assert event.completion_tokens <= 8
+        return text
+
+    try:
+        pages = engine.ready.kv_pages
+        assert 2 * 2 <= pages < 8 * 2, "some must wait for memory, and some must not"
+        alone = [await ask(number, "a") for number in range(2)]
+        together = await asyncio.gather(
+            *(ask(n % 2, "ab"[n % 2]) for n in range(8)), *(ask(50 + n, "", leave_early=True) for n in range(2))
+        )
+        assert list(together[:8]) == alone * 4
+        assert 1 < most <= pages
+        load = model.load()
+        assert (load.in_flight, load.queue_depth) == (0, 0)
+        await until(lambda: model.load().kv_available_mb == model.load().kv_budget_mb > 0)
+    finally:
+        await model.close()
