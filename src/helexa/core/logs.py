@@ -70,7 +70,8 @@ class JsonLines(logging.Formatter):
         if number := request_id.get():
             line["request"] = number
         if event := getattr(record, "event", None):
-            line = record.__dict__["facts"] | line | {"event": event}
+            line["event"] = event
+            line |= {name: fact for name, fact in record.__dict__["facts"].items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

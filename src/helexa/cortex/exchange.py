@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
@@ -117,12 +118,20 @@ class Exchange:
             client_gone=self.client_gone,
         )
 
-    def __str__(self) -> str:
-        """One line for the log."""
+    def facts(self) -> dict[str, Any]:
+        """What its line in the log says, beside its id."""
         ttft, usage = self.time_to_first_token, self.usage or Usage()
-        return (
-            f"request={self.request_id} api={self.api} key={self.principal.key_id if self.principal else '-'} "
-            f"model={self.model} node={self.node} status={self.status} code={self.code} failed={self.failed} "
-            f"ttft_ms={'-' if ttft is None else round(ttft * 1000)} duration_ms={round(self.duration * 1000)} "
-            f"prompt_tokens={usage.prompt} completion_tokens={usage.completion} client_gone={self.client_gone}"
-        )
+        return {
+            "api": self.api,
+            "key": self.principal.key_id if self.principal else None,
+            "model": self.model,
+            "node": self.node,
+            "status": self.status,
+            "code": self.code,
+            "failed": self.failed,
+            "ttft_ms": None if ttft is None else round(ttft * 1000),
+            "duration_ms": round(self.duration * 1000),
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "client_gone": self.client_gone,
+        }

@@ -204,7 +204,7 @@ class Proxy:
             body += chunk
             chunk = await self._next(answer, exchange)
         text = body[:_LOGGED_CHARS].decode("utf-8", "replace")
-        log.info("request=%s node=%s refused: status=%d %r", exchange.request_id, exchange.node, answer.status, text)
+        log.info("node=%s refused: status=%d %r", exchange.node, answer.status, text)
         exchange.failed = True
         exchange.status = exchange.status or answer.status
         error = _envelope(bytes(body))

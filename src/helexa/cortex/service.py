@@ -84,7 +84,7 @@ async def _ask(
             await gateway.proxy.ask(target, question, reply, exchange, settle, last=last)
             return
         except NoAnswer as error:
-            log.warning("request=%s node=%s no answer: %s", exchange.request_id, target.node, error)
+            log.warning("node=%s no answer: %s", target.node, error)
             outcomes.append(error.outcome)
             other = route(gateway.fleet.view(), model, key, routing, avoid=tried) if may_retry(outcomes) else None
             if other is None:

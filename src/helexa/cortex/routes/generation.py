@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
+from helexa.core import logs
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.anthropic.strict import strict_body
@@ -35,6 +36,7 @@ class Generation:
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
         exchange = Exchange(request_id(headers), scope["path"])
+        logs.request_id.set(exchange.request_id)
         reply = self.reply(send, exchange.request_id)
         reply.headers.append((b"x-request-id", exchange.request_id.encode()))
         failure: ApiError | None = None
@@ -63,7 +65,9 @@ class Generation:
             exchange.code = failure.code
         exchange.end()
         gateway.observe(exchange)
-        requests.log(logging.INFO if exchange.failed or exchange.client_gone else logging.DEBUG, "%s", exchange)
+        level = logging.INFO if exchange.failed or exchange.client_gone else logging.DEBUG
+        if requests.isEnabledFor(level):
+            logs.tell(requests, level, "answered", **exchange.facts())
         if failure is not None:
             await reply.abort(failure)
 
