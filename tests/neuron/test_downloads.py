@@ -239,6 +239,14 @@ async def test_a_token_that_is_refused_is_named_and_never_shown(
     assert "hf_secret" not in repr((error.details, str(error)))
 
 
+async def test_a_token_that_is_none_is_refused_and_never_shown(node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_HUB_TOKEN", "hf_secret\nhf_secret")
+    error = await node.refusal()
+    assert error.kind == "repo_refused"
+    assert "or the token for it, has characters that HTTP does not allow" in str(error)
+    assert "hf_secret" not in repr((error.details, str(error), error.__cause__))
+
+
 async def test_a_token_is_not_shown_to_where_a_file_is_redirected(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
 ):
@@ -490,8 +498,29 @@ async def test_a_hub_that_is_away_and_a_cache_that_lacks_something_are_both_told
     assert "lacks model-3.safetensors" in str(error)
 
 
-def test_only_the_place_of_a_site_is_ever_shown():
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:secret@127.0.0.1:1/base?key=secret", "http://127.0.0.1:1"),
+        ("http://user:secret@127.0.0.1/", "http://127.0.0.1"),
+        ("http://127.0.0.1:secret", "an endpoint"),
+        ("http://[::1", "an endpoint"),
+        ("http://", "an endpoint"),
+    ],
+)
+def test_only_the_place_of_a_site_is_ever_shown(url: str, shown: str):
     with pytest.raises(WebError) as refused:
-        Site("http://user:secret@127.0.0.1:1/base?key=secret", None, 1).get("/x")
-    assert refused.value.where == "http://127.0.0.1:1"
+        Site(url, None, 1).get("/x")
+    assert refused.value.where == shown
+    assert "is no address that can be used" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+async def test_a_quantisation_of_an_older_commit_serves_without_a_hub(hub: FakeHub, node: Node):
+    older = await node.fetch()
+    hub.repositories[NAME] = {"tiny-Q4_0.gguf": WEIGHTS}
+    newer = await node.fetch()
+    hub.stop()
+    assert await node.fetch() == newer
+    newer.unlink()
+    assert await node.fetch() == older

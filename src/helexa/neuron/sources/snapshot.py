@@ -9,6 +9,7 @@ models--org--name/blobs/KEY                 content, by its checksum
 import errno
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from helexa.core.errors import SourceError
 from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
 from helexa.neuron.sources.listing import RemoteFile
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -106,11 +108,17 @@ class Snapshots:
             partial.replace(self._ref)
 
     def kept(self, source: str, quant: str | None) -> Kept:
-        """What an earlier fetch left of the model that `quant` chooses; asks nobody."""
-        commit = self._commit()
+        """What earlier fetches left of the model that `quant` chooses; asks nobody.
+
+        The commit that was fetched last comes first, but of that there may be only another quantisation.
+        """
+        found = [self._kept_at(commit, source, quant) for commit in self._commits()]
+        return next((kept for kept in found if kept.path), found[0] if found else Kept())
+
+    def _kept_at(self, commit: str, source: str, quant: str | None) -> Kept:
         snapshot = self.at(commit)
         present = sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
-        if not commit or not present:
+        if not present:
             return Kept()
         try:
             files = chosen_files(source, present, quant)
@@ -118,13 +126,22 @@ class Snapshots:
         except SourceError as error:
             if SHARD_INDEX not in present:
                 return Kept(lack=f"the part of it that is in {self.folder} will not do: {error}")
-            wanted = _shards(snapshot)
-            files = []
-        missing = sorted(wanted - set(present))
+            files, wanted = [], _shards(snapshot)
+        missing = sorted(wanted.difference(present))
         if missing or not files:
             more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
             return Kept(lack=f"{self.folder} lacks {', '.join(missing[:4]) or 'the weights'}{more}")
         return Kept(model_path(snapshot, files))
+
+    def _commits(self) -> list[str]:
+        """All that are there, the one fetched last first."""
+        try:
+            folders = sorted(self.at("").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+        except OSError:
+            return []
+        last = self._commit()
+        commits = [folder.name for folder in folders if _COMMIT.fullmatch(folder.name)]
+        return sorted(commits, key=lambda commit: commit != last)
 
     def _commit(self) -> str:
         try:

@@ -158,6 +158,8 @@ class Site:
         url = self._url + quote(path, safe="/?=")
         for _ in range(_MOST_MOVES):
             where = origin(url)
+            if not where or "@" in urlsplit(url).netloc:
+                raise WebError(where or "an endpoint", "is no address that can be used: correct it", passing=False)
             request = Request(url, headers={"User-Agent": f"helexa/{__version__}", "Accept-Encoding": "identity"})
             if start or stop is not None:
                 request.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
@@ -170,26 +172,33 @@ class Site:
                     if error.code not in _MOVED:
                         raise _refused(where, error) from None
                     url = _moved(url, error.headers.get("Location", ""))
-            except (OSError, http.client.HTTPException, ValueError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise _broken(where, error, patience) from error
+            except ValueError:  # which quotes what must not be shown
+                reason = "cannot be asked: its address, or the token for it, has characters that HTTP does not allow"
+                raise WebError(where, reason, passing=False) from None
         raise WebError(origin(self._url), f"redirects more than {_MOST_MOVES} times", passing=False)
 
 
 def origin(url: str) -> str:
-    """Scheme, host and port of `url`: what may be shown of it."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{f':{parts.port}' if parts.port else ''}"
+    """Scheme, host and port of `url`: what may be shown of it. Empty where `url` is none."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    if not host:
+        return ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}"
 
 
 def _moved(url: str, location: str) -> str:
-    target = urljoin(url, location)
-    schemes = ("https",) if url.startswith("https:") else ("https", "http")
     try:
-        origin(target)
+        target = urljoin(url, location)
     except ValueError:
-        location = ""
-    if not location or urlsplit(target).scheme not in schemes:
+        target = ""
+    schemes = ("https:",) if url.startswith("https:") else ("https:", "http:")
+    if not location or not origin(target).startswith(schemes):
         raise WebError(origin(url), "redirects to an address that is not followed", passing=False)
     return target
 
