@@ -157,6 +157,34 @@ async def test_closing_refuses_those_who_wait_and_those_who_come() -> None:
     await users.end("a1")
 
 
+async def test_who_hangs_up_as_the_model_goes_away_is_no_trouble() -> None:
+    model = model_with(endless(""), max_in_flight=1)
+    users = Users(model.admission)
+    await users.come("a1")
+    gone, waiter = await users.come("a2"), await users.come("a3")
+    gone.cancel()  # it has not noticed yet
+    model.admission.close(shutting_down())
+    await asyncio.wait([gone, waiter])
+    assert gone.cancelled()
+    assert isinstance(waiter.exception(), ApiError)
+    await users.end("a1")
+
+
+async def test_memory_that_comes_back_unasked_is_found_before_the_wait_ends() -> None:
+    model = model_with(endless(""), pages=10, max_in_flight=2)
+    users = Users(model.admission)
+    async with model.admission.seat("a", 10, 10) as seat:
+        await users.come("b1")
+        await users.come("c1")
+        seat.hold(8 * 16)
+        model.engine.free_pages = 0
+        await users.end("b1")  # a seat is free, but the engine has not said yet that its memory is
+        assert model.load().queue_depth == 1
+        model.engine.free_pages = 2
+        await until(lambda: users.inside[-1] == "c1")
+    await users.end("c1")
+
+
 async def test_ceilings_are_those_of_the_engine_unless_they_are_lower() -> None:
     model = scripted_model(endless(""))
     model.engine.options = EngineOptions(max_sequences=16)

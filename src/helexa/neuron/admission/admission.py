@@ -30,6 +30,7 @@ class Admission:
         self._gate = Gate(limits_of(config, engine))
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
         self._closed: ApiError | None = None
 
     @asynccontextmanager
@@ -43,8 +44,7 @@ class Admission:
         Raises:
             ApiError: 413, 429 or 503: it was turned away, at once or after waiting, or the model is going away.
         """
-        if self._closed is not None:
-            raise self._closed
+        self._require_open()
         ticket = Ticket(
             principal=principal,
             pages=self._pages(prompt_tokens + min(max_tokens, _OUTPUT_TOKENS)),
@@ -57,6 +57,8 @@ class Admission:
                 await self._wait(ticket)
             if ticket.refused is not None:
                 raise self._refusal(ticket, ticket.refused)
+            if not ticket.inside:
+                self._require_open()
             yield Seat(self._gate, ticket, self._pages)
         finally:
             self._look()
@@ -65,9 +67,7 @@ class Admission:
     def close(self, error: ApiError) -> None:
         """From now on everybody is refused with `error`, those who wait as well; those inside go on."""
         self._closed = error
-        for ticket in self._gate.close():
-            self._waiters[ticket].set_exception(error)
-        self._settle([])
+        self._settle(self._gate.close())
 
     def load(self, model: str) -> ModelLoad:
         """How busy `model` is, as far as it is known here; reads only."""
@@ -104,18 +104,23 @@ class Admission:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
-        if self._timer is not None and not self._gate.waiting:
+        now = self._clock()
+        due = self._gate.next_tick(now)
+        if self._timer is not None and (due is None or due < self._due):
             self._timer.cancel()
             self._timer = None
-        if self._timer is None and self._gate.waiting:
-            now = self._clock()
-            pause = max((self._gate.next_tick(now) or now) - now, 0.0)
-            self._timer = asyncio.get_running_loop().call_later(pause, self._tick)
+        if self._timer is None and due is not None:
+            self._due = due
+            self._timer = asyncio.get_running_loop().call_later(max(due - now, 0.0), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self._look()
         self._settle(self._gate.tick(self._clock()))
+
+    def _require_open(self) -> None:
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)  # one error for many, which must not collect where it was raised
 
     def _look(self) -> None:
         self._gate.free = self._engine.free_pages
