@@ -1,6 +1,7 @@
 """NVIDIA devices as NVML tells of them: numbering, failures in words, sensors that are not there."""
 
 import sys
+import threading
 import types
 from typing import Any
 
@@ -132,6 +133,18 @@ def test_a_driver_that_was_updated_is_said_in_words(monkeypatch: pytest.MonkeyPa
     assert found.unavailable is not None
     assert found.unavailable.startswith("Driver/library version mismatch: the driver was updated while it was in use (")
     assert found.unavailable.endswith("; reboot")
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    nvml = FakeNvml()
+    nvml.nvmlInit = lambda: answers.wait(30)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(accelerators, "_PATIENCE_SECONDS", 0.05)
+    found = accelerators.accelerators()
+    answers.set()
+    assert found.devices == []
+    assert found.unavailable == "the driver did not answer for 0.05 s; see nvidia-smi, reboot"
 
 
 @pytest.mark.parametrize("code", [9, 12])

@@ -4,14 +4,17 @@ import asyncio
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from helexa.core.fleet import DeviceHealth
 from helexa.neuron import health
-from helexa.neuron.health import HealthMonitor, Readings
+from helexa.neuron.health import HealthMonitor
 from helexa.neuron.host_memory import host_memory
 from neuron.fake_models import ENGINE, make_model, until
 from neuron.running import Node, running
@@ -19,13 +22,6 @@ from neuron.running import Node, running
 
 def card(index: int, free: int) -> DeviceHealth:
     return DeviceHealth(index=index, vram_used_mb=100, vram_free_mb=free)
-
-
-def test_what_cannot_be_read_stays_what_it_was() -> None:
-    good = Readings(1000, 2000, [card(0, 500), card(1, 600)])
-    assert good.then(Readings()) == good
-    assert good.then(Readings(900, 2000, [card(1, 700)])) == Readings(900, 2000, [card(0, 500), card(1, 700)])
-    assert good.then(Readings(0, 0, [card(0, 0), card(1, 1)])) == Readings(1000, 2000, [card(0, 500), card(1, 1)])
 
 
 @pytest.mark.parametrize(
@@ -53,32 +49,55 @@ def test_a_container_has_what_it_may_have(
         assert host_memory(tmp_path)[0] == free
 
 
-async def test_a_report_does_not_wait_for_a_reading_and_survives_a_failed_one(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The driver blocks in the second reading, and the third fails."""
-    monkeypatch.setattr(health, "READING_SECONDS", 0.0)
-    blocks, goes_on, taken = threading.Event(), threading.Event(), 0
-
-    def take() -> Readings:
-        nonlocal taken
-        taken += 1
-        if taken == 1:
-            return Readings(1000, 2000, [card(0, 500)])
-        blocks.set()
-        goes_on.wait(30)
-        raise OSError("GPU is lost")
-
+@pytest.fixture
+def monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., HealthMonitor]:
     assert node.app is not None
-    monitor = HealthMonitor(node.app.state.registry, node.app.state.activation, take=take)
-    reading = asyncio.create_task(monitor.run())
-    await until(blocks.is_set)
-    assert [device.vram_free_mb for device in monitor.report().devices] == [500]
+    monkeypatch.setattr(health, "READING_SECONDS", 0.0)
+    return partial(HealthMonitor, node.app.state.registry, node.app.state.activation)
+
+
+async def test_what_cannot_be_read_stays_what_it_was(monitor: Callable[..., HealthMonitor]) -> None:
+    memories = iter([(1000 << 20, 2000 << 20), (0, 0), OSError("gone"), (900 << 20, 2000 << 20)])
+    devices = iter([[card(0, 500), card(1, 600)], [], [card(0, 0), card(1, 700)], OSError("GPU is lost")])
+    exhausted: list[Iterator[Any]] = []
+
+    def take(readings: Iterator[Any]) -> Any:
+        reading = next(readings, None)
+        if reading is None:
+            exhausted.append(readings)
+            raise OSError("no more")
+        if isinstance(reading, OSError):
+            raise reading
+        return reading
+
+    watched = monitor(memory=lambda: take(memories), devices=lambda: take(devices))
+    reading = asyncio.create_task(watched.run())
+    await until(lambda: memories in exhausted and devices in exhausted)
+    report = watched.report()
+    assert (report.memory_free_mb, report.memory_total_mb) == (900, 2000)
+    assert [device.vram_free_mb for device in report.devices] == [500, 700]
+    reading.cancel()
+
+
+async def test_neither_reports_nor_other_readings_wait_for_a_driver(monitor: Callable[..., HealthMonitor]) -> None:
+    stuck, goes_on = threading.Event(), threading.Event()
+    readings = iter([[card(0, 500)]])
+    free = 1000 << 20
+
+    def devices() -> list[DeviceHealth]:
+        if known := next(readings, None):
+            return known
+        stuck.set()
+        goes_on.wait(30)
+        return []
+
+    watched = monitor(memory=lambda: (free, 2000 << 20), devices=devices)
+    reading = asyncio.create_task(watched.run())
+    await until(stuck.is_set)
+    free = 800 << 20
+    await until(lambda: watched.report().memory_free_mb == 800)
+    assert [device.vram_free_mb for device in watched.report().devices] == [500]
     goes_on.set()
-    await until(lambda: taken > 2)
-    report = monitor.report()
-    assert (report.memory_free_mb, report.memory_total_mb) == (1000, 2000)
-    assert [device.vram_free_mb for device in report.devices] == [500]
     reading.cancel()
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,8 @@ log = logging.getLogger(__name__)
 
 BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """What engines need in their environment to count as NVML does: CUDA itself puts the fastest first."""
+
+_PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,20 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Those that engines can see; never fails."""
+    """Those that engines can see; never fails, nor waits long for a driver that does not answer."""
+    found: list[Accelerators] = []
+    # A thread of its own: a driver that lost its device may never come back from a call.
+    thread = threading.Thread(target=lambda: found.append(_find()), name="nvml", daemon=True)
+    thread.start()
+    thread.join(_PATIENCE_SECONDS)
+    if not found:
+        return Accelerators(
+            unavailable=f"the driver did not answer for {_PATIENCE_SECONDS:g} s; see nvidia-smi, reboot"
+        )
+    return found[0]
+
+
+def _find() -> Accelerators:
     nvml, reason = _nvml()
     if nvml is None:
         return Accelerators(unavailable=reason)

@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 
 from helexa.core.fleet import DeviceHealth, Health, Loading
 from helexa.neuron.accelerators import device_health
@@ -17,55 +16,39 @@ log = logging.getLogger(__name__)
 READING_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Readings:
-    """What was read of the machine, in MiB."""
-
-    memory_free_mb: int = 0
-    memory_total_mb: int = 0
-    devices: Sequence[DeviceHealth] = field(default_factory=tuple[DeviceHealth, ...])
-
-    @classmethod
-    def take(cls) -> "Readings":
-        """Read everything; a busy driver may let it take long."""
-        free, total = host_memory()
-        return cls(free >> 20, total >> 20, device_health())
-
-    def then(self, later: "Readings") -> "Readings":
-        """The later readings; where one is missing or zero, which no sound one is, the earlier."""
-        devices = {device.index: device for device in self.devices}
-        devices |= {device.index: device for device in later.devices if device.vram_free_mb}
-        return Readings(
-            later.memory_free_mb or self.memory_free_mb,
-            later.memory_total_mb or self.memory_total_mb,
-            [devices[index] for index in sorted(devices)],
-        )
-
-
 class HealthMonitor:
-    """Reads the machine every few seconds, so that a report never waits for it.
+    """Reads the machine every few seconds, so that a report never waits for it. The last good readings stay when later
+    ones fail, or are zero, which no sound one is.
 
-    Attributes:
-        readings: the last good ones.
+    Args:
+        memory: reads free and all bytes of the host's memory, at once.
+        devices: reads the accelerators; a busy driver may let it take long.
     """
 
     def __init__(
-        self, registry: Registry, activation: Activation, *, take: Callable[[], Readings] = Readings.take
+        self,
+        registry: Registry,
+        activation: Activation,
+        *,
+        memory: Callable[[], tuple[int, int]] = host_memory,
+        devices: Callable[[], list[DeviceHealth]] = device_health,
     ) -> None:
-        self.readings = Readings()
         self._registry = registry
         self._activation = activation
-        self._take = take
+        self._read_memory = memory
+        self._read_devices = devices
+        self._memory = (0, 0)
+        self._devices: dict[int, DeviceHealth] = {}
         self._begun = time.monotonic()
 
     def report(self) -> Health:
         """The node's health; never waits."""
-        readings = self.readings
+        free, total = self._memory
         return Health(
             uptime_secs=int(time.monotonic() - self._begun),
-            memory_free_mb=readings.memory_free_mb or None,
-            memory_total_mb=readings.memory_total_mb or None,
-            devices=list(readings.devices),
+            memory_free_mb=free >> 20 or None,
+            memory_total_mb=total >> 20 or None,
+            devices=[self._devices[index] for index in sorted(self._devices)],
             activation=self._activation.snapshot(),
             loading=[
                 Loading(model_id=info.id, stage=info.stage, progress=info.progress) for info in self._registry.loading()
@@ -75,10 +58,23 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Keep the readings fresh until cancelled."""
-        while True:
-            try:
-                self.readings = self.readings.then(await asyncio.to_thread(self._take))
-                self._registry.memory.observe(self.readings.memory_free_mb << 20)
-            except Exception:
-                log.exception("the machine could not be read")
-            await asyncio.sleep(READING_SECONDS)
+        await asyncio.gather(_repeat(self._take_memory), _repeat(self._take_devices))
+
+    async def _take_memory(self) -> None:
+        free, total = self._read_memory()
+        if free:
+            self._memory = (free, total)
+            self._registry.memory.observe(free)
+
+    async def _take_devices(self) -> None:
+        read = await asyncio.to_thread(self._read_devices)
+        self._devices |= {device.index: device for device in read if device.vram_free_mb}
+
+
+async def _repeat(reading: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await reading()
+        except Exception:
+            log.exception("the machine could not be read")
+        await asyncio.sleep(READING_SECONDS)

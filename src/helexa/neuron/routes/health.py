@@ -23,7 +23,7 @@ async def version(request: Request) -> Response:
 
 async def discovery(request: Request) -> Response:
     """`GET /discovery`: facts that do not change while the process lives."""
-    facts = discover().model_copy(update={"max_prompt_tokens": request.app.state.max_prompt_tokens})
+    facts = (await asyncio.to_thread(discover)).model_copy(update={"max_prompt_tokens": request.app.state.max_prompt_tokens})
     return json_response(facts.json_dict())
 
 
