@@ -10,15 +10,15 @@ from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, TokenOutput
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
-FAILS, NAN, HANGS, FAULT, EXHAUSTED = 1001, 1002, 1003, 1004, 1005
+FAILS, NAN, HANGS, EXHAUSTED = 1001, 1002, 1003, 1004
 OPTIONS = EngineOptions(kv_cache_mb=64)
 
 
-def stream_of(client: EngineClient, prompt: list[int], max_tokens: int = 12) -> TokenStream:
+def stream_of(client: EngineClient, prompt: list[int], max_tokens: int = 6) -> TokenStream:
     return client.generate(prompt, max_tokens=max_tokens, sampling=GREEDY)
 
 
-async def answer(client: EngineClient, prompt: list[int], max_tokens: int = 12) -> tuple[list[int], TokenOutput]:
+async def answer(client: EngineClient, prompt: list[int], max_tokens: int = 6) -> tuple[list[int], TokenOutput]:
     outputs = [output async for output in stream_of(client, prompt, max_tokens)]
     return [token for output in outputs for token in output.tokens], outputs[-1]
 
@@ -30,9 +30,9 @@ async def test_an_engine_that_is_hurt(
     places = f"error@token={FAILS},nan@token={NAN},oom@token={EXHAUSTED},hang@token={HANGS}"
     monkeypatch.setenv("NEURON_DEBUG_FAULT", places)
     died = asyncio.get_running_loop().create_future()
-    client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result, step_seconds=3)
+    client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result, step_seconds=2)
     try:
-        prompts = [FRANCE + [2000 + number] * (20 * number) for number in range(5)]
+        prompts = [FRANCE + [2000 + number] * (20 * number) for number in range(4)]
         alone = [await answer(client, prompt) for prompt in prompts]
 
         # Requests that are bad in themselves fail, whoever is beside them; a bad request never ends an engine.
@@ -54,21 +54,7 @@ async def test_an_engine_that_is_hurt(
         _, hung = await answer(client, [*FRANCE, HANGS])
         assert (hung.finish, hung.retry) == ("error", True)
         assert (await beside)[1].retry
-        assert await died == "the engine did not finish a step within 3 s and was killed"
+        assert await died == "the engine did not finish a step within 2 s and was killed"
         assert "debug_fault.py" in caplog.text
-    finally:
-        await client.close()
-
-
-async def test_a_fault_of_the_device_ends_the_engine(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NEURON_DEBUG_FAULT", f"fault@token={FAULT}")
-    died = asyncio.get_running_loop().create_future()
-    client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result)
-    try:
-        *_, (_, beside), (_, output) = await asyncio.gather(
-            *(answer(client, prompt, 4000) for prompt in (FRANCE, [*FRANCE, FAULT]))
-        )
-        assert (output.finish, output.retry, beside.finish, beside.retry) == ("error", True, "error", True)
-        assert "ended with exit code 1" in await died
     finally:
         await client.close()

@@ -101,15 +101,15 @@ class Engine:
             if exhausted and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
             return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
-        outputs = self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
         if UNSOUND not in sampled:
             self._strikes.sound()
-            return outputs
-        unsound, self._scheduler.unsound = self._scheduler.unsound, []
+            return self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
         _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
-        if self._strikes.out() or (len(plan) > 1 and all(token == UNSOUND for token in sampled)):
+        several = sum(entry.samples for entry in plan) > 1
+        if self._strikes.out() or (several and all(token == UNSOUND for token in sampled)):
             raise ArithmeticError("the device computes no numbers any more")
-        self._runner.clear(unsound)
+        outputs = self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
+        self._runner.clear(self._scheduler.take_unsound())
         return outputs
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:

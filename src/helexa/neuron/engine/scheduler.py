@@ -69,7 +69,6 @@ class Scheduler:
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
-        unsound: pages that may hold what are no numbers; whoever takes the list sees to it that they are cleared.
     """
 
     def __init__(self, options: EngineOptions, pages: PagePool, states: StatePool | None = None) -> None:
@@ -83,7 +82,7 @@ class Scheduler:
         self._suspects: deque[Sequence] = deque()  # the head of the line: each has a step of its own
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        self.unsound: list[int] = []
+        self._unsound: list[int] = []
 
     @property
     def idle(self) -> bool:
@@ -205,6 +204,11 @@ class Scheduler:
             self._preempt(sequence)
         return []
 
+    def take_unsound(self) -> list[int]:
+        """Pages that were given back and may hold what is no number; to be cleared before the next step."""
+        pages, self._unsound = self._unsound, []
+        return pages
+
     def fail_all(self, error: str) -> list[TokenOutput]:
         """End every sequence with an error that a retry may escape; nothing is left behind."""
         outputs: list[TokenOutput] = []
@@ -239,7 +243,7 @@ class Scheduler:
                 self.states.forget(page)
         self.running.remove(sequence)
         self._release(sequence)
-        self.unsound += [page for page in pages if not self.pages.held([page])]  # the others' beginnings are sound
+        self._unsound += [page for page in pages if not self.pages.held([page])]  # the others' beginnings are sound
         return self._refusal(sequence, "the model computed no numbers for this request")
 
     def _drop(self, sequence: Sequence) -> None:

@@ -1,0 +1,189 @@
+"""The engine's loop over a runner that fails as it is told to: what ends it, and what it survives."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+
+from helexa.neuron.engine.messages import (
+    EngineOptions,
+    FrameDecoder,
+    FromEngine,
+    Generate,
+    SamplingParams,
+    Shutdown,
+    StepReport,
+    TokenOutput,
+    encode,
+)
+from helexa.neuron.engine.process import Engine
+from helexa.neuron.engine.runner import ModelFacts
+from helexa.neuron.engine.scheduler import UNSOUND, Plan
+
+GREEDY = SamplingParams(temperature=0)
+FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
+    "model_type": "none",
+    "quant": "",
+    "kv_pages": 20,
+    "context_length": 1024,
+    "max_sequences": 8,
+}
+
+
+class Runner:
+    """Runs plans by `step`."""
+
+    device = torch.device("cpu")
+    facts = ModelFacts(**FACTS)
+
+    def __init__(self, step: Callable[[Plan], list[int]]) -> None:
+        self.run = step
+        self.cleared: list[int] = []
+
+    def clear(self, pages: list[int]) -> None:
+        self.cleared += pages
+
+
+class Served:
+    """An engine at work in a thread, and the server's end of its socket."""
+
+    def __init__(self, runner: Runner, ours: socket.socket, thread: threading.Thread) -> None:
+        self.runner = runner
+        self.thread = thread
+        self._socket = ours
+        self._decoder = FrameDecoder(FromEngine)
+
+    def ask(self, *prompts: list[int]) -> dict[int, TokenOutput]:
+        """The last output of each; they arrive together."""
+        requests = [
+            Generate(id=number, prompt=prompt, max_tokens=3, sampling=GREEDY) for number, prompt in enumerate(prompts)
+        ]
+        self._socket.sendall(b"".join(encode(request) for request in requests))
+        done: dict[int, TokenOutput] = {}
+        while len(done) < len(prompts):
+            data = self._socket.recv(65536)
+            assert data, "the engine hung up"
+            for report in self._decoder.feed(data):
+                assert isinstance(report, StepReport)
+                done |= {output.id: output for output in report.outputs if output.finish}
+        return done
+
+    def end(self) -> None:
+        self._socket.sendall(encode(Shutdown()))
+
+
+@contextmanager
+def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
+    ours, theirs = socket.socketpair()
+    runner = Runner(step)
+    engine = Engine(theirs, runner, EngineOptions(speculation=False))  # type: ignore[arg-type]
+
+    def serve() -> None:
+        with theirs, suppress(SystemExit):
+            engine.serve()
+
+    thread = threading.Thread(target=serve)
+    with ours:
+        thread.start()
+        served = Served(runner, ours, thread)
+        try:
+            yield served
+        finally:
+            with suppress(OSError):  # it has ended
+                served.end()
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def has(plan: Plan, token: int) -> bool:
+    return any(token in entry.sequence.tokens for entry in plan)
+
+
+def nines(plan: Plan) -> list[int]:
+    return [9 for entry in plan if entry.samples]
+
+
+def ended(output: TokenOutput) -> tuple[str | None, bool]:
+    return output.finish, output.retry
+
+
+def raising(error: Exception, token: int = 7) -> Callable[[Plan], list[int]]:
+    def step(plan: Plan) -> list[int]:
+        if has(plan, token):
+            raise error
+        return nines(plan)
+
+    return step
+
+
+def test_an_error_of_the_device_ends_it_and_all_may_come_back():
+    with served(raising(torch.AcceleratorError("gone"))) as engine:
+        outputs = engine.ask([1, 2], [3, 7])
+        assert [ended(output) for output in outputs.values()] == [("error", True)] * 2
+        engine.thread.join(60)
+        assert not engine.thread.is_alive()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), torch.OutOfMemoryError("x"), AssertionError("x")])
+def test_any_other_error_ends_the_request_alone(error: Exception):
+    with served(raising(error)) as engine:
+        for _ in range(3):
+            outputs = engine.ask([1, 2], [3, 7], [4] * 100)
+            assert [ended(outputs[number]) for number in range(3)] == [
+                ("length", False),
+                ("error", False),
+                ("length", False),
+            ]
+            assert type(error).__name__ in (outputs[1].error or "")
+
+
+def test_a_bad_request_alone_may_be_repeated_as_often_as_one_likes():
+    with served(raising(ValueError("x"))) as engine:
+        for _ in range(9):
+            assert ended(engine.ask([7])[0]) == ("error", False)
+        assert ended(engine.ask([1])[0]) == ("length", False)
+
+
+def test_memory_that_runs_out_three_times_in_a_row_ends_it():
+    with served(raising(MemoryError())) as engine:
+        assert [ended(engine.ask([7])[0]) for _ in range(3)] == [("error", False), ("error", False), ("error", True)]
+        engine.thread.join(60)
+        assert not engine.thread.is_alive()
+
+
+def unsound_for(tokens: set[int]) -> Callable[[Plan], list[int]]:
+    def step(plan: Plan) -> list[int]:
+        return [UNSOUND if tokens & set(entry.sequence.tokens) else 9 for entry in plan if entry.samples]
+
+    return step
+
+
+def test_what_is_no_number_ends_its_request_and_is_cleared():
+    with served(unsound_for({7})) as engine:
+        for _ in range(5):
+            outputs = engine.ask([1, 2], [3, 7])
+            assert [ended(outputs[number]) for number in range(2)] == [("length", False), ("error", False)]
+        assert engine.runner.cleared
+
+
+def test_no_numbers_at_all_for_several_end_it():
+    with served(unsound_for({7, 8})) as engine:
+        outputs = engine.ask([1, 7], [3, 8])
+        assert [ended(output) for output in outputs.values()] == [("error", True)] * 2
+
+
+def test_one_bad_request_beside_a_prompt_in_pieces_is_one_bad_request():
+    with served(unsound_for({7})) as engine:
+        outputs = engine.ask([7], [1] * 900)
+        assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]
+
+
+def test_no_numbers_three_times_in_a_row_end_it():
+    with served(unsound_for({7})) as engine:
+        assert ended(engine.ask([7])[0]) == ("error", False)
+        assert ended(engine.ask([1])[0]) == ("length", False)
+        assert [ended(engine.ask([7])[0]) for _ in range(3)] == [("error", False), ("error", False), ("error", True)]
