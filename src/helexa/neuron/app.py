@@ -16,7 +16,7 @@ from helexa.http.connection import Connection
 from helexa.http.listener import Listener, collect_seldom
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.discovery import default_device
+from helexa.neuron.discovery import default_device, discover
 from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
 from helexa.neuron.metrics import Metrics, NodeCollector
@@ -44,6 +44,8 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     """
     harness = config.harness.torch
     device = default_device() if harness.device == "auto" else harness.device
+    if device.startswith("cuda"):
+        discover()  # loads ask for it, and may not wait for it then
     registry = Registry(config, Sources(config), device=device, engine_command=engine_command)
     activation = Activation(registry, config.default_models)
     monitor = HealthMonitor(registry, activation)
