@@ -11,7 +11,9 @@ import pytest
     ("arguments", "environment", "code", "complaint"),
     [
         (["--port", "70000"], {}, 2, "65535"),
-        (["--port", "-1"], {}, 2, "Must be >= 1"),
+        (["serve", "--port", "-1"], {}, 2, "Must be >= 1"),
+        (["serve", "--log-format", "xml"], {}, 2, "json"),
+        ([], {"HELEXA_LOG_FORMAT": "xml"}, 1, "HELEXA_LOG_FORMAT is 'xml', expected one of text, json"),
         ([], {"HELEXA_LOG": "loud"}, 1, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
     ],
 )

@@ -23,8 +23,9 @@ async def version(request: Request) -> Response:
 
 async def discovery(request: Request) -> Response:
     """`GET /discovery`: facts that do not change while the process lives."""
-    facts = (await asyncio.to_thread(discover)).model_copy(update={"max_prompt_tokens": request.app.state.max_prompt_tokens})
-    return json_response(facts.json_dict())
+    facts = await asyncio.to_thread(discover)
+    longest = request.app.state.max_prompt_tokens
+    return json_response(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
 
 
 async def health(request: Request) -> Response:
