@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -322,6 +323,23 @@ asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=la
     assert hub.ranges == [(FILE, "bytes=1500000-")]
 
 
+async def test_a_file_that_is_taken_away_while_it_grows_is_not_mistaken_for_another(hub: FakeHub, node: Node):
+    content = hub.answer
+
+    def taking(path: str):
+        for partial in node.partials() if "resolve" in path else ():
+            partial.unlink()
+            partial.write_bytes(b"half of what somebody else fetches")
+        return content(path)
+
+    hub.answer = taking
+    error = await node.refusal()
+    assert error.kind == "cache_failed"
+    assert "a file was taken away while it was fetched" in str(error)
+    hub.answer = content
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+
+
 async def test_a_damaged_beginning_is_thrown_away(hub: FakeHub, node: Node):
     path = await node.fetch()
     blob = path.resolve()
@@ -405,6 +423,30 @@ async def test_an_older_hub_that_tells_only_names_is_enough(hub: FakeHub, node: 
     usual = hub.answer
     hub.answer = lambda path: (200, {}, WEIGHTS) if "resolve" in path else usual(path)
     assert (await node.fetch()).read_bytes() == WEIGHTS
+
+
+async def test_whatever_goes_wrong_what_is_used_is_right(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    rng = random.Random(7)
+    files = hub.repositories["org/dense"]
+    troubles = [
+        *(Trouble(cut=40_000), Trouble(cut=0), Trouble(status=500), Trouble(status=429), Trouble(whole=True)),
+        *(Trouble(status=404), Trouble(body=b"?" * 50_000)),
+    ]
+    kinds: set[str] = set()
+    for number in range(15):
+        node = Node(hub, tmp_path / str(number))
+        for file in files:
+            hub.trouble(file, *rng.choices(troubles, k=rng.choice([0, 0, 0, 1, 2])))
+        tasks = [asyncio.create_task(node.fetch("org/dense")) for _ in range(3)]
+        await until(lambda node=node: bool(node.reports))
+        tasks[0].cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Path):
+                assert {path.name: path.read_bytes() for path in outcome.iterdir()} == files
+                kinds.add("whole")
+            elif isinstance(outcome, SourceError):
+                kinds.add(outcome.kind)
+    assert {"whole"} < kinds <= {"whole", "repo_refused", "invalid_source"}
 
 
 # --- disks

@@ -9,7 +9,7 @@ from functools import partial
 from helexa.neuron.sources.fetch import Fetch
 from helexa.neuron.sources.listing import RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.transfer import Transfer, claimed
+from helexa.neuron.sources.transfer import Transfer, claimed, named
 from helexa.neuron.sources.trouble import disk_error, no_room
 from helexa.neuron.sources.web import Site
 
@@ -69,7 +69,7 @@ class Downloads:
                 if target is not None:
                     with self._slot(fetch):
                         Transfer(site, f"{base}/{file.name}", file, target, into.folder, advance).run(fetch.wait)
-                    into.partial(file).replace(into.blob(file))
+                    named(target, into.partial(file), into.blob(file))
             into.link(commit, file)
         except OSError as error:
             raise disk_error(error, into.folder) from error

@@ -1,5 +1,6 @@
 """One file on its way from a hub into the cache: taken up where it was left, checked, and only then given its name."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
@@ -56,6 +57,17 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
             yield file
             return
     yield None
+
+
+def named(file: FileIO, path: Path, name: Path) -> None:
+    """Let the claimed file at `path` be at `name` from now on.
+
+    Raises:
+        OSError: it is not there any more; what is may be somebody else's.
+    """
+    if not _is_at(file, path):
+        raise FileNotFoundError(errno.ENOENT, "a file was taken away while it was fetched")
+    path.replace(name)
 
 
 class Transfer:
