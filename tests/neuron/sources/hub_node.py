@@ -1,0 +1,47 @@
+"""Sources as a node has them, with one hub."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import SourceError
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
+from helexa.neuron.sources import Sources
+from neuron.fake_hub import FakeHub
+
+WEIGHTS = bytes(range(256)) * 12000  # 3 MB
+NAME = "org/tiny"
+FILE = "tiny-Q8_0.gguf"
+
+
+class Node:
+    """One node; `refusal` is why a fetch failed, `partials` what is on its way."""
+
+    def __init__(self, hub: FakeHub, folder: Path, **more: str) -> None:
+        self.blobs = folder / f"models--{NAME.replace('/', '--')}" / "blobs"
+        self.reports: list[tuple[str, int, int]] = []
+        environ = {
+            "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": hub.url,
+            "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__AUTH_ENV": "TEST_HUB_TOKEN",
+            "NEURON_HARNESS__TORCH__HF_CACHE": str(folder),
+        }
+        self.environ = environ | more
+        self.sources = Sources(read_config(None, self.environ))
+
+    async def fetch(self, name: str = NAME) -> Path:
+        path = await self.sources.resolve(
+            ModelSource.parse(name), quant=None, progress=lambda *report: self.reports.append(report)
+        )
+        await asyncio.sleep(0)
+        return path
+
+    async def refusal(self, name: str = NAME) -> SourceError:
+        with pytest.raises(SourceError) as refused:
+            await self.fetch(name)
+        assert "\n" not in str(refused.value)
+        return refused.value
+
+    def partials(self) -> list[Path]:
+        return sorted(self.blobs.glob("*.incomplete"))

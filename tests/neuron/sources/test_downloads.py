@@ -1,0 +1,183 @@
+"""Downloads that are shared, cancelled, killed, damaged, and many at once."""
+
+import asyncio
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ConfigError, SourceError
+from helexa.neuron.config import read_config
+from helexa.neuron.sources import Sources
+from neuron.fake_hub import FakeHub, Trouble
+from neuron.fake_models import until
+from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
+
+
+async def test_a_cancelled_download_is_taken_up_later(hub: FakeHub, node: Node):
+    hub.trouble(FILE, Trouble(stall=1_500_000))
+    fetching = asyncio.create_task(node.fetch())
+    await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
+    fetching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await fetching
+    hub.stop()  # which also ends the thread that reads
+    again = FakeHub()
+    again.repositories = hub.repositories
+    again.start()
+    try:
+        node = Node(again, node.blobs.parents[1])
+        assert (await node.fetch()).read_bytes() == WEIGHTS
+    finally:
+        again.stop()
+    assert again.ranges == [(FILE, "bytes=1500000-")]
+    assert ("download", len(WEIGHTS), len(WEIGHTS)) == node.reports[-1]
+
+
+async def test_a_download_whose_process_was_killed_is_taken_up_by_who_waited(hub: FakeHub, node: Node):
+    hub.trouble(FILE, Trouble(stall=1_500_000))
+    script = f"""
+import asyncio
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
+from helexa.neuron.sources import Sources
+sources = Sources(read_config(None, {node.environ!r}))
+asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=lambda *report: None))
+"""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
+    waiting = asyncio.create_task(node.fetch())
+    await until(lambda: ("wait", 1_500_000, 0) in node.reports)
+    child.kill()
+    await child.wait()
+    assert (await waiting).read_bytes() == WEIGHTS
+    assert hub.ranges == [(FILE, "bytes=1500000-")]
+
+
+async def test_a_file_that_is_taken_away_while_it_grows_is_not_mistaken_for_another(hub: FakeHub, node: Node):
+    content = hub.answer
+
+    def taking(path: str):
+        for partial in node.partials() if "resolve" in path else ():
+            partial.unlink()
+            partial.write_bytes(b"half of what somebody else fetches")
+        return content(path)
+
+    hub.answer = taking
+    error = await node.refusal()
+    assert error.kind == "cache_failed"
+    assert "a file was taken away while it was fetched" in str(error)
+    hub.answer = content
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+
+
+async def test_a_damaged_beginning_is_thrown_away(hub: FakeHub, node: Node):
+    path = await node.fetch()
+    blob = path.resolve()
+    blob.rename(f"{blob}.helexa.incomplete")
+    (partial,) = node.partials()
+    partial.write_bytes(b"x" * 1_000_000)
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert hub.ranges == [(FILE, "bytes=1000000-")]
+    assert hub.downloads() == [FILE] * 3
+    assert node.partials() == []
+
+
+async def test_a_finished_file_of_another_length_is_fetched_again(node: Node):
+    path = await node.fetch()
+    path.resolve().write_bytes(b"short")
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+
+
+async def test_loads_at_the_same_time_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
+    others = [Node(hub, tmp_path / "hub") for _ in range(2)]
+    paths = await asyncio.gather(node.fetch(), *(other.fetch() for other in others))
+    assert len(set(paths)) == 1
+    assert paths[0].read_bytes() == WEIGHTS
+    assert hub.downloads() == [FILE]
+
+
+async def test_parts_come_in_side_by_side_but_not_all_at_once(hub: FakeHub, tmp_path: Path):
+    running = most = 0
+    lock = threading.Lock()
+    both = threading.Event()
+    usual = hub.answer
+
+    def counting(path: str):
+        nonlocal running, most
+        if "safetensors" in path:
+            with lock:
+                running += 1
+                most = max(most, running)
+                if running == 3:
+                    both.set()
+            both.wait(10)
+            with lock:
+                running -= 1
+        return usual(path)
+
+    hub.answer = counting
+    node = Node(hub, tmp_path, NEURON_DOWNLOADS__MAX_CONCURRENT="3")
+    folder = await node.fetch("org/dense")
+    assert most == 3
+    assert len(list(folder.iterdir())) == 8
+
+
+@pytest.mark.parametrize("text", ["0", "65", "many", "-1"])
+def test_the_number_of_downloads_must_be_one(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HELEXA_MAX_CONCURRENT_DOWNLOADS", text)
+    with pytest.raises(ConfigError, match=f"HELEXA_MAX_CONCURRENT_DOWNLOADS: '{text}' is not a number from 1 to 64"):
+        Sources(read_config(None, {}))
+
+
+async def test_the_first_failure_ends_the_others(hub: FakeHub, node: Node):
+    hub.trouble("model-0.safetensors", Trouble(stall=10))
+    hub.trouble("model-5.safetensors", Trouble(status=404))
+    assert (await node.refusal("org/dense")).kind == "repo_refused"
+
+
+async def test_the_tools_of_the_hub_understand_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
+    from huggingface_hub import scan_cache_dir
+
+    folder = await node.fetch("org/dense")
+    found = await asyncio.to_thread(scan_cache_dir, tmp_path / "hub")
+    assert not found.warnings
+    (repository,) = found.repos
+    (revision,) = repository.revisions
+    assert (repository.repo_id, revision.snapshot_path, revision.refs) == ("org/dense", folder, {"main"})
+    assert {file.file_name for file in revision.files} == set(hub.repositories["org/dense"])
+
+
+async def test_an_older_hub_that_tells_only_names_is_enough(hub: FakeHub, node: Node):
+    listing = {"sha": "0" * 40, "siblings": [{"rfilename": FILE}]}
+    hub.trouble("list", Trouble(body=json.dumps(listing).encode()))
+    usual = hub.answer
+    hub.answer = lambda path: (200, {}, WEIGHTS) if "resolve" in path else usual(path)
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+
+
+async def test_whatever_goes_wrong_what_is_used_is_right(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    rng = random.Random(7)
+    files = hub.repositories["org/dense"]
+    troubles = [
+        *(Trouble(cut=40_000), Trouble(cut=0), Trouble(status=500), Trouble(status=429), Trouble(whole=True)),
+        *(Trouble(status=404), Trouble(body=b"?" * 50_000)),
+    ]
+    kinds: set[str] = set()
+    for number in range(15):
+        node = Node(hub, tmp_path / str(number))
+        for file in files:
+            hub.trouble(file, *rng.choices(troubles, k=rng.choice([0, 0, 0, 1, 2])))
+        tasks = [asyncio.create_task(node.fetch("org/dense")) for _ in range(3)]
+        await until(lambda node=node: bool(node.reports))
+        tasks[0].cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Path):
+                assert {path.name: path.read_bytes() for path in outcome.iterdir()} == files
+                kinds.add("whole")
+            elif isinstance(outcome, SourceError):
+                kinds.add(outcome.kind)
+    assert {"whole"} < kinds <= {"whole", "repo_refused", "invalid_source"}

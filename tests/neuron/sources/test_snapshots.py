@@ -1,0 +1,130 @@
+"""The cache: disks that are full or cannot be written, and models that load without their hub."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from helexa.neuron.sources import snapshot as snapshots
+from helexa.neuron.sources.web import Site, WebError
+from neuron.fake_hub import FakeHub, Trouble
+from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
+
+# --- disks
+
+
+async def test_what_cannot_fit_is_refused_before_a_byte_is_fetched(
+    hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(snapshots.Snapshots, "room", lambda self: 3_000_000)
+    error = await node.refusal()
+    assert error.kind == "disk_full"
+    assert error.details["required_bytes"] == len(WEIGHTS)
+    assert error.details["free_bytes"] == 3_000_000
+    assert f"needs 3.1 MB, but 3.0 MB are free in {tmp_path / 'hub'}" in str(error)
+    assert hub.downloads() == []
+
+
+async def test_a_disk_that_is_full_is_said_so(hub: FakeHub, node: Node, tmp_path: Path):
+    path = await node.fetch()
+    blob = path.resolve()
+    blob.unlink()
+    Path(f"{blob}.helexa.incomplete").symlink_to("/dev/full")
+    error = await node.refusal()
+    assert error.kind == "disk_full"
+    assert f"cannot be kept: {tmp_path / 'hub'} is full: make room, or name another cache folder" in str(error)
+    assert not blob.exists()
+
+
+async def test_a_cache_that_cannot_be_written_is_said_so(hub: FakeHub, tmp_path: Path):
+    with pytest.raises(OSError) as refused:
+        os.mkdir("/sys/helexa")  # noqa: PTH102
+    assert refused.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
+    error = await Node(hub, Path("/sys/helexa")).refusal()
+    assert error.kind == "cache_unwritable"
+    assert "cannot be kept: /sys/helexa cannot be written" in str(error)
+
+
+# --- without a hub
+
+
+async def test_what_is_whole_loads_without_asking_when_offline(
+    hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    folder = await node.fetch("org/dense")
+    hub.requests.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert await node.fetch("org/dense") == folder
+    error = await node.refusal()
+    assert error.kind == "not_cached"
+    assert f"HF_HUB_OFFLINE is set, and nothing of it is in {tmp_path / 'hub'}" in str(error)
+    for number in (1, 4):
+        (folder / f"model-{number}.safetensors").unlink()
+    error = await node.refusal("org/dense")
+    assert f"{tmp_path / 'hub'} lacks model-1.safetensors, model-4.safetensors" in str(error)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("trouble", [Trouble(status=500), Trouble(status=404), Trouble(body=b"?"), Trouble(cut=3)])
+async def test_a_hub_that_fails_does_not_matter_to_what_is_here(hub: FakeHub, node: Node, trouble: Trouble):
+    path = await node.fetch()
+    hub.trouble("list", trouble)
+    assert await node.fetch() == path
+    assert not hub.troubles["list"], "it was not asked"
+
+
+async def test_a_busy_hub_is_asked_again_for_what_is_not_here(hub: FakeHub, node: Node, pauses: list[float]):
+    hub.trouble("list", Trouble(status=503), Trouble(status=429, headers=(("Retry-After", "3"),)))
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert pauses == [1, 3]
+    hub.repositories["org/other"] = {}
+    hub.trouble("list", *[Trouble(status=503)] * 3)
+    assert "answered HTTP 503" in str(await node.refusal("org/other"))
+
+
+async def test_an_update_that_fails_leaves_what_was_here_in_use(hub: FakeHub, node: Node, pauses: list[float]):
+    path = await node.fetch()
+    hub.repositories[NAME] = {FILE: WEIGHTS[::-1]}
+    hub.trouble(FILE, Trouble(status=404))
+    assert await node.fetch() == path
+    assert path.read_bytes() == WEIGHTS
+    assert (await node.fetch()).read_bytes() == WEIGHTS[::-1]
+
+
+async def test_a_hub_that_is_away_and_a_cache_that_lacks_something_are_both_told(hub: FakeHub, node: Node):
+    folder = await node.fetch("org/dense")
+    (folder / "model-3.safetensors").unlink()
+    hub.stop()
+    error = await node.refusal("org/dense")
+    assert error.kind == "repo_fetch_failed"
+    assert "refuses connections" in str(error)
+    assert "lacks model-3.safetensors" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:secret@127.0.0.1:1/base?key=secret", "http://127.0.0.1:1"),
+        ("http://user:secret@127.0.0.1/", "http://127.0.0.1"),
+        ("http://127.0.0.1:secret", "an endpoint"),
+        ("http://[::1", "an endpoint"),
+        ("http://", "an endpoint"),
+    ],
+)
+def test_only_the_place_of_a_site_is_ever_shown(url: str, shown: str):
+    with pytest.raises(WebError) as refused:
+        Site(url, None, 1).get("/x")
+    assert refused.value.where == shown
+    assert "is no address that can be used" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_quantisation_of_an_older_commit_serves_without_a_hub(hub: FakeHub, node: Node):
+    older = await node.fetch()
+    hub.repositories[NAME] = {"tiny-Q4_0.gguf": WEIGHTS}
+    newer = await node.fetch()
+    hub.stop()
+    assert await node.fetch() == newer
+    newer.unlink()
+    assert await node.fetch() == older

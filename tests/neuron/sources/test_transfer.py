@@ -1,0 +1,104 @@
+"""A file on its way from a hub that has its bad days: what may pass is tried again, and what arrives is right."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.neuron.sources import transfer
+from helexa.neuron.sources.transfer import pause
+from helexa.neuron.sources.web import WebError
+from neuron.fake_hub import FakeHub, Trouble
+from neuron.sources.hub_node import FILE, WEIGHTS, Node
+
+
+@pytest.mark.parametrize(
+    ("troubles", "asked"),
+    [
+        ([Trouble(cut=2_000_000)], [1]),
+        ([Trouble(status=500)], [1]),
+        ([Trouble(status=503), Trouble(status=502), Trouble(cut=0)], [1, 2, 4]),
+        ([Trouble(status=429, headers=(("Retry-After", "7"),))], [7]),
+        ([Trouble(status=429, headers=(("Retry-After", "Wed, 21 Oct 2026 07:28:00 GMT"),))], [1]),
+        ([Trouble(cut=1_200_000), Trouble(cut=1_200_000), Trouble(cut=100_000), Trouble(cut=0)], [1, 1, 2, 4]),
+    ],
+)
+async def test_what_may_pass_is_tried_again(
+    hub: FakeHub, node: Node, pauses: list[float], troubles: list[Trouble], asked: list[float]
+):
+    hub.trouble(FILE, *troubles)
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert pauses == asked
+    assert node.partials() == []
+
+
+async def test_silence_ends_a_connection_and_not_the_download(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    hub.trouble(FILE, Trouble(stall=1_000_000), Trouble(stall=0))
+    node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1")
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert pauses == [1, 2]
+    assert hub.ranges == [(FILE, "bytes=1000000-")] * 2
+
+
+async def test_a_slow_body_may_take_longer_than_silence_may_last(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    hub.trouble(FILE, Trouble(pace=0.15))
+    node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="1.2")
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert pauses == []
+
+
+async def test_who_sends_nothing_is_named(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+    hub.trouble(FILE, *[Trouble(stall=0)] * 9)
+    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").refusal()
+    assert error.kind == "repo_fetch_failed"
+    assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
+    hub.trouble("list", Trouble(stall=0))
+    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").refusal()
+    assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
+
+
+async def test_a_server_that_ignores_ranges_sends_it_all_again(hub: FakeHub, node: Node, pauses: list[float]):
+    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(whole=True, cut=2_500_000), Trouble(whole=True))
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
+    assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
+
+
+async def test_a_body_that_always_ends_early_is_given_up_and_kept(hub: FakeHub, node: Node, pauses: list[float]):
+    hub.trouble(FILE, *[Trouble(whole=True, cut=400_000)] * 9)
+    error = await node.refusal()
+    assert error.kind == "repo_fetch_failed"
+    assert f"{hub.url}, which hung up after 400000 of 3072000 bytes" in str(error)
+    assert pauses == [1, 2, 4, 8]
+    (partial,) = node.partials()
+    assert partial.read_bytes() == WEIGHTS[:400_000]
+    hub.troubles.clear()
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert hub.ranges[-1] == (FILE, "bytes=400000-")
+
+
+@pytest.mark.parametrize(
+    ("failures", "error", "seconds"),
+    [
+        (1, WebError("", ""), 1),
+        (4, WebError("", "", status=500), 8),
+        (5, WebError("", "", status=500), None),
+        (1, WebError("", "", status=404, passing=False), None),
+        (4, WebError("", "", status=429, retry_after=60), 60),
+        (1, WebError("", "", status=429, retry_after=61), None),
+        (1, WebError("", "", status=429, retry_after=0), 1),
+    ],
+)
+def test_pauses_grow_and_end(failures: int, error: WebError, seconds: int | None):
+    assert pause(failures, error) == seconds
+
+
+async def test_a_huge_file_is_asked_for_in_parts(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transfer, "_MOST_AT_ONCE", 1_200_000)
+    assert (await node.fetch()).read_bytes() == WEIGHTS
+    assert [part for _, part in hub.ranges] == ["bytes=0-1199999", "bytes=1200000-2399999", "bytes=2400000-"]
+
+
+async def test_a_hub_is_asked_by_way_of_the_proxy(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("http_proxy", hub.url)
+    endpoint = {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
+    assert (await Node(hub, tmp_path, **endpoint).fetch()).read_bytes() == WEIGHTS
