@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,9 @@ class Node:
 
 
 @asynccontextmanager
-async def running(environ: dict[str, str]) -> AsyncIterator[Node]:
-    app = create_app(read_config(None, environ), engine_command=ENGINE)
+async def running(environ: dict[str, str], engine: Sequence[str] | None = ENGINE) -> AsyncIterator[Node]:
+    """A node; None as `engine` is the real one."""
+    app = create_app(read_config(None, environ), engine_command=engine)
     server = Listener(app, connection=NodeConnection)
     listener = bind(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve([listener]))

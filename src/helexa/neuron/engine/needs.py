@@ -25,24 +25,25 @@ _SPLITS, _SPAN = 8, 512  # rows whose attention is shared out among threads, and
 
 def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
     """What to ask for. A cache of a stated size is asked for as such, else one for four contexts."""
-    free = free_memory(ops.device, options)
+    free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
+    room = min(free, limit or free)
     context = min(options.context_length or found.context, found.context)
     cuda = ops.device.type == "cuda"
     if options.kv_cache_mb:
         pages, share = options.kv_cache_mb * 2**20 // found.page, 1.0
     elif cuda:
-        pages, share = free // found.page, _CUDA_SHARE
+        pages, share = room // found.page, _CUDA_SHARE
     else:
         pages, share = _CONTEXTS * -(-context // PAGE_SIZE), _SHARE
     snapshots = 0
     if found.state and options.prefix_reuse != "off":
-        snapshots = min((options.snapshot_mb * 2**20 or free // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
+        snapshots = min((options.snapshot_mb * 2**20 or room // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
     rows = max(options.max_step_tokens, options.max_sequences)
     page_step, position_step = _attention(found, ops, rows)
     return Needs(
         device=str(ops.device),
         free=free,
-        limit=options.memory_limit_mb * 2**20,
+        limit=limit,
         held=own_bytes(os.getpid()) or 0,
         weights=found.weights,
         loading=found.loading,
@@ -60,10 +61,9 @@ def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
     )
 
 
-def free_memory(device: torch.device, options: EngineOptions) -> int:
-    """Bytes that are free on a device, as far as models may have them."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
-    return min(free, options.memory_limit_mb * 2**20 or free)
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
 def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:

@@ -208,7 +208,8 @@ def _policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Re
     quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free = free_memory(ops.device, options)
+        free = free_memory(ops.device)
+        free = min(free, options.memory_limit_mb * 2**20 or free)
         quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
         _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
     policy = QuantPolicy(quant, layers)

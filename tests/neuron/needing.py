@@ -1,0 +1,30 @@
+"""What an engine asks for, in round numbers."""
+
+import msgspec
+
+from helexa.neuron.engine.messages import Needs
+
+MIB = 1 << 20
+
+
+def needs(**fields: object) -> Needs:
+    usual: dict[str, object] = {
+        "device": "cpu",
+        "free": 4000 * MIB,
+        "limit": 0,
+        "held": 0,
+        "weights": 1000 * MIB,
+        "loading": 100 * MIB,
+        "step": 200 * MIB,
+        "page_step": 0,
+        "position_step": 0,
+        "page": MIB,
+        "page_size": 64,
+        "pages": 512,
+        "share": 0.25,
+        "context": 8192,
+        "state": 0,
+        "sequences": 8,
+        "snapshots": 0,
+    }
+    return msgspec.convert(usual | fields, Needs)

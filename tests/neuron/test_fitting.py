@@ -1,0 +1,127 @@
+"""Real engines on real weights, with little memory: what fits, what is refused, and what was predicted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import DoesNotFitError
+from helexa.core.fleet import ModelSpec
+from helexa.neuron.engine import runner
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions, Grant, Needs, SamplingParams
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.memory_book import MemoryBook, own_bytes
+from helexa.neuron.model import ServedModel
+from helexa.neuron.weights.checkpoint import Checkpoint
+from neuron.running import Node, running
+
+GREEDY = SamplingParams(temperature=0)
+FRUGAL = {"max_sequences": 2, "max_step_tokens": 64, "speculation": False}
+"""Steps that take little: about 7 MiB; the weights take 93."""
+
+
+@asynccontextmanager
+async def node_with(memory_limit_mb: int) -> AsyncIterator[Node]:
+    keys = FRUGAL | {"memory_limit_mb": memory_limit_mb}
+    environ = {f"NEURON_HARNESS__TORCH__{key.upper()}": str(value) for key, value in keys.items()}
+    async with running(environ, engine=None) as node:
+        yield node
+
+
+async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf: Path) -> None:
+    async with node_with(memory_limit_mb=120) as node:
+        status, body = await node.load(smollm2_gguf)
+        assert status == 422
+        error = body["error"]
+        assert (error["kind"], error["model_id"], error["free_mb"]) == ("does_not_fit", "org/tiny", 120)
+        assert 140 < error["required_mb"] < 160
+        assert (error["weights_mb"], error["kv_mb"]) == (93, 46)
+        assert f"needs {error['required_mb']} MiB (weights 93, kv 46, activations " in error["message"]
+        assert error["suggestion"].startswith("a smaller quant, a shorter context_length")
+        assert await node.get("/models") == (200, [])
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_no_weight_is_read_of_a_model_that_does_not_fit(
+    dtype: str, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unread(path: Path, opened: object = runner.open_checkpoint) -> Checkpoint:
+        checkpoint = opened(path)  # type: ignore[operator]
+        monkeypatch.setattr(checkpoint, "read", lambda *arguments: pytest.fail("a weight was read"))
+        return checkpoint
+
+    monkeypatch.setattr(runner, "open_checkpoint", unread)
+    with pytest.raises(DoesNotFitError):
+        Runner(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
+
+
+async def test_the_context_follows_the_memory(smollm2_gguf: Path) -> None:
+    """It is trained for 8192 tokens, of which 1 GiB would have room for all."""
+    async with node_with(memory_limit_mb=210) as node:
+        assert await node.load(smollm2_gguf) == (200, {"status": "loaded"})
+        _, (info,) = await node.get("/models")
+        assert info["limit"] == {"context": 2048, "input": 1536, "output": 512}
+        assert info["servable"] == {"ok": True}
+        request = {"model": "org/tiny", "prompt": [5] * 2048, "max_tokens": 1}
+        status, body = await node.post("/v1/completions", request)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert (body["error"]["prompt_len"], body["error"]["max"]) == (2048, 2048)
+        assert "maximum context length is 2048 tokens" in body["error"]["message"]
+        status, body = await node.post("/v1/completions", request | {"prompt": [5] * 100})
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 100)
+
+
+async def test_of_two_that_load_side_by_side_one_is_refused_where_there_is_room_for_one(smollm2_gguf: Path) -> None:
+    async with node_with(memory_limit_mb=280) as node:
+        assert node.app is not None
+        registry = node.app.state.registry
+        specs = [ModelSpec(model_id=name, source=f"file:{smollm2_gguf}") for name in ("one", "two")]
+        ends = await asyncio.gather(*(registry.load(spec) for spec in specs), return_exceptions=True)
+        assert {type(end) for end in ends} == {ServedModel, DoesNotFitError}
+        (loaded,) = [end.id for end in ends if isinstance(end, ServedModel)]
+        await registry.unload(loaded)
+        (refused,) = [spec for spec in specs if spec.model_id != loaded]
+        await registry.load(refused)  # the memory is back
+
+
+async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
+    asked: list[Needs] = []
+    granted: list[Grant] = []
+
+    class Book(MemoryBook):
+        def grant(self, pid: int, needs: Needs) -> Grant:
+            asked.append(needs)
+            granted.append(super().grant(pid, needs))
+            return granted[0]
+
+    book = Book()
+    options = EngineOptions(max_sequences=4, kv_cache_mb=32, prefix_reuse="off", speculation=False)
+    client = await EngineClient.start(smollm2_gguf, options, memory=book)
+    pid = client._process.pid
+    taken = 0
+
+    def look() -> None:
+        nonlocal taken
+        taken = max(taken, (own_bytes(pid) or 0) - asked[0].held)
+
+    async def answer(length: int, sampling: SamplingParams) -> None:
+        prompt = [(5 + 7 * i) % 40000 for i in range(length)]
+        async for _ in client.generate(prompt, max_tokens=3, sampling=sampling):
+            look()
+
+    async def answers(count: int, length: int, sampling: SamplingParams = GREEDY) -> None:
+        await asyncio.gather(*(answer(length, sampling) for _ in range(count)))
+
+    try:
+        look()
+        await answers(1, granted[0].pages * 64 - 4)  # fills the cache
+        for count in range(1, 5):
+            await answers(count, 3)
+        await answers(4, 3, SamplingParams(temperature=1.0, top_p=0.999, seed=1))
+        look()
+    finally:
+        await client.close()
+    assert taken <= granted[0].total <= 1.3 * taken
