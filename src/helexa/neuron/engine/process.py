@@ -157,14 +157,17 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)  # the server wants to know where a process hangs
     options = msgspec.json.decode(arguments.options, type=EngineOptions)
     connection = socket.socket(fileno=arguments.fd)
+    code = 0
     try:
         runner = _load(connection, arguments.model, options)
         if runner is not None:
             Engine(connection, runner, options).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server is gone, and so are we
-    finally:
-        connection.close()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    logging.shutdown()
+    os._exit(code)  # taking everything down in order takes long, and for ever on a device that is broken
 
 
 def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
