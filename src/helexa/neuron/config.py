@@ -14,7 +14,7 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import DEBUG_FAULT, EngineOptions, PrefixReuse
+from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse
 
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
@@ -145,6 +145,7 @@ class TorchConfig(Section):
     kv_cache_mb: int = Field(default=0, ge=0)
     memory_limit_mb: int = Field(default=0, ge=0)
     snapshot_mb: int = Field(default=0, ge=0)
+    activations: Activations = "auto"
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
@@ -166,6 +167,7 @@ class TorchConfig(Section):
             kv_cache_mb=self.kv_cache_mb,
             memory_limit_mb=self.memory_limit_mb,
             snapshot_mb=self.snapshot_mb,
+            activations=self.activations,
             kv_dtype=self.kv_dtype,
             prefix_reuse=self.prefix_reuse,
             speculation=self.speculation,

@@ -10,6 +10,8 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from neuron.ops import random_weights
 
 GROUP = 32
+LARGEST = {16: 127.0 * 256 + 127, 8: 127.0}
+"""What the largest of a group becomes, by bits."""
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32."""
 NOTHING = 1e-25
@@ -34,14 +36,14 @@ class Product:
     rounding: Tensor
 
 
-def product(x: Tensor, weight: Weight) -> Product:
-    """x [T, K] times weight [N, K]: 8 bits for each 32 columns of x, or bfloat16 where the weight is not quantised."""
+def product(x: Tensor, weight: Weight, bits: int = 16) -> Product:
+    """x [T, K] times weight [N, K]: a scale for each 32 columns of x, or bfloat16 where the weight is not quantised."""
     matrix = random_weights.plain(weight)
     if isinstance(weight, GroupwiseTensor):
-        scale, codes = rounded_to_bytes(x)
+        scale, codes = rounded_to_codes(x, bits)
         rounded = (scale[..., None] * codes).flatten(-2)
         steps, size_of_terms = x.shape[1] // GROUP, _size_of_terms(rounded, weight)
-        # The nearest of 255 steps is at most half a step away.
+        # The nearest step is at most half a step away.
         rounding = 0.5 * scale.repeat_interleave(GROUP, 1) @ matrix.abs().T
     else:
         rounded = x.bfloat16().double()
@@ -65,12 +67,12 @@ def _size_of_terms(x: Tensor, weight: GroupwiseTensor) -> Tensor:
     return products + groups.sum(-1).abs() @ offset.abs().T
 
 
-def rounded_to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales [T, G] and whole numbers [T, G, 32] of -127 to 127: the largest of a group becomes 127."""
+def rounded_to_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Scales [T, G] and whole numbers [T, G, 32]."""
     groups = x.unflatten(-1, (-1, GROUP))
     peak = groups.abs().amax(-1)
-    inverse = torch.where(peak > _SMALLEST, torch.tensor(127.0) / peak, 0.0)
-    return (peak / 127).double(), (groups * inverse[..., None]).round().double()
+    inverse = torch.where(peak > _SMALLEST, torch.tensor(LARGEST[bits]) / peak, 0.0)
+    return (peak / LARGEST[bits]).double(), (groups * inverse[..., None]).round().double()
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind | None = None) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,13 @@ PAGES = 20
 KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=150, sinks=torch.linspace(-3, 3, 6))]
 
 
-def products_hold(library: KernelLibrary, name: str) -> None:
+def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
     """A product is near its definition, and its rows do not depend on how many there are."""
-    ops, weight, x = NativeOps(library, 2), random_weights.make(name, 50, 512), torch.randn(17, 512)
+    ops, weight, x = NativeOps(library, 2, x_bits=bits), random_weights.make(name, 50, 512), torch.randn(17, 512)
+    x[3] = 1.0
     matrix, tokens = ops.matrix(weight), torch.arange(50)
     assert torch.equal(ops.embedding(matrix, tokens).double(), random_weights.plain(weight))
-    linear, expected = ops.linear([matrix], None), oracle.product(x, weight)
+    linear, expected = ops.linear([matrix], None), oracle.product(x, weight, bits)
     together = linear(x)
     assert ((together - expected.exact).abs() <= expected.tolerance).all()
     assert ((together - expected.unrounded).abs() <= expected.rounding + expected.tolerance).all()
@@ -56,9 +57,10 @@ def small_ones_hold(library: KernelLibrary) -> None:
         torch.testing.assert_close(ops.gate_mul(x * 10, name), expected, rtol=2e-5, atol=1e-14)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_products_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
-    products_hold(with_avx2, name)
+def test_products_with_avx2(with_avx2: KernelLibrary, name: str, bits: int) -> None:
+    products_hold(with_avx2, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
@@ -71,9 +73,10 @@ def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
     small_ones_hold(with_avx2)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("name", ["Q5_1", "Q8_0", "Q6_K", "Q2_K", "Q3_K", "MXFP4", random_weights.PLAIN])
-def test_products_without_special_instructions(portable: KernelLibrary, name: str) -> None:
-    products_hold(portable, name)
+def test_products_without_special_instructions(portable: KernelLibrary, name: str, bits: int) -> None:
+    products_hold(portable, name, bits)
 
 
 @pytest.mark.parametrize("bits", [16, 8])

@@ -26,6 +26,15 @@ def test_native_kernels_serve_where_they_can(library: KernelLibrary) -> None:
     assert choose(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
 
 
+@pytest.mark.parametrize(("width", "asked", "bits"), [(2048, None, 16), (2560, None, 8), (2048, 8, 8), (2560, 16, 16)])
+def test_narrow_models_keep_more_of_their_activations(
+    library: KernelLibrary, width: int, asked: int | None, bits: int
+) -> None:
+    ops = choose(CPU, None, SHAPE | {"hidden_size": width}, x_bits=asked).ops
+    assert isinstance(ops, NativeOps)
+    assert ops.x_bits == bits
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_whoever_asks_for_a_type_gets_plain_torch_in_it(dtype: torch.dtype) -> None:
     choice = choose(CPU, dtype, SHAPE)

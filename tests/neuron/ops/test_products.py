@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from neuron.ops import oracle, random_weights
+from neuron.ops.conftest import THREADS
 
 ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33, 250, 513)  # around 8 that go together, and 240 between which weights are unpacked
 CASES = [
@@ -37,15 +39,18 @@ def activations(rows: int, columns: int) -> Tensor:
         torch.where(torch.arange(columns) % 64 < 32, 0.0, 1.0),  # every other group is nought
         torch.linspace(-1, 1, columns),
         torch.where(torch.arange(columns) % 32 == 0, 127.0, torch.arange(columns) % 32 - 15.5),  # halves, to even ones
+        torch.where(torch.arange(columns) % 32 == 0, 32639.0, torch.arange(columns) % 32 * 256 - 128.0),  # lowest bytes
+        torch.where(torch.arange(columns) % 32 == 0, -32639.0, torch.arange(columns) % 32 - 15.5),
+        torch.full((columns,), 1.0),  # sums of whole numbers as large as they get
     ]
     for row, values in enumerate(hard[:rows]):
         x[-1 - row] = values
     return x
 
 
-def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
+def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None, bits: int = 16) -> None:
     """Assert that a product is what its number format allows."""
-    expected = oracle.product(x, weight)
+    expected = oracle.product(x, weight, bits)
     shift = torch.zeros(()) if bias is None else bias.double()
     tolerance = expected.tolerance + oracle.EPSILON * (expected.exact + shift).abs()
     assert actual.isfinite().all()
@@ -53,18 +58,22 @@ def near(actual: Tensor, x: Tensor, weight: Weight, bias: Tensor | None = None) 
     assert ((actual - (expected.unrounded + shift)).abs() <= expected.rounding + tolerance).all()
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
 def test_a_product_is_exact_but_for_the_rounding_of_activations(
-    native: NativeOps, name: str, outputs: int, columns: int
+    library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
 ) -> None:
+    native = NativeOps(library, THREADS, x_bits=bits)
     weight, x = random_weights.make(name, outputs, columns), activations(ROWS[-1], columns)
-    near(native.linear([native.matrix(weight)], None)(x), x, weight)
+    near(native.linear([native.matrix(weight)], None)(x), x, weight, bits=bits)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize(("name", "outputs", "columns"), CASES)
 def test_a_row_comes_out_the_same_however_many_are_beside_it(
-    native: NativeOps, name: str, outputs: int, columns: int
+    library: KernelLibrary, name: str, outputs: int, columns: int, bits: int
 ) -> None:
+    native = NativeOps(library, THREADS, x_bits=bits)
     weight, x = random_weights.make(name, outputs, columns), activations(ROWS[-1], columns)
     linear = native.linear([native.matrix(weight)], torch.randn(outputs))
     together = linear(x)

@@ -16,6 +16,7 @@ MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "error"]
+Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
 
 
@@ -38,6 +39,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             free.
         snapshot_mb: MiB for snapshots of the state of recurrent layers, from which prompts that begin alike go on;
             0 for a part of free memory.
+        activations: to what the native CPU kernels round the input of products with quantised weights: `int16`,
+            `int8`, or `auto` for what suits the model.
         kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
         speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
             is the same.
@@ -58,6 +61,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_mb: int = 0
     memory_limit_mb: int = 0
     snapshot_mb: int = 0
+    activations: Activations = "auto"
     kv_dtype: Literal["auto", "int8"] = "auto"
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True

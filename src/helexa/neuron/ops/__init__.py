@@ -16,8 +16,18 @@ class Choice:
     reason: str
 
 
+NARROW = 2048
+"""Models of this hidden size and below say something else when products round their input to 8 bits."""
+
+
 def choose(
-    device: torch.device, dtype: torch.dtype | None, config: dict[str, Any], kv_bits: int = 16, half: bool = True
+    device: torch.device,
+    dtype: torch.dtype | None,
+    config: dict[str, Any],
+    *,
+    kv_bits: int = 16,
+    x_bits: int | None = None,
+    half: bool = True,
 ) -> Choice:
     """The fastest kernels that work for this device, activation dtype and model.
 
@@ -25,6 +35,7 @@ def choose(
         dtype: of the activations; None for what suits the device.
         config: the model's, in Hugging Face's terms.
         kv_bits: of K and V in the cache, 16 or 8; only the native kernels know 8.
+        x_bits: to which the native kernels' products round their input, 16 or 8; None for what suits the model.
         half: the model's activations stay within float16.
     """
     if device.type != "cpu":
@@ -38,7 +49,8 @@ def choose(
     try:
         library, reason = native_kernels(), NativeOps.refusal(config)
         if reason is None:
-            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits), "compiled for this machine")
+            x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
+            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine")
     except Unavailable as error:
         reason = str(error)
     if CpuOps.available():

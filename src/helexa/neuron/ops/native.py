@@ -1,4 +1,4 @@
-"""CPU kernels compiled on first use: weights stay quantised, activations are rounded to 8 bits group by group.
+"""CPU kernels compiled on first use: weights stay quantised, activations are rounded group by group, to 16 or 8 bits.
 
 Activations between kernels are float32. Every row goes through the same operations in the same order whatever is beside
 it, so neither the batch, nor a chunk's border, nor a prefix hit changes a sequence's tokens.
@@ -35,7 +35,7 @@ _log = logging.getLogger("helexa.neuron.ops")
 _LANES = 16
 _MAX_DIM = 256
 _MAX_GROUP = 32
-_BLOCK_BYTES, _GROUP = 48, 32
+_BLOCK_BYTES, _GROUP = 80, 32
 _SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
 _GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in lanes.h
 _NO_WINDOW = 1 << 40
@@ -55,12 +55,13 @@ class NativeOps(ReferenceOps):
 
     Args:
         kv_bits: 16 keeps K and V in bfloat16, 8 in bytes with a scale per token and head.
+        x_bits: to which products with quantised weights round activations, 16 or 8.
     """
 
     name = "native"
     quantised = True
 
-    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16) -> None:
+    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:
         super().__init__(torch.device("cpu"), torch.bfloat16)
         library.start_threads(threads)
         self._library = library
@@ -68,6 +69,7 @@ class NativeOps(ReferenceOps):
         self._graphs = Graphs(library, self._workspace)
         self._memory = HugeMemory()
         self.kv_bits = kv_bits
+        self.x_bits = x_bits
         self._plan: AttentionPlan | None = None
 
     @staticmethod
@@ -251,7 +253,7 @@ class _Linear:
                 ops.launch("narrow", x, inputs[plain], rows, columns)
             else:
                 inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise", x, inputs[plain], rows, columns, _GATES[self._gate])
+                ops.launch("quantise", x, inputs[plain], rows, columns, _GATES[self._gate], ops.x_bits)
         first = 0
         for part in self._parts:
             rounded = inputs[part.number is None]
@@ -263,7 +265,7 @@ class _Linear:
             if part.number is None:
                 ops.launch("multiply_plain", *arguments, waits=waits)
             else:
-                ops.launch("multiply", *arguments, part.number, waits=waits)
+                ops.launch("multiply", *arguments, part.number, ops.x_bits, waits=waits)
         return out
 
 

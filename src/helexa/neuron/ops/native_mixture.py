@@ -12,7 +12,7 @@ from helexa.neuron.ops.packed import PackedMatrix
 if TYPE_CHECKING:
     from helexa.neuron.ops.native import NativeOps
 
-_BLOCK_BYTES, _GROUP = 48, 32
+_BLOCK_BYTES, _GROUP = 80, 32
 _SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
 _MOST_EXPERTS = 4096  # `route` counts them on its stack
 
@@ -74,7 +74,7 @@ class _Products:
                 ops.launch("narrow", ops.gate_mul(x, "silu") if gated else x, inputs[plain], pairs, columns)
             else:
                 inputs[plain] = ops.take((pairs * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise_experts", starts, experts, x, inputs[plain], columns, gated)
+                ops.launch("quantise_experts", starts, experts, x, inputs[plain], columns, gated, ops.x_bits)
         first = 0
         for part, addresses in zip(self._parts[0], self._addresses, strict=True):
             bias = 0 if self._biases is None else self._biases.data_ptr() + 4 * first
@@ -83,7 +83,7 @@ class _Products:
             first += part.outputs
             ops.launch(
                 "multiply_experts",
-                *(starts, experts, inputs[part.number is None], addresses, to, bias, *shape, number),
+                *(starts, experts, inputs[part.number is None], addresses, to, bias, *shape, number, ops.x_bits),
                 waits=first == self._outputs,
             )
         return out

@@ -5,7 +5,7 @@
 #include "lanes.h"
 #include "tape.h"
 
-#define BLOCK 48 /* bytes, see products.c */
+#define BLOCK 80 /* bytes, see products.c */
 #define GROUP 32
 
 extern kernel multiply, multiply_plain, quantise;
@@ -74,23 +74,23 @@ INLINE int64_t each_expert(const int64_t *a, int64_t item, kernel *run, argument
 
 static void set_quantise(const int64_t *a, int64_t expert, int64_t start, int64_t count, int64_t *to) {
     (void)expert;
-    int64_t columns = a[4], gated = a[5];
+    int64_t columns = a[4], gated = a[5], x_bits = a[6];
     to[0] = a[2] + start * columns * (gated ? 8 : 4), to[1] = a[3] + start * columns / GROUP * BLOCK;
-    to[2] = count, to[3] = columns, to[4] = gated;
+    to[2] = count, to[3] = columns, to[4] = gated, to[5] = x_bits;
 }
 
-/* starts, experts, x float32 [pairs, columns], blocks, columns, gated: `quantise` for the pairs of each expert. */
+/* starts, experts, x float32 [pairs, columns], blocks, columns, gated, bits: `quantise` for the pairs of each expert. */
 int64_t quantise_experts(const int64_t *a, int64_t item) { return each_expert(a, item, quantise, set_quantise); }
 
 static void set_multiply(const int64_t *a, int64_t expert, int64_t start, int64_t count, int64_t *to) {
     int64_t columns = a[6], stride = a[8], number = a[9];
     to[0] = a[2] + start * (number < 0 ? 2 * columns : columns / GROUP * BLOCK), to[1] = ((const int64_t *)a[3])[expert];
     to[2] = a[4] + start * stride * 4, to[3] = a[5] ? a[5] + expert * stride * 4 : 0;
-    to[4] = count, to[5] = columns, to[6] = a[7], to[7] = stride, to[8] = number;
+    to[4] = count, to[5] = columns, to[6] = a[7], to[7] = stride, to[8] = number, to[9] = a[10];
 }
 
 /* starts, experts, x (blocks, or bfloat16), weights int64 [experts] (addresses), out float32 [pairs, stride],
- * bias float32 [experts, stride] or null, columns, outputs, stride, number (of the format, -1 for bfloat16). */
+ * bias float32 [experts, stride] or null, columns, outputs, stride, number (of the format, -1 for bfloat16), bits. */
 int64_t multiply_experts(const int64_t *a, int64_t item) {
     return a[9] < 0 ? each_expert(a, item, multiply_plain, set_multiply) : each_expert(a, item, multiply, set_multiply);
 }

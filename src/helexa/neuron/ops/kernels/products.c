@@ -1,7 +1,8 @@
 /* Matrix products of activations with packed weights: `out[t, n] = sum over k of x[t, k] * w[n, k]`.
  *
- * Activations are rounded to 8 bits with one scale for each 32 columns, and products of codes are summed in whole
- * numbers. A row of x goes through the same operations in the same order whatever rows are beside it.
+ * Activations are rounded to 16 or 8 bits with one scale for each 32 columns, and products of codes are summed in whole
+ * numbers: first those of the upper bytes, then, with these 256 times as large, those of the lower ones, if there are
+ * any. A row of x goes through the same operations in the same order whatever rows are beside it.
  */
 #include "tape.h"
 #include "tiles.h"
@@ -10,28 +11,28 @@
 #define MAX_TILES 2
 #define CACHED 131072 /* bytes */
 #define LEAST_ROWS 48
-#ifdef __AVX2__
+#ifdef __AVX512VNNI__
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
 #else
 #define UNROLL_QUADS /* takes longer to compile than it saves */
 #endif
 
-/* 32 activations of one row. */
+/* 32 activations of one row. Their codes are bytes, or, in 16 bits, 256 * upper + lower. */
 typedef struct {
     float scale, scaled_sum; /* the sum is that of the rounded activations */
     int32_t first, second;   /* -32 times the sums of the codes of either half */
-    int8_t codes[GROUP];
+    int8_t codes[2][GROUP];  /* upper, lower */
 } block;
 
-INLINE int32_t quad_of(const block *x, int j) {
+INLINE int32_t quad_of(const int8_t *codes, int j) {
     int32_t quad;
-    memcpy(&quad, x->codes + 4 * j, sizeof quad);
+    memcpy(&quad, codes + 4 * j, sizeof quad);
     return quad;
 }
 
-/* Adds the product of `count` quads from `j` on; `dots` are [rows, tiles]. */
-INLINE void add_quads(const format f, const bits table, const uint8_t *const *from, const block *x, words *dots,
-                      const int j, const int count, const int rows, const int tiles) {
+/* Adds the products of `count` quads from `j` on with one byte of x; `dots` are [rows, tiles]. */
+INLINE void add_quads(const format f, const bits table, const uint8_t *const *from, const block *x, int64_t byte,
+                      words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
     for (int q = j; q < j + count; q++) {
         bits codes[MAX_TILES];
@@ -42,7 +43,7 @@ INLINE void add_quads(const format f, const bits table, const uint8_t *const *fr
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            int32_t quad = quad_of(x + r, q);
+            int32_t quad = quad_of(x[r].codes[byte], q);
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) {
                 words *dot = dots + r * tiles + t;
@@ -52,11 +53,22 @@ INLINE void add_quads(const format f, const bits table, const uint8_t *const *fr
     }
 }
 
+/* dots [rows, tiles] = the products of `count` quads from `j` on. */
+INLINE void dot_quads(const format f, const bits table, const uint8_t *const *from, const block *x, words *dots,
+                      const int j, const int count, const int rows, const int tiles, int64_t x_bits) {
+    for (int i = 0; i < rows * tiles; i++) dots[i] = (words){0};
+    for (int64_t byte = 0; byte < x_bits / 8; byte++) {
+        if (byte)
+            for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
+        add_quads(f, table, from, x, byte, dots, j, count, rows, tiles);
+    }
+}
+
 /* `rows` rows of x, of which `stride` are interleaved, times `tiles` tiles that lie `distance` bytes apart; sums are
  * [rows, tiles]. */
 INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
-                           int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles,
-                           int64_t ahead) {
+                           int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
+                           int64_t x_bits) {
     const bits table = f.table ? load_table(matrix) : (bits){0};
     lanes acc[MAX_ROWS * MAX_TILES];
     for (int i = 0; i < rows * tiles; i++) acc[i] = (lanes){0};
@@ -72,32 +84,28 @@ INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t 
                     __builtin_prefetch(from[t] + ahead + line);
         }
         if (f.group == GROUP) {
+            dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles, x_bits);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * tiles; i++) {
                 const block *of = x + i / tiles;
-                dots[i] = (words){0} + (f.table ? f.zero / 32 * (of->first + of->second) : 0);
-            }
-            add_quads(f, table, from, x, dots, 0, QUADS, rows, tiles);
-#pragma GCC unroll 16
-            for (int i = 0; i < rows * tiles; i++) {
+                if (f.table) dots[i] += f.zero / 32 * (of->first + of->second);
                 lanes product = __builtin_convertvector(dots[i], lanes) * scale[i % tiles][0];
-                acc[i] = fused(product, all(x[i / tiles].scale), acc[i]);
-                if (!f.table) acc[i] = fused(minimum[i % tiles][0], all(x[i / tiles].scaled_sum), acc[i]);
+                acc[i] = fused(product, all(of->scale), acc[i]);
+                if (!f.table) acc[i] = fused(minimum[i % tiles][0], all(of->scaled_sum), acc[i]);
             }
             continue;
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * tiles; i++) dots[i] = (words){0} + f.zero / 32 * x[i / tiles].first;
-        add_quads(f, table, from, x, dots, 0, QUADS / 2, rows, tiles);
+        dot_quads(f, table, from, x, dots, 0, QUADS / 2, rows, tiles, x_bits);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
+            dots[i] += f.zero / 32 * x[i / tiles].first;
             products[i] = __builtin_convertvector(dots[i], lanes) * scale[i % tiles][0];
-            dots[i] = (words){0} + f.zero / 32 * x[i / tiles].second;
         }
-        add_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles);
+        dot_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles, x_bits);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             const block *of = x + i / tiles;
+            dots[i] += f.zero / 32 * of->second;
             lanes product = fused(__builtin_convertvector(dots[i], lanes), scale[i % tiles][1], products[i]);
             acc[i] = fused(product, all(of->scale), acc[i]);
             if (f.minimum) {
@@ -112,7 +120,7 @@ INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t 
 
 /* Few rows are bound by memory, many by arithmetic: then two tiles share what is loaded of x. */
 #define MULTIPLY(NUMBER, STRIDE, ROWS, TILES) \
-    multiply_tiles(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead)
+    multiply_tiles(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, x_bits)
 #define BY_ROWS(NUMBER) \
     case NUMBER: \
         if (rows == 1) MULTIPLY(NUMBER, 1, 1, 1); \
@@ -124,7 +132,7 @@ INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t 
 
 /* Up to MAX_ROWS rows. What lies behind the last of them may be multiplied, too, for nothing. */
 static void multiply_any(int64_t number, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
-                         int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead) {
+                         int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead, int64_t x_bits) {
     switch (number) { EACH_FORMAT(BY_ROWS) }
 }
 
@@ -149,13 +157,13 @@ static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
 }
 
 /* x: blocks (and MAX_ROWS more behind them), a packed matrix, out: float32 [rows, stride], bias: float32 [outputs] or
- * null. */
+ * null; rows, columns, outputs, stride, number of the format, bits of the activations. */
 int64_t multiply(const int64_t *a, int64_t item) {
     const block *x = (const block *)a[0];
     const uint8_t *matrix = (const uint8_t *)a[1];
     float *out = (float *)a[2];
     const float *bias = (const float *)a[3];
-    int64_t rows = a[4], groups = a[5] / GROUP, outputs = a[6], stride = a[7], number = a[8];
+    int64_t rows = a[4], groups = a[5] / GROUP, outputs = a[6], stride = a[7], number = a[8], x_bits = a[9];
     int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(FORMATS[number], a[5]);
     int64_t share = tiles_per_item(tiles, bytes, rows), shares = (tiles + share - 1) / share;
     int64_t panel = rows_per_item(groups);
@@ -175,7 +183,7 @@ int64_t multiply(const int64_t *a, int64_t item) {
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
             int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* one stream the processor sees itself */
             multiply_any(number, matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together, width,
-                         ahead);
+                         ahead, x_bits);
             for (int64_t t = 0; t < width; t++) {
                 int64_t at = (tile + t) * LANES, count = outputs - at < LANES ? outputs - at : LANES;
                 lanes offset = {0};
@@ -188,51 +196,60 @@ int64_t multiply(const int64_t *a, int64_t item) {
     return 0;
 }
 
-INLINE void round_group(block *to, lanes low, lanes high) {
+INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
+    const float most = x_bits == 8 ? 127.0f : 127 * 256 + 127.0f;
     lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
-    float peak = largest(size), inverse = peak > 1e-30f ? 127.0f / peak : 0.0f;
-    /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
-    words first = (words)(low * inverse + 12582912.0f) - 0x4b400000;
-    words second = (words)(high * inverse + 12582912.0f) - 0x4b400000;
-    int32_t sums[2];
+    float peak = largest(size), inverse = peak > 1e-30f ? most / peak : 0.0f;
+    lanes values[2] = {low * inverse, high * inverse};
+    int32_t sums[2] = {0, 0};
+    for (int half = 0; half < 2; half++) {
+        /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
+        words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
+        words upper = x_bits == 8 ? codes : (codes + 128) >> 8, lower = codes - (upper << 8);
+        int8_t *uppers = to->codes[0] + half * LANES, *lowers = to->codes[1] + half * LANES;
 #if defined(__AVX512F__)
-    _mm_storeu_si128((__m128i *)to->codes, _mm512_cvtepi32_epi8((__m512i)first));
-    _mm_storeu_si128((__m128i *)(to->codes + LANES), _mm512_cvtepi32_epi8((__m512i)second));
-    sums[0] = _mm512_reduce_add_epi32((__m512i)first), sums[1] = _mm512_reduce_add_epi32((__m512i)second);
+        _mm_storeu_si128((__m128i *)uppers, _mm512_cvtepi32_epi8((__m512i)upper));
+        if (x_bits > 8) _mm_storeu_si128((__m128i *)lowers, _mm512_cvtepi32_epi8((__m512i)lower));
+        sums[half] = _mm512_reduce_add_epi32((__m512i)codes);
 #else
-    sums[0] = sums[1] = 0;
-    for (int i = 0; i < LANES; i++) {
-        to->codes[i] = (int8_t)first[i], to->codes[LANES + i] = (int8_t)second[i];
-        sums[0] += first[i], sums[1] += second[i];
-    }
+        for (int i = 0; i < LANES; i++) {
+            uppers[i] = (int8_t)upper[i];
+            if (x_bits > 8) lowers[i] = (int8_t)lower[i];
+            sums[half] += codes[i];
+        }
 #endif
-    to->scale = peak / 127.0f;
+    }
+    to->scale = peak / most;
     to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
     to->first = -32 * sums[0], to->second = -32 * sums[1];
 }
 
-INLINE void round_row(block *to, const float *from, int64_t groups, int64_t distance, const int gate) {
+INLINE void round_row(block *to, const float *from, int64_t groups, int64_t distance, const int gate, const int x_bits) {
     const float *other = from + groups * GROUP;
     for (int64_t g = 0; g < groups; g++, to += distance, from += GROUP, other += GROUP) {
         lanes low = load(from), high = load(from + LANES);
         if (gate) low = gated(low, gate) * load(other), high = gated(high, gate) * load(other + LANES);
-        round_group(to, low, high);
+        round_group(to, low, high, x_bits);
     }
 }
 
-/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved. With a gate, x is [rows, 2 * columns], and what is
- * rounded is gate(first half) * second half. */
+/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved, of as many bits as said. With a gate, x is
+ * [rows, 2 * columns], and what is rounded is gate(first half) * second half. */
 int64_t quantise(const int64_t *a, int64_t item) {
     const float *x = (const float *)a[0];
     block *out = (block *)a[1];
-    int64_t rows = a[2], columns = a[3], gate = a[4], groups = columns / GROUP;
+    int64_t rows = a[2], columns = a[3], gate = a[4], x_bits = a[5], groups = columns / GROUP;
     if (item < 0) return (rows + 3) / 4;
     for (int64_t row = item * 4; row < rows && row < item * 4 + 4; row++) {
         int64_t start = row / MAX_ROWS * MAX_ROWS, together = rows - start < MAX_ROWS ? rows - start : MAX_ROWS;
         block *to = out + start * groups + (row - start);
-        if (gate == SILU) round_row(to, x + row * columns * 2, groups, together, SILU);
-        else if (gate == GELU_TANH) round_row(to, x + row * columns * 2, groups, together, GELU_TANH);
-        else round_row(to, x + row * columns, groups, together, 0);
+        const float *from = x + row * columns * (gate ? 2 : 1);
+#define ROUND(GATE) \
+    if (gate == GATE) { \
+        if (x_bits > 8) round_row(to, from, groups, together, GATE, 16); \
+        else round_row(to, from, groups, together, GATE, 8); \
+    }
+        ROUND(0) ROUND(SILU) ROUND(GELU_TANH)
     }
     return 0;
 }
