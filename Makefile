@@ -13,7 +13,7 @@ chat: $(VENV)/.installed
 	$(BIN)/helexa chat
 
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
