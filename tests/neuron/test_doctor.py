@@ -141,9 +141,10 @@ def test_a_hub_that_is_down_is_a_fault_only_for_a_model_that_is_not_here(hub: Fa
     hub.stop()
     here = tmp_path / "hf/hub/models--org--here"
     (here / "refs").mkdir(parents=True)
-    (here / "refs/main").write_text("c0")
-    (here / "snapshots/c0").mkdir(parents=True)
-    (here / "snapshots/c0/m.gguf").write_bytes(b"x")
+    commit = "c0" * 20
+    (here / "refs/main").write_text(commit)
+    (here / "snapshots" / commit).mkdir(parents=True)
+    (here / "snapshots" / commit / "m.gguf").write_bytes(b"x")
     found = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
     ((level, text),) = found["hub"]
     assert level == "note"
