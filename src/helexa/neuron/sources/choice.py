@@ -45,6 +45,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
 
 
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
+    quant = quant[:100]  # it may be as long as a request
     available = [_file_name(name).removesuffix(".gguf").rpartition("-")[2] for name in ggufs]
     has = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
     if dense:
