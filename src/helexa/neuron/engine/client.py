@@ -3,17 +3,16 @@
 import asyncio
 import itertools
 import logging
-import os
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
+from helexa.neuron.engine.child import COMMAND, Child
 from helexa.neuron.engine.messages import (
     Cancel,
     EngineOptions,
@@ -31,7 +30,7 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
     encode,
 )
-from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.engine.token_stream import TokenStream
 from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.recovery import Silence
 
@@ -41,13 +40,11 @@ OVERLOADED = "overloaded"
 """What the `error` of a `TokenOutput` starts with when the engine's waiting queue was full."""
 
 _ENDED = "the model was unloaded, or the node is shutting down"
-_COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
 _LOOKS = 8  # at an engine that works, within the time that a step may take
 _FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
-_LINE_BYTES = 1 << 20
 
 
 class EngineClient:
@@ -66,7 +63,7 @@ class EngineClient:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        child: Child,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         options: EngineOptions,
@@ -81,7 +78,7 @@ class EngineClient:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.refused = 0
-        self._process = process
+        self._child = child
         self._reader = reader
         self._writer = writer
         self._on_exit = on_exit
@@ -92,9 +89,6 @@ class EngineClient:
         self._streams: dict[int, TokenStream] = {}
         self._closing = False
         self._death: str | None = None
-        self._hang: str | None = None
-        self._last_line = ""
-        self._stderr = asyncio.create_task(self._log_stderr())
         self._watcher: asyncio.Task[None] | None = None
         self._deadline: asyncio.Task[None] | None = None
 
@@ -130,25 +124,13 @@ class EngineClient:
         arguments = ("--fd", str(theirs.fileno()), "--model", str(model_path), "--options", _json(options))
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
-            # Standard input is its lifeline: it ends with this process.
-            process = await asyncio.create_subprocess_exec(
-                *(command or _COMMAND),
-                *arguments,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env=ENVIRONMENT | os.environ,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                limit=_LINE_BYTES,
-            )
+            child = await Child.spawn((*(command or COMMAND), *arguments), theirs.fileno())
         except BaseException:
             writer.close()
             raise
         finally:
             theirs.close()
-        client = cls(process, reader, writer, options, on_exit, memory or MemoryBook())
+        client = cls(child, reader, writer, options, on_exit, memory or MemoryBook())
         try:
             async with asyncio.timeout(load_seconds) as deadline:
 
@@ -178,7 +160,7 @@ class EngineClient:
     @property
     def missing_bytes(self) -> int:
         """Memory promised to the engine that the machine could not give when it was last looked at."""
-        return self._memory.missing(self._process.pid)
+        return self._memory.missing(self._child.pid)
 
     @property
     def open_streams(self) -> int:
@@ -194,7 +176,7 @@ class EngineClient:
         stop_ids: Sequence[int] = (),
         salt: str = "",
         turn: int = 0,
-    ) -> "TokenStream":
+    ) -> TokenStream:
         """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
 
         Raises:
@@ -218,7 +200,7 @@ class EngineClient:
         """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end in an error."""
         self._closing = True
         self._fail_streams(_ENDED)
-        if self._process.returncode is None:
+        if self._child.alive:
             self._write(Shutdown())
         await self._end(grace)
         if self._watcher is not None:
@@ -226,7 +208,7 @@ class EngineClient:
         if self._deadline is not None:
             await asyncio.wait([self._deadline])
 
-    async def submit(self, stream: "TokenStream", message: Generate) -> None:
+    async def submit(self, stream: TokenStream, message: Generate) -> None:
         """Send a stream's request, once the socket has room; for `TokenStream` only."""
         async with self._room:
             with suppress(ConnectionError):
@@ -254,9 +236,9 @@ class EngineClient:
                     case Progress():
                         on_progress(message)
                     case Needs():
-                        self._write(self._memory.grant(self._process.pid, message))
+                        self._write(self._memory.grant(self._child.pid, message))
                     case Ready():
-                        self._memory.settle(self._process.pid)
+                        self._memory.settle(self._child.pid)
                         most = message.max_sequences or self.options.max_sequences
                         self.options = msgspec.structs.replace(self.options, max_sequences=most)
                         self.ready = message
@@ -267,7 +249,7 @@ class EngineClient:
                     case _:
                         raise HelexaError(f"the engine sent {type(message).__name__} before it was ready")
         await self._end(grace=2.0)
-        raise HelexaError(f"{self._exit_reason()} while loading the model")
+        raise HelexaError(f"{self._child.ending()} while loading the model")
 
     async def _read(self) -> bytes:
         """The next bytes of the socket, empty at its end."""
@@ -283,30 +265,28 @@ class EngineClient:
                     if isinstance(message, StepReport):
                         self._take(message)
         except (ValueError, msgspec.DecodeError) as error:
-            log.error("engine %d does not speak the protocol: %s", self._process.pid, error)
+            log.error("engine %d does not speak the protocol: %s", self._child.pid, error)
         self._death = "the model's engine ended unexpectedly; it is being restarted"
         self._fail_streams(self._death)
         if self._closing:
             return
         await self._end(grace=2.0)
-        reason = self._exit_reason()
-        log.error("engine %d: %s", self._process.pid, reason)
+        reason = self._child.ending()
+        log.error("engine %d: %s", self._child.pid, reason)
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 
     async def _look(self, step_seconds: float) -> None:
         """Kill an engine that hangs: one that has work and reports nothing for as long as a step may take."""
         silence = Silence(_LOOKS + 1)  # the first of them may come right after the work did
-        while self._process.returncode is None and not self._closing:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(step_seconds / _LOOKS):
-                    await self._process.wait()
+        while self._child.alive and not self._closing:
+            await self._child.wait(step_seconds / _LOOKS)
             if silence.look(self.reports, bool(self._streams)):
-                self._hang = f"the engine did not finish a step within {step_seconds:g} s and was killed"
-                log.error("engine %d hangs; what its threads are doing:", self._process.pid)
-                self._signal(signal.SIGUSR1)
+                self._child.verdict = f"the engine did not finish a step within {step_seconds:g} s and was killed"
+                log.error("engine %d hangs; what its threads are doing:", self._child.pid)
+                self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)
-                self._signal(signal.SIGKILL)
+                self._child.signal(signal.SIGKILL)
                 return
 
     def _take(self, report: StepReport) -> None:
@@ -327,101 +307,12 @@ class EngineClient:
         for number, stream in streams.items():
             stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))
 
-    def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to the engine and whatever it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
     async def _end(self, grace: float) -> None:
-        """Wait for the process to exit, by force after `grace` seconds, and release what belonged to it."""
-        for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._process.wait()
-            if self._process.returncode is None:
-                self._signal(force)
-        await self._process.wait()
-        self._signal(signal.SIGKILL)  # a compiler that it has left behind
+        """Wait for the process to end, by force after `grace` seconds, and release what belonged to it."""
+        await self._child.end(grace)
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
-        await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
-        self._stderr.cancel()
-
-    async def _log_stderr(self) -> None:
-        assert self._process.stderr is not None
-        while True:
-            try:
-                line = await self._process.stderr.readline()
-            except ValueError:
-                continue  # a line beyond the limit is dropped
-            if not line:
-                return
-            text = line.decode(errors="replace").strip()
-            if text:
-                self._last_line = text
-                level, _, rest = text.partition(" ")  # as the engine's own lines begin
-                known = logging.getLevelNamesMapping().get(level)
-                log.log(known or logging.INFO, "engine %d: %s", self._process.pid, rest if known else text)
-
-    def _exit_reason(self) -> str:
-        if self._hang is not None:
-            return self._hang
-        code = self._process.returncode
-        if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
-        else:
-            how = f"ended with exit code {code}"
-        return f"the engine process {how}" + (f" ({self._last_line[:300]})" if self._last_line else "")
-
-
-class TokenStream(AsyncIterator[TokenOutput]):
-    """The outputs of one request, ending after the one that has `finish`.
-
-    What arrives while the consumer is away is merged into one output, so a slow consumer costs no more memory than
-    its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
-    """
-
-    def __init__(self, client: EngineClient, message: Generate) -> None:
-        self._client = client
-        self._message = message
-        self._submitted = False
-        self._news = asyncio.Event()
-        self._tokens: list[int] = []
-        self._cached_tokens = 0
-        self._last: TokenOutput | None = None
-        self._ended = False
-
-    async def __anext__(self) -> TokenOutput:
-        if self._ended:
-            raise StopAsyncIteration
-        if not self._submitted:
-            await self._client.submit(self, self._message)
-            self._submitted = True
-        await self._news.wait()
-        if self._ended:
-            raise StopAsyncIteration
-        self._news.clear()
-        tokens, self._tokens = self._tokens, []
-        cached, self._cached_tokens = self._cached_tokens, 0
-        if self._last is None:
-            return TokenOutput(id=self._message.id, tokens=tokens, cached_tokens=cached)
-        self._ended = True
-        return msgspec.structs.replace(self._last, tokens=tokens, cached_tokens=cached)
-
-    def put(self, output: TokenOutput) -> None:
-        """Take the next output; never waits."""
-        self._tokens += output.tokens
-        self._cached_tokens += output.cached_tokens
-        if output.finish is not None:
-            self._last = output
-        self._news.set()
-
-    async def aclose(self) -> None:
-        """End the stream; a request that has not finished is cancelled in the engine at once."""
-        self._ended = True
-        self._client.cancel(self._message.id)
-        self._news.set()
 
 
 def _json(options: EngineOptions) -> str:

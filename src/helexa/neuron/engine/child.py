@@ -1,0 +1,104 @@
+"""An engine as a process of the operating system: its start, its log and its end."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from helexa.neuron.engine.threads import ENVIRONMENT
+
+log = logging.getLogger(__name__)
+
+COMMAND = (sys.executable, "-m", "helexa.neuron.engine.process")
+
+_LINE_BYTES = 1 << 20
+
+
+class Child:
+    """A process in a session of its own, which ends with this one: it holds a lifeline. Made by `spawn`.
+
+    Attributes:
+        pid: its number.
+        verdict: what it was killed for, if that was decided here.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.pid = process.pid
+        self.verdict: str | None = None
+        self._process = process
+        self._last_line = ""
+        self._stderr = asyncio.create_task(self._log_stderr())
+
+    @classmethod
+    async def spawn(cls, command: Sequence[str], fd: int) -> "Child":
+        """Start `command`, which inherits the descriptor `fd`."""
+        # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
+        # Standard input is its lifeline: it ends with this process.
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=ENVIRONMENT | os.environ,
+            pass_fds=(fd,),
+            start_new_session=True,
+            limit=_LINE_BYTES,
+        )
+        return cls(process)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.returncode is None
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it has ended, but not longer than that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    async def end(self, grace: float) -> None:
+        """Wait for it to end, by force after `grace` seconds; nothing that it has started is left."""
+        for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
+            await self.wait(seconds)
+            if self.alive:
+                self.signal(force)
+        await self._process.wait()
+        self.signal(signal.SIGKILL)  # a compiler that it has left behind
+        await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
+        self._stderr.cancel()
+
+    def ending(self) -> str:
+        """How it has ended, in words."""
+        if self.verdict is not None:
+            return self.verdict
+        code = self._process.returncode
+        if code is not None and code < 0:
+            how = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
+        else:
+            how = f"ended with exit code {code}"
+        return f"the engine process {how}" + (f" ({self._last_line[:300]})" if self._last_line else "")
+
+    async def _log_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while True:
+            try:
+                line = await self._process.stderr.readline()
+            except ValueError:
+                continue  # a line beyond the limit is dropped
+            if not line:
+                return
+            text = line.decode(errors="replace").strip()
+            if text:
+                self._last_line = text
+                level, _, rest = text.partition(" ")  # as the engine's own lines begin
+                known = logging.getLevelNamesMapping().get(level)
+                log.log(known or logging.INFO, "engine %d: %s", self.pid, rest if known else text)

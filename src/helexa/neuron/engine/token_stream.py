@@ -1,0 +1,68 @@
+"""The outputs of one request, as they come from an engine."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from helexa.neuron.engine.messages import Generate, TokenOutput
+
+
+class Submits(Protocol):
+    """What a stream needs of the engine's client."""
+
+    async def submit(self, stream: "TokenStream", message: Generate) -> None:
+        """Send the stream's request."""
+
+    def cancel(self, number: int) -> None:
+        """Drop a request if it is still open."""
+
+
+class TokenStream(AsyncIterator[TokenOutput]):
+    """The outputs of one request, ending after the one that has `finish`.
+
+    What arrives while the consumer is away is merged into one output, so a slow consumer costs no more memory than
+    its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
+    """
+
+    def __init__(self, client: Submits, message: Generate) -> None:
+        self._client = client
+        self._message = message
+        self._submitted = False
+        self._news = asyncio.Event()
+        self._tokens: list[int] = []
+        self._cached_tokens = 0
+        self._last: TokenOutput | None = None
+        self._ended = False
+
+    async def __anext__(self) -> TokenOutput:
+        if self._ended:
+            raise StopAsyncIteration
+        if not self._submitted:
+            await self._client.submit(self, self._message)
+            self._submitted = True
+        await self._news.wait()
+        if self._ended:
+            raise StopAsyncIteration
+        self._news.clear()
+        tokens, self._tokens = self._tokens, []
+        cached, self._cached_tokens = self._cached_tokens, 0
+        if self._last is None:
+            return TokenOutput(id=self._message.id, tokens=tokens, cached_tokens=cached)
+        self._ended = True
+        return msgspec.structs.replace(self._last, tokens=tokens, cached_tokens=cached)
+
+    def put(self, output: TokenOutput) -> None:
+        """Take the next output; never waits."""
+        self._tokens += output.tokens
+        self._cached_tokens += output.cached_tokens
+        if output.finish is not None:
+            self._last = output
+        self._news.set()
+
+    async def aclose(self) -> None:
+        """End the stream; a request that has not finished is cancelled in the engine at once."""
+        self._ended = True
+        self._client.cancel(self._message.id)
+        self._news.set()
