@@ -20,7 +20,7 @@ from neuron.running import Node, running
 
 GREEDY = SamplingParams(temperature=0)
 FRUGAL = {"max_sequences": 2, "max_step_tokens": 64, "speculation": False}
-"""Steps that take little: about 7 MiB; the weights take 93."""
+"""Steps that take little: about 27 MiB; the weights take 93."""
 
 
 @asynccontextmanager
@@ -37,7 +37,7 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf
         assert status == 422
         error = body["error"]
         assert (error["kind"], error["model_id"], error["free_mb"]) == ("does_not_fit", "org/tiny", 120)
-        assert 140 < error["required_mb"] < 160
+        assert 155 < error["required_mb"] < 175
         assert (error["weights_mb"], error["kv_mb"]) == (93, 46)
         assert f"needs {error['required_mb']} MiB (weights 93, kv 46, activations " in error["message"]
         assert error["suggestion"].startswith("a smaller quant, a shorter context_length")
@@ -124,5 +124,4 @@ async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
         look()
     finally:
         await client.close()
-    print("RATIO", taken >> 20, granted[0].total >> 20, granted[0].total / taken)
     assert taken <= granted[0].total <= 1.3 * taken

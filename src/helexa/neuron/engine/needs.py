@@ -14,6 +14,7 @@ from helexa.neuron.ops.reference import ReferenceOps
 MOST_DRAFTS = 16
 """Rows that speculation may add to a sequence."""
 
+_RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
 _CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
 _SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs want memory of a CPU's, too
 _SNAPSHOT_PART = 8  # of what is free
@@ -47,7 +48,7 @@ def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
         held=own_bytes(os.getpid()) or 0,
         weights=found.weights,
         loading=found.loading,
-        step=rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops),
+        step=_RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops),
         page_step=page_step,
         position_step=position_step,
         page=found.page,
