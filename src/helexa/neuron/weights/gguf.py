@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf_header import GgufHeader, GgufTensor, is_name, read_header
 from helexa.neuron.weights.tensor_file import TensorFile
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 
@@ -58,7 +60,7 @@ class GgufFile:
             raise ModelFileError(f"{self.path.name}: general.architecture is missing or not a name")
         return architecture
 
-    def read(self, name: str, index: int | None = None) -> np.ndarray:
+    def read(self, name: str, index: int | None = None) -> "np.ndarray":
         """The stored bytes of tensor `name`, or of a tensor of several matrices those of the one at `index`.
 
         Returns:

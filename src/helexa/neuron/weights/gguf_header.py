@@ -11,8 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeGuard
 
-import numpy as np
-
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.ggml_type import BLOCK_SIZES, GgmlType
 
@@ -32,19 +30,7 @@ _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 1 << 16
 
 _STRING, _ARRAY = 8, 9
-_SCALARS: dict[int, np.dtype] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    7: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 
 @dataclass(frozen=True)
@@ -218,10 +204,10 @@ class _HeaderReader:
         return self._numbers(kind, count)
 
     def _numbers(self, kind: int, count: int) -> list[Any]:
-        dtype = _SCALARS.get(kind)
-        if dtype is None:
+        code = _SCALARS.get(kind)
+        if code is None:
             self._fail(f"unknown value type {kind}")
-        return np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
+        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
 
     def _strings(self, count: int) -> list[str]:
         # A vocabulary is read here: the loop is spelled out because it runs some hundred thousand times.

@@ -4,10 +4,12 @@ import mmap
 import os
 from io import FileIO
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from helexa.core.errors import ModelFileError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class TensorFile:
@@ -22,7 +24,7 @@ class TensorFile:
         self.size = size
         self._file: FileIO | None = None
 
-    def read(self, offset: int, nbytes: int, tensor: str) -> np.ndarray:
+    def read(self, offset: int, nbytes: int, tensor: str) -> "np.ndarray":
         """`nbytes` bytes from `offset` as a uint8 array, writable without a trace in the file.
 
         Pages come from the file as they are touched, and go when the array goes.
@@ -33,6 +35,8 @@ class TensorFile:
         Raises:
             ModelFileError: the file cannot be read or has changed since its header was read.
         """
+        import numpy as np  # the server process reads headers only, and starts sooner without
+
         if nbytes == 0:
             return np.empty(0, np.uint8)
         start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
