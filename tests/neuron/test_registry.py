@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
@@ -195,6 +196,7 @@ async def test_a_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_
     assert not first.engine.alive
     assert second.engine.alive
     await registry.unload("huggingface:org/tiny")
+    assert not psutil.pid_exists(second.engine._child.pid)  # its memory is free
     with pytest.raises(ApiError, match="not found"):
         await registry.unload("org/tiny")
 
@@ -292,6 +294,7 @@ async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
     assert (info.servable.ok, info.servable.reason) == (False, "poisoned")
     assert "3 restarts within 600 s were not enough" in (info.servable.detail or "")
     assert "the device caught fire" in (info.servable.detail or "")
+    assert [(failed.model_id, failed.error) for failed in registry.poisoned()] == [("org/tiny", info.servable.detail)]
     with pytest.raises(ApiError, match=r"is poisoned: 3 restarts .* caught fire") as refused:
         registry.get("org/tiny")
     assert (refused.value.status, refused.value.retry_after) == (503, 60)

@@ -66,7 +66,7 @@ class DeviceHealth(Record):
 
 
 class FailedLoad(Record):
-    """A default model that could not be loaded."""
+    """A model that could not be loaded, or brought back."""
 
     model_id: str
     error: str
@@ -134,6 +134,7 @@ class Health(Record):
     Attributes:
         memory_free_mb, memory_total_mb: of the host, as far as the node may use it; None where it does not say.
         loading: loads that run now, whoever asked for them.
+        poisoned: models whose engines kept dying, and how; nothing brings them back but a load.
     """
 
     uptime_secs: WireInt = 0
@@ -142,6 +143,7 @@ class Health(Record):
     devices: list[DeviceHealth] = Field(default_factory=list[DeviceHealth])
     activation: Activation = Field(default_factory=Activation)
     loading: list[Loading] = Field(default_factory=list[Loading])
+    poisoned: list[FailedLoad] = Field(default_factory=list[FailedLoad])
     models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
 
 

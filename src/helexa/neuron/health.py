@@ -53,6 +53,7 @@ class HealthMonitor:
             loading=[
                 Loading(model_id=info.id, stage=info.stage, progress=info.progress) for info in self._registry.loading()
             ],
+            poisoned=self._registry.poisoned(),
             models=[model.load() for model in self._registry.models()],
         )
 

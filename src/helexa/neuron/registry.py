@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
-from helexa.core.fleet import ModelInfo, ModelSpec
+from helexa.core.fleet import FailedLoad, ModelInfo, ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
@@ -173,6 +173,14 @@ class Registry:
     def loading(self) -> list[ModelInfo]:
         """The models that are being loaded, and how far each is in its stage."""
         return [info for info in self._arriving.values() if info.id not in self._residents]
+
+    def poisoned(self) -> list[FailedLoad]:
+        """The models that are given up, and why."""
+        return [
+            FailedLoad(model_id=model_id, error=resident.reason or "")
+            for model_id, resident in self._residents.items()
+            if resident.status == "poisoned"
+        ]
 
     def drain(self) -> None:
         """Refuse every further request; what runs goes on, but no engine is started any more."""
