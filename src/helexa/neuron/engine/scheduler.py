@@ -19,6 +19,7 @@ from itertools import islice
 import msgspec
 
 from helexa.neuron.engine import page_hash
+from helexa.neuron.engine.memory import Memory
 from helexa.neuron.engine.messages import EngineOptions, FinishReason, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pace import Pace
@@ -29,8 +30,6 @@ from helexa.neuron.engine.turns import Ration, Turns
 
 UNSOUND = -1
 """Stands for the token that a row of logits yields that are no finite numbers."""
-
-_APART = 2048  # positions between snapshots within a prompt
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,7 @@ class Scheduler:
         self.options = options
         self.pages = pages
         self.states = states
+        self._memory = Memory(pages, states, options.prefix_reuse)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
@@ -154,9 +154,9 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
-            self._take_snapshot(entry)
+            self._memory.take_snapshot(sequence, entry.count, entry.save)
             if not entry.samples:
-                self._advance(sequence, entry.count)
+                self._memory.advance(sequence, entry.count)
                 continue
             kept = _kept(entry.drafts, list(islice(tokens, len(entry.drafts) + 1)))
             if sequence in self._suspects:
@@ -175,12 +175,12 @@ class Scheduler:
                 if finish is not None:
                     break
             sequence.fresh = len(said)
-            self._advance(sequence, entry.count + (len(said) - 1 if self.states is None else 0))
+            self._memory.advance(sequence, entry.count + (len(said) - 1 if self.states is None else 0))
             if finish is None:
                 outputs.append(TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached))
                 continue
             self.running.remove(sequence)
-            self._release(sequence)
+            self._memory.release(sequence)
             outputs.append(
                 TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached, finish=finish, timing=sequence.timing())
             )
@@ -192,8 +192,7 @@ class Scheduler:
         If it was that of several, each begins anew, with a step of its own, in which it goes on or fails.
         """
         for entry in plan:
-            if self.states is not None and entry.save is not None:
-                self.states.unreserve(entry.save)
+            self._memory.unreserve(entry.save)
         if len(plan) == 1:
             sequence = plan[0].sequence
             self.running.remove(sequence)
@@ -213,7 +212,7 @@ class Scheduler:
         """End every sequence with an error that a retry may escape; nothing is left behind."""
         outputs: list[TokenOutput] = []
         for sequence in [*self.running, *self.waiting]:
-            self._release(sequence)
+            self._memory.release(sequence)
             outputs.append(msgspec.structs.replace(self._refusal(sequence, error), retry=True))
         self._suspects.clear()
         self.running.clear()
@@ -229,62 +228,30 @@ class Scheduler:
         sequence = self._suspects[0]
         if sequence not in self.running:
             self.waiting.remove(sequence)
-            self._start(sequence, self._computed_before(sequence))
+            self._start(sequence, self._memory.computed_before(sequence))
         plan: dict[Sequence, int] = {}
         self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan)
         return [self._entry(sequence, count, ()) for sequence, count in plan.items()]
 
     def _end_unsound(self, sequence: Sequence) -> TokenOutput:
         """End a sequence whose logits were no numbers; its pages and snapshots are no use to anybody."""
-        pages = sequence.pages
-        self.pages.forget(pages)
-        if self.states is not None:
-            for page in sequence.chain:
-                self.states.forget(page)
         self.running.remove(sequence)
-        self._release(sequence)
-        self._unsound += [page for page in pages if not self.pages.held([page])]  # the others' beginnings are sound
+        self._unsound += self._memory.discard(sequence)
         return self._refusal(sequence, "the model computed no numbers for this request")
 
     def _drop(self, sequence: Sequence) -> None:
-        self._release(sequence)
+        self._memory.release(sequence)
         if sequence in self._suspects:
             self._suspects.remove(sequence)
 
-    def _computed_before(self, sequence: Sequence) -> list[int]:
-        """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits."""
-        if self.options.prefix_reuse == "off":
-            return []
-        full = (len(sequence.tokens) - 1) // self.pages.page_size
-        page_hash.extend(sequence.chain, sequence.tokens, full, self.pages.page_size)
-        pages = self.pages.match(sequence.chain[1 : full + 1])
-        if self.states is not None:
-            count, sequence.restore = self.states.longest(sequence.chain[1 : len(pages) + 1])
-            return pages[:count]
-        return pages
-
     def _start(self, sequence: Sequence, prefix: list[int]) -> None:
         self.running.append(sequence)
-        if self.states is not None:
-            sequence.slot = self.states.take()
-        self.pages.share(prefix)
-        sequence.pages = prefix
-        sequence.computed = len(prefix) * self.pages.page_size
+        self._memory.begin(sequence, prefix)
         if sequence.started is None:
             sequence.started = time.perf_counter()
             sequence.cached = sequence.computed
             self.prompt_tokens += len(sequence.tokens)
             self.cached_tokens += sequence.cached
-
-    def _advance(self, sequence: Sequence, count: int) -> None:
-        """Count tokens as computed, and register the pages that this has filled."""
-        filled = sequence.computed // self.pages.page_size
-        sequence.computed += count
-        full = sequence.computed // self.pages.page_size
-        if full > filled and self.options.prefix_reuse != "off":
-            page_hash.extend(sequence.chain, sequence.tokens, full, self.pages.page_size)
-            for page in range(filled, full):
-                self.pages.register(sequence.pages[page], sequence.chain[page + 1])
 
     def _add_prompts(self, plan: dict[Sequence, int], ration: Ration) -> None:
         """Plan chunks of prompts beside what is planned already."""
@@ -317,8 +284,8 @@ class Scheduler:
         while True:
             new = None if full else self._newcomer(places, ration)
             if new is not None and (not begun or places[new.principal] < begun[0][0]):
-                prefix = self._computed_before(new)
-                if self._needed(new) - self.pages.held(prefix) > self.pages.free - self._promised():
+                prefix = self._memory.computed_before(new)
+                if not self._memory.has_room(new, prefix, self.running):
                     full = True
                     continue
                 self.waiting.remove(new)
@@ -339,14 +306,6 @@ class Scheduler:
         candidates = (sequence for sequence in self.waiting if ration.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
-    def _needed(self, sequence: Sequence) -> int:
-        """Pages for all that is known of it and one token more; with fewer it would be preempted before its first."""
-        return self.pages.pages_for(len(sequence.tokens) + 1)
-
-    def _promised(self) -> int:
-        """Free pages that sequences were started for and do not have yet."""
-        return sum(max(self._needed(sequence) - len(sequence.pages), 0) for sequence in self.running)
-
     def _fill(self, room: int, prompts: Iterator[Sequence], plan: dict[Sequence, int], ration: Ration) -> int:
         """Give `room` tokens to `prompts`, in order; how many were taken."""
         left = room
@@ -364,9 +323,8 @@ class Scheduler:
         """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""
         if sequence not in self.running:
             return 0  # it was preempted for an older one just now
-        if self.states is not None and not sequence.decoding:
-            count = min(count, self._next_mark(sequence) - sequence.computed)
-        while not self._grow(sequence, count):
+        count = self._memory.until_mark(sequence, count)
+        while not self._memory.grow(sequence, count):
             victim = self.running[-1]
             plan.pop(victim, None)
             self._preempt(victim)
@@ -377,49 +335,8 @@ class Scheduler:
 
     def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...]) -> PlanEntry:
         restore, sequence.restore = sequence.restore, None
-        return PlanEntry(
-            sequence, count, drafts, restore, self._place_for_snapshot(sequence, sequence.computed + count)
-        )
-
-    def _next_mark(self, sequence: Sequence) -> int:
-        """The next position at which a prompt's state is worth a snapshot; a step ends there.
-
-        That is the end of its last full page, where its next turn goes on; the end of the last one before its last
-        turn, which may be said anew; and every now and then between.
-        """
-        size, at = self.pages.page_size, sequence.computed
-        request = sequence.request
-        ends = ((len(request.prompt) - 1) // size * size, request.turn // size * size, (at // _APART + 1) * _APART)
-        return min(end for end in ends if end > at)
-
-    def _place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """A slot for the state at position `end`, at marks of a prompt and wherever output fills a page."""
-        if self.states is None or end % self.pages.page_size:
-            return None
-        if not sequence.decoding and end != self._next_mark(sequence):
-            return None
-        page = end // self.pages.page_size
-        page_hash.extend(sequence.chain, sequence.tokens, page, self.pages.page_size)
-        return None if self.states.holds(sequence.chain[page]) else self.states.reserve()
-
-    def _take_snapshot(self, entry: PlanEntry) -> None:
-        """Remember what the step has saved; of a sequence that decodes, only its latest is kept."""
-        if self.states is None or entry.save is None:
-            return
-        sequence = entry.sequence
-        page = sequence.chain[(sequence.computed + entry.count) // self.pages.page_size]
-        self.states.register(entry.save, page)
-        if sequence.decoding:
-            if sequence.follower is not None:
-                self.states.forget(sequence.follower)
-            sequence.follower = page
-
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        missing = self.pages.pages_for(sequence.computed + count) - len(sequence.pages)
-        if missing > self.pages.free:
-            return False
-        sequence.pages += self.pages.take(max(missing, 0))
-        return True
+        save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
+        return PlanEntry(sequence, count, drafts, restore, save)
 
     def _draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
         """Guesses for a sequence in the plan, as far as there is a use, `room` and a page for them."""
@@ -430,7 +347,7 @@ class Scheduler:
         if sequence.drafter is None:
             sequence.drafter = Drafter(sequence.tokens)
         drafts = sequence.drafter.draft(limit)
-        return drafts if self._grow(sequence, sequence.pending + len(drafts)) else ()
+        return drafts if self._memory.grow(sequence, sequence.pending + len(drafts)) else ()
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that the sequence may still get, by the context and by what the cache could hold."""
@@ -439,17 +356,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
+        self._memory.release(sequence)
         self.waiting.appendleft(sequence)
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pages.give_back(sequence.pages)
-        sequence.pages = []
-        sequence.computed = sequence.fresh = 0
-        sequence.restore = None
-        if self.states is not None and sequence.slot is not None:
-            self.states.give_back(sequence.slot)
-            sequence.slot = None
 
     @staticmethod
     def _refusal(sequence: Sequence, error: str) -> TokenOutput:

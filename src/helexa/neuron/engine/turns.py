@@ -15,7 +15,7 @@ from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.step_cost import StepCost
 
-_STRETCH = 1.7  # what a step may take, in steps of the measure
+_STRETCH = 1.6  # what a step may take, in steps of the measure
 _BARE_EVERY = 8  # steps, one is without prompts of heavy principals, so that it is known what decoding takes,
 _SMALL_EVERY = 16  # and one with as few rows as the measure has, to know what that takes
 _UNKNOWN = 8  # prompt tokens of heavy principals in a step, until it is known what they cost
