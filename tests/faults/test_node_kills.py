@@ -20,7 +20,7 @@ from clients.stack import MODEL, PATIENCE_SECONDS, Server, free_port, get, post
 from helexa.neuron.sources.cache import cache_root
 from neuron.fake_hub import FakeHub
 
-KILLS = int(os.environ.get("HELEXA_KILLS", "3"))
+KILLS = int(os.environ.get("HELEXA_KILLS", "2"))
 SEED = int(os.environ.get("HELEXA_SEED", "1"))
 PHASES = ("decode", "downloading", "loading", "prefill", "unloading")
 VICTIMS = ("engine", "server")
