@@ -124,6 +124,8 @@ def test_what_the_machine_cannot_give_any_more_is_missing() -> None:
     machine.book.observe(left)
     assert machine.book.missing(1) == 0
     assert machine.book.missing(99) == 0
+    machine.book.observe(0)  # no reading
+    assert machine.book.missing(1) == 0
 
 
 def test_real_processes() -> None:
@@ -138,11 +140,11 @@ def test_real_processes() -> None:
     assert taken is not None
     assert 64 * MIB < taken < 120 * MIB
     promised = book.grant(child.pid, asked).total
-    book.observe(0)
+    book.observe(1)
     assert book.missing(child.pid) == pytest.approx(promised - taken, abs=MIB)
     child.stdin.close()
     child.wait()
     child.stdout.close()
-    book.observe(0)
+    book.observe(1)
     assert book.missing(child.pid) == 0
     assert own_bytes(child.pid) is None

@@ -7,18 +7,31 @@ import psutil
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def host_memory(cgroup: Path = _CGROUP) -> tuple[int, int]:
-    """Bytes that are free, and that there are in all: of the machine, or of the container if it may have less.
+def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, int]:
+    """Bytes that are free, and that there are in all: of the machine, or of what its container or service may have.
 
     Args:
-        cgroup: folder of the control group, version 2.
+        cgroup: folder of all control groups, version 2.
+        group: this process's below it; None for what the system says.
     """
     machine = psutil.virtual_memory()
-    limit = _number(cgroup / "memory.max")
-    if limit is None or limit >= machine.total:
-        return machine.available, machine.total
-    used = _number(cgroup / "memory.current") or 0
-    return min(machine.available, max(0, limit - used + _reclaimable(cgroup))), limit
+    free, total = machine.available, machine.total
+    folder = cgroup / (_own_group() if group is None else group)
+    for each in (folder, *folder.parents):  # whatever is stated further up holds as well
+        limit = _number(each / "memory.max") if each.is_relative_to(cgroup) else None
+        if limit is not None and limit < machine.total:
+            used = _number(each / "memory.current") or 0
+            free, total = min(free, max(0, limit - used + _reclaimable(each))), min(total, limit)
+    return free, total
+
+
+def _own_group() -> str:
+    """The control group of this process, relative to that of all; empty if it has none."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), "")
 
 
 def _reclaimable(cgroup: Path) -> int:

@@ -81,10 +81,15 @@ class MemoryBook:
             holding.base = -holding.promised
 
     def observe(self, free: int) -> None:
-        """Take note of how much memory of the host is free now, and how much of it engines still count on."""
+        """Take note of how much memory of the host is free now, and how much of it engines still count on.
+
+        Nothing is learnt of a reading of 0, which no sound one is.
+        """
+        if free <= 0:
+            return
         for pid, holding in self._living():
             if holding.device == "cpu":
-                holding.missing = max(self._outstanding(pid, holding) - max(free, 0), 0)
+                holding.missing = max(self._outstanding(pid, holding) - free, 0)
 
     def missing(self, pid: int) -> int:
         """Bytes promised to an engine that the machine could not give when it was last looked at."""
