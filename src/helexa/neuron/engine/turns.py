@@ -4,6 +4,8 @@ A step advances all its sequences at once, so each waits for all the others. The
 principal has as many sequences as the lightest one: a real one may take so many times as long, not more. Sequences that
 do not fit into it take turns, one principal like another. Where rows cost next to nothing, all of them fit.
 
+What steps take is foreseen roughly only, so one that took longer is followed by short ones, until they make up for it.
+
 One principal alone is not held back at all.
 """
 
@@ -18,6 +20,8 @@ from helexa.neuron.engine.step_cost import StepCost
 _STRETCH = 1.6  # what a step may take, in steps of the measure
 _BARE_EVERY = 8  # steps, one is without prompts of heavy principals, so that it is known what decoding takes,
 _SMALL_EVERY = 16  # and one with as few rows as the measure has, to know what that takes
+_LEAST = 16  # of them in a step that has any: a step with prompts has costs that do not depend on how many they are
+_MOST_DEBT = 8.0  # in steps of the measure
 _UNKNOWN = 8  # prompt tokens of heavy principals in a step, until it is known what they cost
 
 
@@ -59,6 +63,8 @@ class Turns:
     _cost: StepCost = field(default_factory=StepCost)
     _step: int = 0
     _most: int = 0
+    _usual: float | None = None
+    _debt: float = 0.0
 
     def ration(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> Ration:
         """What the next step may carry."""
@@ -66,13 +72,16 @@ class Turns:
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
         prompts.update(sequence.principal for sequence in waiting)
         present = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
+        self._usual = None
         if len(present) < 2:
+            self._debt = 0.0
             return Ration()
         lightest = min(present.values())
         measure = lightest * len(present)
         heavy = frozenset(principal for principal, count in present.items() if count > lightest)
         usual = self._cost.seconds(measure)
-        if self._step % _SMALL_EVERY == 0:
+        self._usual = usual
+        if self._step % _SMALL_EVERY == 0 or self._debt > 0:
             return Ration(measure, heavy)
         if usual is None:
             self._most = int(_STRETCH * measure)
@@ -82,7 +91,7 @@ class Turns:
             return Ration(self._rows(allowed, measure), heavy, room=self.pace.tokens(usual))
         rows = self._rows((allowed + usual) / 2, measure)
         decoding = min(rows, sum(sequence.decoding for sequence in running))
-        tokens = self.pace.tokens(allowed - (self._cost.seconds(decoding) or usual))
+        tokens = max(self.pace.tokens(allowed - (self._cost.seconds(decoding) or usual)), _LEAST)
         return Ration(rows, heavy, tokens, self.pace.tokens(usual))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
@@ -103,6 +112,9 @@ class Turns:
 
     def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """Take note of a step in which so many rows decoded."""
+        if self._usual is not None:
+            owed = self._debt + seconds - _STRETCH * self._usual
+            self._debt = min(max(owed, 0.0), _MOST_DEBT * self._usual)
         self.pace.learn(prompt_tokens, seconds, self._cost.seconds(rows))
         if not prompt_tokens:
             self._cost.learn(rows, seconds)
