@@ -17,7 +17,7 @@ STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
 """What can be done to it; all but `kill` by way of `NEURON_DEBUG_FAULT`."""
 
-STEP_SECONDS = 3.0
+STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
 _PATIENCE_SECONDS = 300.0
 _ENGINE = "helexa.neuron.engine.process"
