@@ -56,12 +56,12 @@ def test_no_fact_can_pose_as_part_of_the_line(caplog: pytest.LogCaptureFixture) 
     assert line["time"] != "never"
 
 
-def test_a_traceback_stays_within_its_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_traceback_stays_within_its_line() -> None:
     try:
         raise ValueError("\ud800")
     except ValueError:
-        LOG.exception("it broke: %s", "x")
-    text = JsonLines().format(record(caplog))
+        broken = LOG.makeRecord(LOG.name, logging.ERROR, __file__, 1, "it broke: %s", ("x",), sys.exc_info())
+    text = JsonLines().format(broken)
     assert "\n" not in text
     line = json.loads(text)
     assert line["message"] == "it broke: x"

@@ -163,16 +163,28 @@ def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary) -
     assert runs.calls == calls + len(shapes) + 1
 
 
-def test_memory_that_outlives_its_recording_is_not_shared_with_what_is_computed_now(library: KernelLibrary) -> None:
-    """A result is good until the next run of the same shape, whatever other shapes run in between."""
+def test_a_result_that_is_held_is_not_written_over_by_its_own_shape(library: KernelLibrary) -> None:
     runs = Runs(library)
+
+    def run(step: int) -> Tensor:
+        return runs.ops.run(runs.model.forward, runs.layout.lay_out(plan_of(step, 1, 1)), HEADS // KV_HEADS)
+
     with torch.inference_mode():
-        batch = runs.layout.lay_out(plan_of(0, 1))
-        result = runs.ops.run(runs.model.forward, batch, HEADS // KV_HEADS)
-    kept = result.clone()
-    for shape in ([1, 1], [1, 1, 1], [20], [100]):
-        runs.step(plan_of(1, *shape))
-    assert torch.equal(result, kept)
+        first = run(0)
+        kept = first.clone()
+        other = run(1)
+        assert torch.equal(first, kept)
+        assert not torch.equal(other, kept)
+
+
+def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -> None:
+    runs, places = Runs(library), set[int]()
+    with torch.inference_mode():
+        for _ in range(2):
+            for count in range(5, 9):
+                batch = runs.layout.lay_out(plan_of(0, *[1] * count))
+                places.add(runs.ops.run(runs.model.forward, batch, HEADS // KV_HEADS).data_ptr())
+    assert len(places) < 4
 
 
 def test_a_tape_that_is_too_long_is_refused(library: KernelLibrary) -> None:

@@ -19,7 +19,6 @@ _CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
 _SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs want memory of a CPU's, too
 _SNAPSHOT_PART = 8  # of what is free
 _MOST_SNAPSHOTS = 4096
-_RECORDED_ROWS = 64  # of the largest step whose recording is kept, and with it the logits
 _SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
 _SPLITS, _SPAN = 8, 512  # rows whose attention is shared out among threads, and positions to a share
 
@@ -68,12 +67,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
-    """Bytes of logits: of the most rows that sample in a step, what drawing makes of them, and recorded ones."""
+    """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MOST_DRAFTS))
-    if ops.quantised and found.recorded:
-        most = min(options.max_sequences, _RECORDED_ROWS)
-        rows += most * (most + 1) // 2  # for each number of sequences that decode side by side
+    if ops.quantised:
+        rows += options.max_sequences  # memory is lent in powers of two
     return rows * found.vocab_size * 4
 
 

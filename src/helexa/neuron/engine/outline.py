@@ -36,7 +36,6 @@ class Outline:
         heads, kv_heads, head_dim: of attention.
         sinks: heads that have one, in a layer.
         vocab_size: numbers in a row of logits.
-        recorded: steps may be recorded (see `Decoder`).
         layers: how many keep pages.
         context: positions that the model was trained for.
     """
@@ -52,7 +51,6 @@ class Outline:
     head_dim: int
     sinks: int
     vocab_size: int
-    recorded: bool
     layers: int
     context: int
 
@@ -85,7 +83,6 @@ def outline(
         head_dim=settings.head_dim,
         sinks=settings.heads if any(name.endswith(".sinks") for name in checkpoint.names()) else 0,
         vocab_size=model.vocab_size,
-        recorded=model.recorded,
         layers=sum(mixer.page_bytes > 0 for mixer in mixers),
         context=settings.context,
     )

@@ -22,12 +22,14 @@ class Recording:
     """A tape and what it needs.
 
     Attributes:
-        result: what the forward pass returned.
+        address, shape: of what the forward pass returned. Its memory is lent to whoever asked, not kept: there are many
+            recordings, and logits are large.
         inputs: tensors that kernels read or write and that nobody else may hold.
     """
 
     tape: np.ndarray
-    result: Tensor
+    address: int
+    shape: tuple[int, ...]
     inputs: list[Tensor]
 
 
@@ -59,7 +61,7 @@ class Graphs:
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
-        """What `forward` returns: logits of `samples` rows, good until the next run of this shape.
+        """What `forward` returns: logits of `samples` rows, good until the next run.
 
         Args:
             inputs: tensors of one row per token that the pass reads; they lie where they lay at the last run.
@@ -70,8 +72,9 @@ class Graphs:
             return forward()
         rows = inputs[0].shape[0]
         found = self._kept.get((rows, samples))
-        if found is None:
-            found = self._record(forward)
+        result = None if found is None else self._workspace.take_again(found.address, *found.shape)
+        if found is None or result is None:
+            found, result = self._record(forward)
             if rows <= _MAX_ROWS_KEPT:
                 self._kept[rows, samples] = found
             if len(self._kept) > _MAX_KEPT:
@@ -79,7 +82,7 @@ class Graphs:
         else:
             self._kept.move_to_end((rows, samples))
         self._library.run(found.tape)
-        return found.result
+        return result
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Whether a recording gives what the pass itself gives.
@@ -92,16 +95,17 @@ class Graphs:
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value == 0)
         self._workspace.spoil()
-        recording = self._record(forward)
+        recording, result = self._record(forward)
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value)
         self._library.run(recording.tape)
-        return torch.equal(recording.result, expected)
+        return torch.equal(result, expected)
 
-    def _record(self, forward: Callable[[], Tensor]) -> Recording:
+    def _record(self, forward: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
         self._instructions, self._inputs = [], []
         try:
             result = forward()
-            return Recording(self._library.encode(self._instructions), result, self._inputs)
+            tape = self._library.encode(self._instructions)
+            return Recording(tape, result.data_ptr(), tuple(result.shape), self._inputs), result
         finally:
             self._instructions = None
