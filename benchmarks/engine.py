@@ -1,7 +1,7 @@
 """The engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
 
 usage: python benchmarks/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
-           [--dtype auto] [--kv-dtype auto]
+           [--dtype auto] [--activations auto] [--kv-dtype auto]
 
 MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Decode
 starts at 64 tokens of context, or as many as the row says, and takes 64 greedy steps, scheduler and sampler included;
@@ -118,9 +118,10 @@ class Engine:
 def main() -> None:
     command = parser(__doc__)
     command.add_argument("--dtype", default="auto")
+    command.add_argument("--activations", default="auto")
     command.add_argument("--kv-dtype", default="auto")
     arguments = command.parse_args()
-    wanted = {"dtype": arguments.dtype, "kv_dtype": arguments.kv_dtype, "threads": arguments.threads}
+    wanted = {name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads")}
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     try:
