@@ -54,58 +54,6 @@ INLINE lanes fused(lanes a, lanes b, lanes c) {
 #endif
 }
 
-/* acc + the product of four codes (0 to 255) in each lane and the same four signed bytes for all lanes. Without VNNI,
- * pairs are summed in 16 bits: codes of 8 bits must be `wide`, and go nibble by nibble. */
-INLINE words dot4(words acc, bits codes, int32_t quad, const int wide) {
-#if defined(__AVX512VNNI__)
-    return (words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quad));
-#elif defined(__AVX2__)
-    __m256i x[2], z[2], four = _mm256_set1_epi32(quad), one = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-    memcpy(x, &codes, 64), memcpy(z, &acc, 64);
-    for (int i = 0; i < 2; i++) {
-        if (wide) {
-            __m256i high = _mm256_and_si256(_mm256_srli_epi16(x[i], 4), low);
-            __m256i product = _mm256_madd_epi16(_mm256_maddubs_epi16(high, four), one);
-            z[i] = _mm256_add_epi32(z[i], _mm256_slli_epi32(product, 4));
-            x[i] = _mm256_and_si256(x[i], low);
-        }
-        z[i] = _mm256_add_epi32(z[i], _mm256_madd_epi16(_mm256_maddubs_epi16(x[i], four), one));
-    }
-    memcpy(&acc, z, 64);
-    return acc;
-#else
-    (void)wide;
-    for (int i = 0; i < 4; i++) acc += (words)((codes >> (8 * i)) & 255) * (int32_t)(int8_t)(quad >> (8 * i));
-    return acc;
-#endif
-}
-
-/* 16 bytes, as `look_up` wants them. */
-INLINE bits load_table(const void *from) {
-    bits table;
-    for (int i = 0; i < 4; i++) memcpy((uint8_t *)&table + 16 * i, from, 16);
-    return table;
-}
-
-/* For each byte, which is below 16, that of the table at its place. */
-INLINE bits look_up(bits table, bits places) {
-#if defined(__AVX512BW__)
-    return (bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
-#elif defined(__AVX2__)
-    __m256i known, x[2];
-    memcpy(&known, &table, 32), memcpy(x, &places, 64);
-    for (int i = 0; i < 2; i++) x[i] = _mm256_shuffle_epi8(known, x[i]);
-    memcpy(&places, x, 64);
-    return places;
-#else
-    uint8_t known[16], each[64];
-    memcpy(known, &table, 16), memcpy(each, &places, 64);
-    for (int i = 0; i < 64; i++) each[i] = known[each[i]];
-    memcpy(&places, each, 64);
-    return places;
-#endif
-}
-
 /* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
 INLINE lanes dot2(lanes acc, bits pairs, uint32_t pair) {
 #if defined(__AVX512BF16__)
@@ -130,24 +78,7 @@ INLINE lanes load_half(const void *from) {
 #endif
 }
 
-/* 16 bfloat16 numbers, exactly. */
-INLINE lanes load_bfloat(const void *from) {
-    halves stored;
-    memcpy(&stored, from, sizeof stored);
-    return (lanes)(__builtin_convertvector(stored, bits) << 16);
-}
-
 /* 16 small whole numbers, as numbers. */
-INLINE lanes load_unsigned(const uint8_t *from) {
-#if defined(__AVX512F__)
-    return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
-#else
-    bits wide;
-    for (int i = 0; i < LANES; i++) wide[i] = from[i];
-    return __builtin_convertvector((words)wide, lanes);
-#endif
-}
-
 INLINE lanes load_signed(const void *from) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));

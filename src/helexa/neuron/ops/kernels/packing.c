@@ -82,14 +82,15 @@ int64_t embed(const int64_t *a, int64_t item) {
     const uint8_t *tile = matrix + head_bytes(f) + tokens[item] / LANES * tile_bytes(f, columns);
     float *out = (float *)a[2] + item * columns, factor;
     memcpy(&factor, a + 5, sizeof factor);
-    int lane = (int)(tokens[item] % LANES);
+    int lane = (int)(tokens[item] % LANES), of = lane % SLICE; /* lanes, and those of its slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
-        lanes scale[2], minimum[2];
-        unpack_scales(f, tile, g, scale, minimum);
+        slice scale[2], minimum[2];
+        unpack_scales(f, tile, g, lane - of, scale, minimum);
+        const uint8_t *codes = lane_codes(f, tile, g, lane - of);
         for (int i = 0; i < GROUP; i++, out++) {
-            int code = (int)(quad_codes(f, codes_of(f, tile, g), i / 4)[lane] >> (i % 4 * 8) & 255), half = i / f.group;
-            *out = scale[half][lane] * (float)((f.table ? matrix[code] : code) - f.zero);
-            if (f.minimum) *out += minimum[half][lane];
+            int code = (int)(quad_codes(f, codes, i / 4)[of] >> (i % 4 * 8) & 255), half = i / f.group;
+            *out = scale[half][of] * (float)((f.table ? matrix[code] : code) - f.zero);
+            if (f.minimum) *out += minimum[half][of];
             *out *= factor;
         }
     }

@@ -8,7 +8,11 @@
 #include "tiles.h"
 
 #define MAX_ROWS 6 /* rows of x that are multiplied at once; their sums stay in registers */
+#if SLICE == LANES
 #define MAX_TILES 2
+#else
+#define MAX_TILES 1 /* for lack of registers */
+#endif
 #define CACHED 131072 /* bytes */
 #define LEAST_ROWS 48
 #ifdef __AVX512VNNI__
@@ -31,11 +35,11 @@ INLINE int32_t quad_of(const int8_t *codes, int j) {
 }
 
 /* Adds the products of `count` quads from `j` on with one byte of x; `dots` are [rows, tiles]. */
-INLINE void add_quads(const format f, const bits table, const uint8_t *const *from, const block *x, int64_t byte,
-                      words *dots, const int j, const int count, const int rows, const int tiles) {
+INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, int64_t byte,
+                      slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
     for (int q = j; q < j + count; q++) {
-        bits codes[MAX_TILES];
+        slice_bits codes[MAX_TILES];
 #pragma GCC unroll 2
         for (int t = 0; t < tiles; t++) {
             codes[t] = quad_codes(f, from[t], q);
@@ -46,7 +50,7 @@ INLINE void add_quads(const format f, const bits table, const uint8_t *const *fr
             int32_t quad = quad_of(x[r].codes[byte], q);
 #pragma GCC unroll 2
             for (int t = 0; t < tiles; t++) {
-                words *dot = dots + r * tiles + t;
+                slice_words *dot = dots + r * tiles + t;
                 *dot = dot4(*dot, codes[t], quad, f.bits == 8 || f.table);
             }
         }
@@ -54,9 +58,10 @@ INLINE void add_quads(const format f, const bits table, const uint8_t *const *fr
 }
 
 /* dots [rows, tiles] = the products of `count` quads from `j` on. */
-INLINE void dot_quads(const format f, const bits table, const uint8_t *const *from, const block *x, words *dots,
-                      const int j, const int count, const int rows, const int tiles, int64_t x_bits) {
-    for (int i = 0; i < rows * tiles; i++) dots[i] = (words){0};
+INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x,
+                      slice_words *dots, const int j, const int count, const int rows, const int tiles,
+                      int64_t x_bits) {
+    for (int i = 0; i < rows * tiles; i++) dots[i] = (slice_words){0};
     for (int64_t byte = 0; byte < x_bits / 8; byte++) {
         if (byte)
             for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
@@ -64,21 +69,21 @@ INLINE void dot_quads(const format f, const bits table, const uint8_t *const *fr
     }
 }
 
-/* `rows` rows of x, of which `stride` are interleaved, times `tiles` tiles that lie `distance` bytes apart; sums are
- * [rows, tiles]. */
-INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
+/* `rows` rows of x, of which `stride` are interleaved, times the slice from `lane` on of `tiles` tiles that lie `distance`
+ * bytes apart; sums are [rows, tiles]. */
+INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                            int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
-                           int64_t x_bits) {
-    const bits table = f.table ? load_table(matrix) : (bits){0};
-    lanes acc[MAX_ROWS * MAX_TILES];
-    for (int i = 0; i < rows * tiles; i++) acc[i] = (lanes){0};
+                           int64_t x_bits, int64_t lane) {
+    const slice_bits table = f.table ? load_table(matrix) : (slice_bits){0};
+    slice acc[MAX_ROWS * MAX_TILES];
+    for (int i = 0; i < rows * tiles; i++) acc[i] = (slice){0};
     for (int64_t g = 0; g < groups; g++, x += stride) {
-        words dots[MAX_ROWS * MAX_TILES];
-        lanes scale[MAX_TILES][2], minimum[MAX_TILES][2], products[MAX_ROWS * MAX_TILES];
+        slice_words dots[MAX_ROWS * MAX_TILES];
+        slice scale[MAX_TILES][2], minimum[MAX_TILES][2], products[MAX_ROWS * MAX_TILES];
         const uint8_t *from[MAX_TILES];
         for (int t = 0; t < tiles; t++) {
-            from[t] = codes_of(f, tile + t * distance, g);
-            unpack_scales(f, tile + t * distance, g, scale[t], minimum[t]);
+            from[t] = lane_codes(f, tile + t * distance, g, lane);
+            unpack_scales(f, tile + t * distance, g, lane, scale[t], minimum[t]);
             if (ahead)
                 for (int64_t line = 0; line < code_bytes(f) + scale_bytes(f); line += 64)
                     __builtin_prefetch(from[t] + ahead + line);
@@ -89,9 +94,9 @@ INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t 
             for (int i = 0; i < rows * tiles; i++) {
                 const block *of = x + i / tiles;
                 if (f.table) dots[i] += f.zero / 32 * (of->first + of->second);
-                lanes product = __builtin_convertvector(dots[i], lanes) * scale[i % tiles][0];
-                acc[i] = fused(product, all(of->scale), acc[i]);
-                if (!f.table) acc[i] = fused(minimum[i % tiles][0], all(of->scaled_sum), acc[i]);
+                slice product = __builtin_convertvector(dots[i], slice) * scale[i % tiles][0];
+                acc[i] = slice_fused(product, fill(of->scale), acc[i]);
+                if (!f.table) acc[i] = slice_fused(minimum[i % tiles][0], fill(of->scaled_sum), acc[i]);
             }
             continue;
         }
@@ -99,35 +104,36 @@ INLINE void multiply_tiles(const format f, const uint8_t *matrix, const uint8_t 
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             dots[i] += f.zero / 32 * x[i / tiles].first;
-            products[i] = __builtin_convertvector(dots[i], lanes) * scale[i % tiles][0];
+            products[i] = __builtin_convertvector(dots[i], slice) * scale[i % tiles][0];
         }
         dot_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles, x_bits);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
             const block *of = x + i / tiles;
             dots[i] += f.zero / 32 * of->second;
-            lanes product = fused(__builtin_convertvector(dots[i], lanes), scale[i % tiles][1], products[i]);
-            acc[i] = fused(product, all(of->scale), acc[i]);
+            slice product = slice_fused(__builtin_convertvector(dots[i], slice), scale[i % tiles][1], products[i]);
+            acc[i] = slice_fused(product, fill(of->scale), acc[i]);
             if (f.minimum) {
-                lanes shift = minimum[i % tiles][0] * (float)of->first;
-                shift = fused(minimum[i % tiles][1], all((float)of->second), shift);
-                acc[i] = fused(shift, all(of->scale * -0x1p-5f), acc[i]);
+                slice shift = minimum[i % tiles][0] * (float)of->first;
+                shift = slice_fused(minimum[i % tiles][1], fill((float)of->second), shift);
+                acc[i] = slice_fused(shift, fill(of->scale * -0x1p-5f), acc[i]);
             }
         }
     }
-    for (int i = 0; i < rows * tiles; i++) sums[i] = acc[i];
+    for (int i = 0; i < rows * tiles; i++) memcpy((float *)(sums + i) + lane, acc + i, sizeof *acc);
 }
 
 /* Few rows are bound by memory, many by arithmetic: then two tiles share what is loaded of x. */
 #define MULTIPLY(NUMBER, STRIDE, ROWS, TILES) \
-    multiply_tiles(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, x_bits)
+    for (int64_t lane = 0; lane < LANES; lane += SLICE) \
+    multiply_slice(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, x_bits, lane)
 #define BY_ROWS(NUMBER) \
     case NUMBER: \
         if (rows == 1) MULTIPLY(NUMBER, 1, 1, 1); \
         else if (rows == 2) MULTIPLY(NUMBER, 2, 2, 1); \
         else if (rows <= 4) MULTIPLY(NUMBER, rows, 4, 1); \
-        else if (tiles == 1) MULTIPLY(NUMBER, rows, MAX_ROWS, 1); \
-        else MULTIPLY(NUMBER, rows, MAX_ROWS, 2); \
+        else if (MAX_TILES == 1 || tiles == 1) MULTIPLY(NUMBER, rows, MAX_ROWS, 1); \
+        else MULTIPLY(NUMBER, rows, MAX_ROWS, MAX_TILES); \
         return;
 
 /* Up to MAX_ROWS rows. What lies behind the last of them may be multiplied, too, for nothing. */

@@ -13,7 +13,7 @@
 #ifndef TILES_H
 #define TILES_H
 
-#include "lanes.h"
+#include "slices.h"
 
 #define GROUP 32
 #define QUADS 8
@@ -67,41 +67,50 @@ INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     return tile + g / SPAN * span_bytes(f) + 64 + SPAN * scale_bytes(f) + g % SPAN * code_bytes(f);
 }
 
-/* Quad `j` of a group. */
-INLINE bits quad_codes(const format f, const uint8_t *from, const int j) {
-    if (f.bits == 8) return load_bits(from + 64 * j);
-    bits both = load_bits(from + 64 * (j % 4));
-    bits codes = (j < 4 ? both : both >> 4) & 0x0f0f0f0fu;
+/* Quad `j` of a group, from the lane on to which `from` was moved (see `lane_codes`). */
+INLINE slice_bits quad_codes(const format f, const uint8_t *from, const int j) {
+    if (f.bits == 8) return slice_load(from + 64 * j);
+    slice_bits both = slice_load(from + 64 * (j % 4));
+    slice_bits codes = (j < 4 ? both : both >> 4) & 0x0f0f0f0fu;
     if (f.bits == 5) {
-        bits plane = load_bits(from + 256);
+        slice_bits plane = slice_load(from + 256);
         codes |= (j <= 4 ? plane << (4 - j) : plane >> (j - 4)) & 0x10101010u;
     }
     if (f.bits == 6) {
-        bits plane = load_bits(from + 256 + 64 * (j / 4));
+        slice_bits plane = slice_load(from + 256 + 64 * (j / 4));
         codes |= (j % 4 <= 2 ? plane << (4 - 2 * (j % 4)) : plane >> 2) & 0x30303030u;
     }
     return codes;
 }
 
-INLINE lanes load_unit(const format f, const uint8_t *from) {
-    if (f.unit == BFLOAT16) return load_bfloat(from);
-    return f.unit == FLOAT32 ? load((const float *)from) : load_half(from);
+/* Where the codes of group `g` begin for the lanes from `lane` on. */
+INLINE const uint8_t *lane_codes(const format f, const uint8_t *tile, int64_t g, int64_t lane) {
+    return codes_of(f, tile, g) + 4 * lane;
 }
 
-/* The scale of each half of a group, and its minimum: without one, what an unsigned code is off by, times the scale, or
- * nothing where products of codes are corrected as whole numbers. */
-INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, lanes *scale, lanes *minimum) {
+INLINE slice load_unit(const format f, const uint8_t *from, int64_t lane) {
+    if (f.unit == BFLOAT16) return slice_of_bfloats(from + 2 * lane);
+    return f.unit == FLOAT32 ? (slice)slice_load(from + 4 * lane) : slice_of_halves(from + 2 * lane);
+}
+
+/* For the lanes from `lane` on, the scale of each half of a group, and its minimum: without one, what an unsigned code is
+ * off by, times the scale, or nothing where products of codes are corrected as whole numbers. */
+INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_t lane, slice *scale, slice *minimum) {
     if (f.levels == 1) {
         const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);
-        scale[0] = load_unit(f, at);
-        if (!f.table) minimum[0] = f.minimum ? load_half(at + 32) : scale[0] * (float)-f.zero;
+        scale[0] = load_unit(f, at, lane);
+        if (!f.table) minimum[0] = f.minimum ? slice_of_halves(at + 32 + 2 * lane) : scale[0] * (float)-f.zero;
         return;
     }
-    const uint8_t *span = tile + g / SPAN * span_bytes(f), *at = span + 64;
-    lanes unit = load_unit(f, span);
+    const uint8_t *span = tile + g / SPAN * span_bytes(f), *at = span + 64 + lane;
+    slice unit = load_unit(f, span, lane);
     for (int64_t half = 0, i = g % SPAN * halves_of(f); half < halves_of(f); half++, i++) {
-        scale[half] = (f.group == GROUP && !f.table ? load_unsigned(at + i * 16) : load_signed(at + i * 16)) * unit;
-        if (f.minimum) minimum[half] = load_unsigned(at + (SPAN * halves_of(f) + i) * 16) * load_half(span + 32);
+        int is_unsigned = f.group == GROUP && !f.table;
+        scale[half] = (is_unsigned ? slice_of_unsigned(at + i * 16) : slice_of_signed(at + i * 16)) * unit;
+        if (f.minimum) {
+            slice least = slice_of_halves(span + 32 + 2 * lane);
+            minimum[half] = slice_of_unsigned(at + (SPAN * halves_of(f) + i) * 16) * least;
+        }
     }
 }
 

@@ -1,0 +1,142 @@
+/* A slice is as many of 16 lanes as a register of the processor holds. What a loop is to keep in registers has to be of
+ * this width: wider vectors the compiler leaves in memory. Lane by lane, all widths compute the same.
+ */
+#ifndef SLICES_H
+#define SLICES_H
+
+#include "lanes.h"
+
+#if defined(__AVX512F__)
+#define SLICE 16
+#elif defined(__AVX2__)
+#define SLICE 8
+#else
+#define SLICE 4
+#endif
+
+typedef float slice __attribute__((vector_size(4 * SLICE)));
+typedef int32_t slice_words __attribute__((vector_size(4 * SLICE)));
+typedef uint32_t slice_bits __attribute__((vector_size(4 * SLICE)));
+
+INLINE slice fill(float value) { return (slice){0} + value; }
+
+INLINE slice_bits slice_load(const void *from) {
+    slice_bits value;
+    memcpy(&value, from, sizeof value);
+    return value;
+}
+
+/* a * b + c, rounded once where the processor can. */
+INLINE slice slice_fused(slice a, slice b, slice c) {
+#if defined(__AVX512F__)
+    return (slice)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && SLICE == 8
+    return (slice)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+/* float16 numbers, exactly. */
+INLINE slice slice_of_halves(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (slice)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__) && SLICE == 8
+    return (slice)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#else
+    uint16_t stored[SLICE];
+    slice_bits wide;
+    memcpy(stored, from, sizeof stored);
+    for (int i = 0; i < SLICE; i++) wide[i] = stored[i];
+    slice size = (slice)((wide & 0x7fff) << 13) * 0x1p112f;
+    return (slice)((slice_bits)size | (wide & 0x8000) << 16);
+#endif
+}
+
+/* bfloat16 numbers, exactly. */
+INLINE slice slice_of_bfloats(const uint8_t *from) {
+    uint16_t stored[SLICE];
+    slice_bits wide;
+    memcpy(stored, from, sizeof stored);
+    for (int i = 0; i < SLICE; i++) wide[i] = stored[i];
+    return (slice)(wide << 16);
+}
+
+/* Whole numbers from 0 to 255, as numbers. */
+INLINE slice slice_of_unsigned(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (slice)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif SLICE == 8
+    return (slice)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    slice_words wide;
+    for (int i = 0; i < SLICE; i++) wide[i] = from[i];
+    return __builtin_convertvector(wide, slice);
+#endif
+}
+
+/* Whole numbers from -128 to 127, as numbers. */
+INLINE slice slice_of_signed(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (slice)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+#elif SLICE == 8
+    return (slice)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+    slice_words wide;
+    for (int i = 0; i < SLICE; i++) wide[i] = (int8_t)from[i];
+    return __builtin_convertvector(wide, slice);
+#endif
+}
+
+/* acc + the product of four codes (0 to 255) in each lane and the same four signed bytes for all lanes. Without VNNI,
+ * pairs are summed in 16 bits: codes of 8 bits must be `wide`, and go nibble by nibble. */
+INLINE slice_words dot4(slice_words acc, slice_bits codes, int32_t quad, const int wide) {
+#if defined(__AVX512VNNI__)
+    (void)wide;
+    return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quad));
+#elif defined(__AVX512BW__)
+    __m512i x = (__m512i)codes, four = _mm512_set1_epi32(quad), one = _mm512_set1_epi16(1);
+    if (wide) {
+        __m512i low = _mm512_set1_epi8(15), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
+        acc += (slice_words)_mm512_slli_epi32(_mm512_madd_epi16(_mm512_maddubs_epi16(high, four), one), 4);
+        x = _mm512_and_si512(x, low);
+    }
+    return acc + (slice_words)_mm512_madd_epi16(_mm512_maddubs_epi16(x, four), one);
+#elif SLICE == 8
+    __m256i x = (__m256i)codes, four = _mm256_set1_epi32(quad), one = _mm256_set1_epi16(1);
+    if (wide) {
+        __m256i low = _mm256_set1_epi8(15), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
+        acc += (slice_words)_mm256_slli_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(high, four), one), 4);
+        x = _mm256_and_si256(x, low);
+    }
+    return acc + (slice_words)_mm256_madd_epi16(_mm256_maddubs_epi16(x, four), one);
+#else
+    (void)wide;
+    for (int i = 0; i < 4; i++) acc += (slice_words)((codes >> (8 * i)) & 255) * (int32_t)(int8_t)(quad >> (8 * i));
+    return acc;
+#endif
+}
+
+/* 16 bytes, as `look_up` wants them. */
+INLINE slice_bits load_table(const void *from) {
+    slice_bits table;
+    for (int i = 0; i < SLICE / 4; i++) memcpy((uint8_t *)&table + 16 * i, from, 16);
+    return table;
+}
+
+/* For each byte, which is below 16, that of the table at its place. */
+INLINE slice_bits look_up(slice_bits table, slice_bits places) {
+#if defined(__AVX512BW__)
+    return (slice_bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
+#elif SLICE == 8
+    return (slice_bits)_mm256_shuffle_epi8((__m256i)table, (__m256i)places);
+#else
+    uint8_t known[16], each[sizeof places];
+    memcpy(known, &table, 16), memcpy(each, &places, sizeof places);
+    for (int i = 0; i < (int)sizeof places; i++) each[i] = known[each[i]];
+    memcpy(&places, each, sizeof places);
+    return places;
+#endif
+}
+
+#endif
