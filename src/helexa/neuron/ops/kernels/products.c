@@ -35,7 +35,7 @@ INLINE int32_t quad_of(const int8_t *codes, int j) {
 }
 
 /* Adds the products of `count` quads from `j` on with one byte of x; `dots` are [rows, tiles]. */
-INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, int64_t byte,
+INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int byte,
                       slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
     for (int q = j; q < j + count; q++) {
@@ -62,11 +62,10 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *con
                       slice_words *dots, const int j, const int count, const int rows, const int tiles,
                       int64_t x_bits) {
     for (int i = 0; i < rows * tiles; i++) dots[i] = (slice_words){0};
-    for (int64_t byte = 0; byte < x_bits / 8; byte++) {
-        if (byte)
-            for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
-        add_quads(f, table, from, x, byte, dots, j, count, rows, tiles);
-    }
+    add_quads(f, table, from, x, 0, dots, j, count, rows, tiles);
+    if (x_bits == 8) return;
+    for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
+    add_quads(f, table, from, x, 1, dots, j, count, rows, tiles);
 }
 
 /* `rows` rows of x, of which `stride` are interleaved, times the slice from `lane` on of `tiles` tiles that lie `distance`
