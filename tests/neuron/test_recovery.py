@@ -12,8 +12,14 @@ def test_pauses_grow_until_it_is_too_often():
 
 def test_restarts_are_forgotten_one_by_one():
     restarts = Restarts(most=2, window=100)
-    assert [restarts.next(now) for now in (0, 50, 100, 101, 102, 151)] == [0, 1, None, 1, None, 1]
+    assert [restarts.next(now) for now in (0, 50, 100, 101, 102, 151)] == [0, 0, None, 0, None, 0]
     assert restarts.next(1000) == 0
+
+
+def test_an_engine_that_lived_for_a_while_is_replaced_at_once():
+    restarts = Restarts(most=20, window=600)
+    assert [restarts.next(60.0 * minute) for minute in range(9)] == [0] * 9
+    assert [restarts.next(now) for now in (490, 500, 540, 550)] == [1, 2, 0, 1]
 
 
 def test_a_model_may_be_without_restarts():

@@ -1,7 +1,9 @@
 """When an engine that died may be started anew: pure decisions on times."""
 
+import math
 from collections import deque
 
+_CALM_SECONDS = 30.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -16,19 +18,23 @@ class Restarts:
         self.most = most
         self.window = window
         self._times: deque[float] = deque(maxlen=max(most, 1))
+        self._begun = -math.inf  # when the last one was to begin
+        self._quick = 0  # deaths in a row of engines that did not live long
 
     def next(self, now: float) -> float | None:
         """Seconds to wait before the next restart, which is counted; None if there were too many.
 
-        The first one waits for nothing, those that follow it soon wait ever longer.
+        An engine that has lived for a while is replaced at once; after others the pauses become ever longer.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()
-        recent = len(self._times)
-        if recent >= self.most:
+        if len(self._times) >= self.most:
             return None
+        self._quick = self._quick + 1 if now - self._begun < _CALM_SECONDS else 0
+        pause = min(2.0 ** (self._quick - 1), _LONGEST_PAUSE_SECONDS) if self._quick else 0.0
         self._times.append(now)
-        return min(2.0 ** (recent - 1), _LONGEST_PAUSE_SECONDS) if recent else 0.0
+        self._begun = now + pause
+        return pause
 
 
 class Silence:
