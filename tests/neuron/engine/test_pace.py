@@ -1,5 +1,7 @@
 """Prompt tokens beside decoding: as many as a step has time for."""
 
+import pytest
+
 from helexa.neuron.engine.pace import Pace
 
 
@@ -30,8 +32,12 @@ def test_it_follows_a_prompt_into_the_depth() -> None:
     assert pace.room < shallow / 2
 
 
+def test_a_share_of_a_step_is_so_many_tokens() -> None:
+    assert after(most=128, decode=0.010, token=0.0001).beside(0.6) == pytest.approx(60, abs=1)
+
+
 def test_nothing_is_known_at_first() -> None:
     pace = Pace(128)
-    assert pace.room == 32
+    assert (pace.room, pace.beside(0.6)) == (32, 0)
     pace.learn(16, 1.0)  # what decoding takes is not known
-    assert pace.room == 32
+    assert (pace.room, pace.beside(0.6)) == (32, 0)

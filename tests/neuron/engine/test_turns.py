@@ -40,10 +40,10 @@ class World:
             for _ in range(count):
                 self.ask(principal)
 
-    def ask(self, principal: str) -> None:
+    def ask(self, principal: str, prompt_tokens: int = 0, answer: int = 0) -> None:
         number = len(self._asked)
-        prompt = [number % 1000 + 1] * self.random.randint(PROMPT // 2, 2 * PROMPT)
-        answer = self.random.randint(ANSWER // 2, 2 * ANSWER) if principal == "heavy" else ANSWER
+        prompt = [number % 1000 + 1] * (prompt_tokens or self.random.randint(PROMPT // 2, 2 * PROMPT))
+        answer = answer or (self.random.randint(ANSWER // 2, 2 * ANSWER) if principal == "heavy" else ANSWER)
         request = Generate(id=number, prompt=prompt, max_tokens=answer, sampling=SamplingParams(), salt=principal)
         self._asked[number] = (principal, self.now)
         assert self.scheduler.add(Sequence(request)) is None
@@ -115,6 +115,19 @@ def test_the_heavy_principals_sequences_take_turns() -> None:
             last[entry.sequence] = number
     assert longest <= 40
     assert len(world.took["heavy"]) > 20
+
+
+@pytest.mark.parametrize("steady", [20, 400, 1000])
+def test_a_long_prompt_goes_on_however_long_the_steps_before_were_alike(steady: int) -> None:
+    world = World({}, base=0.010, row=0.00001, token=0.00001)
+    for principal in ("heavy", "light"):
+        world.ask(principal, answer=5000)
+    for _ in range(steady):
+        world.step()
+    world.ask("heavy", prompt_tokens=9000, answer=5000)
+    for _ in range(150):
+        world.step()
+    assert all(sequence.decoding for sequence in world.scheduler.running)
 
 
 def test_principals_of_one_size_share_every_step() -> None:

@@ -23,6 +23,10 @@ class Pace:
         known = _FIRST if self._token is None else int(seconds / max(self._token, 1e-9))
         return min(max(known, 1), self._most or known)
 
+    def beside(self, share: float) -> int:
+        """Prompt tokens that add so large a share to a step of decoding; 0 as long as too little is known."""
+        return 0 if self._decode is None or self._token is None else self.tokens(share * self._decode)
+
     @property
     def room(self) -> int:
         """Prompt tokens that the next step may carry."""

@@ -85,7 +85,8 @@ class Turns:
             return Ration(measure, heavy)
         if usual is None:
             self._most = int(_STRETCH * measure)
-            return Ration(self._most, heavy, 0 if self._step % _BARE_EVERY == 0 else _UNKNOWN)
+            tokens = max(self.pace.beside(_STRETCH - 1), _UNKNOWN)
+            return Ration(self._most, heavy, 0 if self._step % _BARE_EVERY == 0 else tokens)
         allowed = _STRETCH * usual
         if self._step % _BARE_EVERY == 0 or heavy.isdisjoint(prompts):
             return Ration(self._rows(allowed, measure), heavy, room=self.pace.tokens(usual))
