@@ -57,6 +57,6 @@ def _compiled(level: str, folder: Path) -> KernelLibrary:
     # -O1 takes a third of -O3's time and, as no flag lets the compiler round otherwise, gives the same results.
     flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
     sources = [path for path in compiler._sources() if path.suffix == ".c"]
-    command = [cc, "-O1", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
+    command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
     subprocess.run(command, capture_output=True, check=True, timeout=120)
     return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level)

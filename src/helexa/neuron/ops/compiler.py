@@ -7,8 +7,10 @@ import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from helexa.core.errors import ConfigError
 from helexa.neuron.ops.kernel_library import KernelLibrary
@@ -17,7 +19,7 @@ from helexa.neuron.sources.cache import cache_root
 _log = logging.getLogger("helexa.neuron.ops")
 _FOLDER = Path(__file__).with_name("kernels")
 # No contraction: only what is written as fused is, so that every path of a kernel rounds alike.
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_SECONDS = 120
 _LAYOUT = ("tiles.h", "packing.c", "plain.c", "quantize.c")  # the sources that say what packed weights are
 
@@ -76,10 +78,23 @@ def _key(compiler: str) -> str:
 
 
 def _compile(compiler: str, library: Path) -> None:
+    """All sources side by side, since together they take seconds."""
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    partial = library.with_suffix(f".{os.getpid()}")
-    sources = [str(source) for source in _sources() if source.suffix == ".c"]
-    command = [compiler, *_FLAGS, *sources, "-o", str(partial), "-lm"]
+    sources = [source for source in _sources() if source.suffix == ".c"]
     _log.info("compiling the native kernels for this machine")
+    with TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:
+
+        def compile_one(source: Path) -> str:
+            built = str(Path(folder, source.stem).with_suffix(".o"))
+            _run([compiler, *_FLAGS, "-c", str(source), "-o", built])
+            return built
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            objects = list(threads.map(compile_one, sources))
+        partial = Path(folder, library.name)
+        _run([compiler, "-shared", "-pthread", *objects, "-o", str(partial), "-lm"])
+        partial.replace(library)
+
+
+def _run(command: list[str]) -> None:
     subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_SECONDS)
-    partial.replace(library)
