@@ -83,6 +83,17 @@ def test_a_row_comes_out_the_same_however_many_are_beside_it(
         assert torch.equal(linear(x[first:end]), together[first:end])
 
 
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("name", random_weights.ALL)
+def test_what_is_no_number_makes_none(library: KernelLibrary, name: str, bits: int) -> None:
+    native = NativeOps(library, THREADS, x_bits=bits)
+    x = torch.randn(7, 256)
+    x[1, 100], x[3, 7], x[4, 255] = float("nan"), float("inf"), -float("inf")
+    out = native.linear([native.matrix(random_weights.make(name, 40, 256))], None)(x)
+    assert out.isfinite().all(1).tolist() == [True, False, True, False, False, True, True]
+    assert not out[1].isfinite().any()
+
+
 @pytest.mark.parametrize("rows", [1, 5, 260])
 def test_parts_of_mixed_formats_lie_side_by_side(native: NativeOps, rows: int) -> None:
     sizes = {"Q4_K": 48, "bfloat16": 20, "Q6_K": 33, "Q8_0": 1, "Q5_1": 64}

@@ -203,6 +203,8 @@ int64_t multiply(const int64_t *a, int64_t item) {
 
 INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
     const float most = x_bits == 8 ? 127.0f : 127 * 256 + 127.0f;
+    float off = sum((low - low) + (high - high)); /* nought, or no number if one of them is none: nor is the scale then */
+    if (off != 0.0f) low = high = (lanes){0};
     lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
     float peak = largest(size), inverse = peak > 1e-30f ? most / peak : 0.0f;
     lanes values[2] = {low * inverse, high * inverse};
@@ -224,7 +226,7 @@ INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
         }
 #endif
     }
-    to->scale = peak / most;
+    to->scale = peak / most + off;
     to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);
     to->first = -32 * sums[0], to->second = -32 * sums[1];
 }
