@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from contextlib import aclosing
 
@@ -6,10 +7,12 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.wire.generation import GenerationRequest
+from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine.messages import Generate, TokenOutput
 from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.inference import DEFAULT_OUTPUT_TOKENS, output_limit, run, sampling_params
 from helexa.neuron.model import ServedModel
+from neuron.fake_models import until
 from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model
 
 
@@ -130,6 +133,60 @@ async def test_closing_cancels_and_is_logged_once(caplog: pytest.LogCaptureFixtu
     assert model.engine.cancelled.is_set()  # type: ignore[attr-defined]
     (line,) = completions(caplog)
     assert "finish_reason=cancelled" in line and "client_gone=True" in line and "completion_tokens=5" in line
+
+
+class Clock:
+    """Stands where the module `time` does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("leaves", "figures"),
+    [
+        (False, "finish_reason=stop queue_ms=100000 ttft_ms=100000 prefill_ms=0"),
+        (True, "finish_reason=cancelled queue_ms=100000 ttft_ms=None prefill_ms=0"),
+    ],
+    ids=["stopped", "gone"],
+)
+async def test_waiting_for_a_seat_is_no_prefill(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool, figures: str
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("helexa.neuron.inference.time", clock)
+    one_seat = TorchConfig(admission=AdmissionConfig(max_in_flight=1))
+    other = scripted_model(endless("one two three"))
+    model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
+    async with model.admission.seat("a", 1, 1):
+        asked = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
+        await until(lambda: model.load().queue_depth == 1)
+        clock.now = 100.0
+        if leaves:
+            asked.cancel()
+            await asyncio.wait([asked])
+    await asyncio.wait([asked])
+    (line,) = completions(caplog)
+    assert figures in line
+    assert model.load().tok_s_prefill == 0
+
+
+async def test_only_the_engine_tells_how_fast_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("helexa.neuron.inference.time", clock)
+
+    async def script(message: Generate, say: Say) -> None:
+        clock.now = 100.0  # perhaps it waited for others
+        say(tokens=TOKENIZER.encode("the end"))
+
+    model = scripted_model(script)
+    events = await events_of(model, [1] * 9, stop=["end"])
+    assert isinstance(events[-1], Finished)
+    assert events[-1].prefill_ms == 100_000
+    assert model.load().tok_s_prefill == 0
 
 
 async def test_an_engine_error_after_the_start_is_an_event(caplog: pytest.LogCaptureFixture) -> None:

@@ -162,7 +162,6 @@ class _End:
     """The one way out of a run: the last event, the accounting and the completion log line, once, on every path."""
 
     def __init__(self, model: ServedModel, prompt_tokens: int) -> None:
-        self.admitted = False
         self.closed = False
         self._model = model
         self._prompt_tokens = prompt_tokens
@@ -170,12 +169,15 @@ class _End:
         self._completion_tokens = 0
         self._timing: Timing | None = None
         self._begin = time.perf_counter()
-        self._waited = 0.0
+        self._entered: float | None = None
         self._first_token: float | None = None
 
+    @property
+    def admitted(self) -> bool:
+        return self._entered is not None
+
     def started(self) -> Started:
-        self.admitted = True
-        self._waited = time.perf_counter() - self._begin
+        self._entered = time.perf_counter()
         return Started(self._prompt_tokens)
 
     def count(self, output: TokenOutput) -> int:
@@ -212,15 +214,18 @@ class _End:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
-            self._model.record(timing, self._prompt_tokens - self._cached_tokens, self._completion_tokens)
+            # As seen from here, a wait in the engine looks like prefill.
+            prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
+            self._model.record(timing, prefilled, self._completion_tokens)
         first_token = None if self._first_token is None else self._first_token - self._begin
+        waited = 0.0 if self._entered is None else self._entered - self._begin
         run = RunRecord(
             model=self._model.id,
             reason=reason,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
             cached_tokens=self._cached_tokens,
-            queue=self._waited + timing.queue_ms / 1000,
+            queue=waited + timing.queue_ms / 1000,
             prefill=timing.prefill_ms / 1000,
             decode=timing.decode_ms / 1000,
             first_token=first_token,
@@ -246,5 +251,7 @@ class _End:
     def _measured(self) -> Timing:
         """The timing as seen from here, for runs that ended before the engine reported its own."""
         now = time.perf_counter()
+        if self._entered is None:
+            return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)
         first = self._first_token or now
-        return Timing(queue_ms=0.0, prefill_ms=(first - self._begin) * 1000, decode_ms=(now - first) * 1000)
+        return Timing(queue_ms=0.0, prefill_ms=(first - self._entered) * 1000, decode_ms=(now - first) * 1000)
