@@ -176,11 +176,11 @@ async def test_memory_that_comes_back_unasked_is_found_before_the_wait_ends() ->
     async with model.admission.seat("a", 10, 10) as seat:
         await users.come("b1")
         await users.come("c1")
-        seat.hold(8 * 16)
+        seat.hold(10 * 16)
         model.engine.free_pages = 0
-        await users.end("b1")  # a seat is free, but the engine has not said yet that its memory is
+        await users.end("b1")  # a seat is free, but no memory
         assert model.load().queue_depth == 1
-        model.engine.free_pages = 2
+        model.engine.free_pages = 2  # the engine has put the other one off
         await until(lambda: users.inside[-1] == "c1")
     await users.end("c1")
 

@@ -175,6 +175,23 @@ def test_memory_is_promised_until_it_is_held() -> None:
     assert door.gate.available == 70
 
 
+def test_memory_of_a_prompt_that_is_being_read_counts_once() -> None:
+    door = Door(seats=4)
+    door.come("a1", pages=60)
+    door.gate.free = 45  # the engine holds 55 of them, and has not said a token
+    assert door.gate.available == 40
+    assert door.come("b1", pages=40).inside
+    assert door.gate.available == 0
+
+
+def test_memory_that_several_share_is_free_for_others() -> None:
+    door = Door(seats=4)
+    for name in ("a1", "a2"):
+        door.gate.hold(door.come(name, pages=50), 50)
+    door.gate.free = 45
+    assert door.gate.available == 45
+
+
 def test_memory_that_comes_free_unasked_is_noticed() -> None:
     door = Door(seats=4)
     door.gate.hold(door.come("a1", pages=60), 60)

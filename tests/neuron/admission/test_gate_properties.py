@@ -63,12 +63,13 @@ class GateMachine(RuleBasedStateMachine):
         self.settle(self.gate.leave(ticket, self.now))
 
     @precondition(lambda self: any(ticket.inside for ticket in self.here))
-    @rule(data=st.data())
-    def grow(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), heard=st.booleans())
+    def grow(self, data: st.DataObject, heard: bool) -> None:
         ticket = data.draw(st.sampled_from([ticket for ticket in self.here if ticket.inside]))
         self.held[ticket] = data.draw(st.integers(self.held.get(ticket, 0), ticket.pages))
         self.look()
-        self.gate.hold(ticket, self.held[ticket])
+        if heard:
+            self.gate.hold(ticket, self.held[ticket])
 
     @rule(seconds=st.sampled_from((0.1, 5.0, 31.0, 241.0)))
     def wait(self, seconds: float) -> None:
@@ -93,6 +94,8 @@ class GateMachine(RuleBasedStateMachine):
         assert sum(ticket.pages for ticket in inside) <= limits.pages or len(inside) == 1, (
             "more memory was promised than there is"
         )
+        unclaimed = limits.pages - sum(ticket.pages for ticket in inside)
+        assert gate.available == max(unclaimed, 0), "memory lies idle, or is promised twice"
         for ticket in waiting:
             assert self.now - self.arrivals[ticket] <= limits.wait + limits.kv_wait
         if waiting and not inside:

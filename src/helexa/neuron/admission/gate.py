@@ -101,6 +101,11 @@ class Ticket:
         """Pages that it was let in with and does not hold yet."""
         return max(self.pages - self.held, 0)
 
+    @property
+    def claimed(self) -> int:
+        """Pages that it was let in with, or those that it holds if these are more."""
+        return max(self.pages, self.held)
+
 
 class Gate:
     """Decides who goes in. Every method that may settle tickets returns those it has settled: inside, or refused.
@@ -121,14 +126,17 @@ class Gate:
         self._seated: dict[str, int] = {}
         self._turns: dict[str, float] = {}  # what each principal that is here has had
         self._turn = 0.0  # where a newcomer begins
-        self._promised = 0  # pages of those inside that do not hold them yet
+        self._promised = 0  # pages of those inside that do not hold them yet, as far as was heard
+        self._claimed = 0  # pages of those inside, held or promised
         self._arrived = 0
         self._freed: deque[float] = deque(maxlen=_RATE_SEATS)
 
     @property
     def available(self) -> int:
         """Pages that the next one may count on."""
-        return max(self.free - self._promised, 0)
+        # What a prompt holds is not heard of before its first token: until then it is missing from the first of these
+        # twice. The second does not know of pages that several share.
+        return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
     def seated(self, principal: str) -> int:
         """How many of a principal are inside."""
@@ -164,6 +172,7 @@ class Gate:
             self.inside -= 1
             self._seated[ticket.principal] -= 1
             self._promised -= ticket.owed
+            self._claimed -= ticket.claimed
             self._freed.append(now)
         elif ticket.waiting:
             self._step_out(ticket)
@@ -176,8 +185,10 @@ class Gate:
         """Somebody inside holds so many pages by now."""
         if ticket.inside and pages > ticket.held:
             self._promised -= ticket.owed
+            self._claimed -= ticket.claimed
             ticket.held = pages
             self._promised += ticket.owed
+            self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
         """Time has passed, or memory has come free."""
@@ -216,7 +227,8 @@ class Gate:
             ticket.inside = True
             self.inside += 1
             self._seated[ticket.principal] = self.seated(ticket.principal) + 1
-            self._promised += ticket.pages
+            self._promised += ticket.owed
+            self._claimed += ticket.claimed
             turn = self._turns[ticket.principal]
             self._turns[ticket.principal] = turn + ticket.pages
             # It moves on whoever goes in: however many newcomers there are, nobody's turn is put off for ever.
