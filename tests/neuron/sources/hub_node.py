@@ -30,9 +30,9 @@ class Node:
         self.environ = environ | more
         self.sources = Sources(read_config(None, self.environ))
 
-    async def fetch(self, name: str = NAME) -> Path:
+    async def fetch(self, name: str = NAME, quant: str | None = None) -> Path:
         path = await self.sources.resolve(
-            ModelSource.parse(name), quant=None, progress=lambda *report: self.reports.append(report)
+            ModelSource.parse(name), quant=quant, progress=lambda *report: self.reports.append(report)
         )
         await asyncio.sleep(0)
         return path

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,60 @@ async def test_a_quantisation_of_an_older_commit_serves_without_a_hub(hub: FakeH
     assert await node.fetch() == newer
     newer.unlink()
     assert await node.fetch() == older
+
+
+async def test_a_model_that_its_repository_has_no_more_serves_from_the_cache(hub: FakeHub, node: Node):
+    path = await node.fetch()
+    hub.repositories[NAME] = {"README.md": b"moved"}
+    assert await node.fetch() == path
+
+
+# --- halves
+
+
+@pytest.mark.parametrize("offline", [False, True])
+async def test_what_was_fetched_in_part_is_not_taken_for_the_whole(
+    hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch, offline: bool
+):
+    node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")  # so the last by name comes last
+    hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "tokenizer_config.json": b"b"}
+    hub.trouble("tokenizer_config.json", *[Trouble(status=500)] * 5)
+    assert (await node.refusal("org/dense")).kind == "repo_fetch_failed"
+    if offline:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.stop()
+    error = await node.refusal("org/dense")
+    assert error.kind == ("not_cached" if offline else "repo_fetch_failed")
+    assert f"{tmp_path / 'hub'} lacks tokenizer_config.json" in str(error)
+
+
+async def test_another_model_of_the_same_commit_does_not_complete_it(
+    hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+):
+    node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")
+    hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "vocab.txt": b"b", FILE: WEIGHTS}
+    hub.trouble("vocab.txt", *[Trouble(status=500)] * 5)
+    await node.refusal("org/dense")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "lacks vocab.txt" in str(await node.refusal("org/dense"))
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert (await node.fetch("org/dense", quant="q8_0")).name == FILE
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "lacks vocab.txt" in str(await node.refusal("org/dense"))
+    assert (await node.fetch("org/dense", quant="q8_0")).name == FILE
+
+
+async def test_what_the_tools_of_the_hub_fetched_serves_when_it_is_whole_by_its_names(
+    hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
+):
+    names = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    hub.repositories["org/dense"] = {name: name.encode() for name in names}
+    folder = await node.fetch("org/dense")
+    shutil.rmtree(folder.parents[1] / ".helexa")  # which those tools know nothing of
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert await node.fetch("org/dense") == folder
+    for name in names[1:3]:
+        content = (folder / name).resolve()
+        aside = content.rename(content.with_name("aside"))
+        assert f"lacks {name}" in str(await node.refusal("org/dense"))
+        aside.rename(content)

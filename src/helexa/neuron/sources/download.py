@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.listing import RemoteFile
+from helexa.neuron.sources.listing import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.transfer import Transfer, claimed, named
 from helexa.neuron.sources.trouble import disk_error, no_room
@@ -30,13 +30,18 @@ class Downloads:
         self._slots = threading.BoundedSemaphore(limit)
 
     def fetch(
-        self, site: Site, name: str, commit: str, files: Sequence[RemoteFile], into: Snapshots, fetch: Fetch
+        self, site: Site, name: str, listing: Listing, names: Sequence[str], into: Snapshots, fetch: Fetch
     ) -> None:
-        """Have `files` of repository `name` in the cache, all of them whole; those that are there cost nothing.
+        """Have files of repository `name` in the cache, all of them whole; those that are there cost nothing.
+
+        Args:
+            listing: of the repository.
+            names: of the files, which are in the listing.
 
         Raises:
             WebError, ContentError, DiskError: one of them cannot be had; the others are ended.
         """
+        commit, files = listing.commit, [listing.files[name] for name in names]
         ours = Fetch(fetch.progress)  # ends with the first failure
         meter = _Meter(files, ours)
         absent = [file for file in files if not into.has(commit, file)]
@@ -46,6 +51,7 @@ class Downloads:
             return
         try:
             required, free = into.bytes_to_fetch(absent), into.room()
+            into.note(listing)
         except OSError as error:
             raise disk_error(error, into.folder) from error
         if required > free:

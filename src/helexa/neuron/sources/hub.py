@@ -78,14 +78,17 @@ class Hub:
             files = chosen_files(source, list(listing.files), quant)
             if lost := [file for file in files if file not in listing.files]:
                 raise ContentError(f"cannot be used: the repository lacks {lost[0]}")
-            downloads.fetch(site, name, listing.commit, [listing.files[file] for file in files], snapshots, fetch)
+            downloads.fetch(site, name, listing, files, snapshots, fetch)
+        except SourceError as error:
+            if kept.path is None:
+                raise
+            return _served(kept.path, error)
         except (WebError, ContentError, DiskError) as error:
             setting = self.auth_env or f"[harness.torch.sources.{self.scheme}] auth_env"
             refused = refusal(error, source, token=setting, has_token=site.has_token, lack=kept.lack)
             if kept.path is None:
                 raise refused from error
-            log.warning("%s; it is served from the cache, as it was when it was fetched", refused)
-            return kept.path
+            return _served(kept.path, refused)
         try:
             snapshots.pin(listing.commit)
         except OSError as error:
@@ -119,6 +122,11 @@ class Hub:
             return (expanded(Path(named)) if named else _home(os.environ) / "token").read_text().strip() or None
         except (OSError, ValueError):
             return None
+
+
+def _served(path: Path, refused: SourceError) -> Path:
+    log.warning("%s; it is served from the cache, as it was when it was fetched", refused)
+    return path
 
 
 def _home(environ: Mapping[str, str]) -> Path:

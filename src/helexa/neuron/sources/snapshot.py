@@ -4,6 +4,7 @@ models--org--name/blobs/KEY                 content, by its checksum
                   blobs/KEY.helexa.incomplete   content that is on its way
                   snapshots/COMMIT/FILE     links to blobs
                   refs/main                 the commit that was fetched last
+                  .helexa/COMMIT.json       the names of all files that the repository has at that commit
 """
 
 import errno
@@ -12,15 +13,16 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
-from helexa.neuron.sources.listing import RemoteFile
+from helexa.neuron.sources.listing import Listing, RemoteFile
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.ASCII)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -78,6 +80,14 @@ class Snapshots:
         blobs.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(blobs).free
 
+    def note(self, listing: Listing) -> None:
+        """Remember what there is at a commit, before some of it is fetched: a part of it must not pass for the whole.
+
+        Raises:
+            OSError: the cache cannot be written.
+        """
+        _write(self._note(listing.commit), json.dumps(list(listing.files)))
+
     def link(self, commit: str, file: RemoteFile) -> None:
         """Let the finished content of `file` be part of `commit`.
 
@@ -102,10 +112,7 @@ class Snapshots:
             OSError: the cache cannot be written.
         """
         if self._commit() != commit:
-            self._ref.parent.mkdir(parents=True, exist_ok=True)
-            partial = _beside(self._ref)
-            partial.write_text(commit)
-            partial.replace(self._ref)
+            _write(self._ref, commit)
 
     def kept(self, source: str, quant: str | None) -> Kept:
         """What earlier fetches left of the model that `quant` chooses; asks nobody.
@@ -120,11 +127,12 @@ class Snapshots:
         present = sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
         if not present:
             return Kept()
+        listed = self._listed(commit)
         try:
-            files = chosen_files(source, present, quant)
-            wanted = {*files, *(_shards(snapshot) if SHARD_INDEX in files else ())}
+            files = chosen_files(source, listed or present, quant)
+            wanted = {*files, *(() if listed else _implied(snapshot, files))}
         except SourceError as error:
-            if SHARD_INDEX not in present:
+            if listed or SHARD_INDEX not in present:
                 return Kept(lack=f"the part of it that is in {self.folder} will not do: {error}")
             files, wanted = [], _shards(snapshot)
         missing = sorted(wanted.difference(present))
@@ -143,11 +151,33 @@ class Snapshots:
         commits = [folder.name for folder in folders if _COMMIT.fullmatch(folder.name)]
         return sorted(commits, key=lambda commit: commit != last)
 
+    def _note(self, commit: str) -> Path:
+        return self._repository / ".helexa" / f"{commit}.json"
+
+    def _listed(self, commit: str) -> list[str]:
+        """The names that were noted; none where the Hub's own tools have fetched."""
+        try:
+            names = json.loads(self._note(commit).read_text())
+        except (OSError, ValueError):
+            return []
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
     def _commit(self) -> str:
         try:
             return self._ref.read_text().strip()
         except (OSError, ValueError):
             return ""
+
+
+def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
+    """What a checkpoint of `files` needs by all that can be told where nothing was noted."""
+    if "config.json" not in files:
+        return set()
+    shards = _shards(snapshot) if SHARD_INDEX in files else set[str]()
+    for match in filter(None, map(_SHARD.fullmatch, files)):
+        stem, count = match.groups()
+        shards |= {f"{stem}-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1)}
+    return {"tokenizer.json", *shards}
 
 
 def _shards(snapshot: Path) -> set[str]:
@@ -171,6 +201,13 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = _beside(path)
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def _beside(path: Path) -> Path:
