@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron import accelerators
+from helexa.neuron import accelerators, discovery
 from helexa.neuron.accelerators import device_health, visible
 
 UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
@@ -38,14 +38,19 @@ class NvmlError(Exception):
 
 
 class FakeNvml(types.SimpleNamespace):
-    """The library on a machine of two devices, the second without sensors."""
+    """The library on a machine of two devices, the second without sensors.
+
+    Attributes:
+        lost: the devices that do not answer.
+        mute: one that does not tell its memory.
+    """
 
     NVMLError = NvmlError
     NVML_TEMPERATURE_GPU = 0
     NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIB_RM_VERSION_MISMATCH = 12, 9, 18
 
-    def __init__(self, init_error: int | None = None, lost: int | None = None) -> None:
-        super().__init__(lost=lost)
+    def __init__(self, init_error: int | None = None, lost: tuple[int, ...] = (), mute: int = -1) -> None:
+        super().__init__(lost=lost, mute=mute)
         self._init_error = init_error
 
     def nvmlInit(self) -> None:
@@ -58,6 +63,8 @@ class FakeNvml(types.SimpleNamespace):
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise NvmlError("GPU is lost")
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
@@ -70,8 +77,8 @@ class FakeNvml(types.SimpleNamespace):
         return 9, handle
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        if handle == self.lost:
-            raise NvmlError("GPU is lost")
+        if handle == self.mute:
+            raise NvmlError("Not Supported")
         return types.SimpleNamespace(total=8 << 30, used=(1 + handle) << 30, free=(7 - handle) << 30)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
@@ -96,9 +103,11 @@ def _fresh(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     accelerators._nvml.cache_clear()
     accelerators.accelerators.cache_clear()
+    discovery.discover.cache_clear()
     yield
     accelerators._nvml.cache_clear()
     accelerators.accelerators.cache_clear()
+    discovery.discover.cache_clear()
 
 
 def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +131,40 @@ def test_hidden_devices_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_device_that_is_lost_hides_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=0))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0,)))
+    found = accelerators.accelerators()
+    assert ([one.index for one in found.devices], found.unavailable) == ([1], None)
     assert [one.index for one in device_health()] == [1]
+
+
+def test_when_all_are_lost_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0, 1)))
+    found = accelerators.accelerators()
+    assert (found.devices, found.unavailable) == ([], "GPU is lost")
+
+
+def test_a_device_that_does_not_tell_its_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
+    assert [one.vram_total_mb for one in accelerators.accelerators().devices] == [0, 8192]
+
+
+@pytest.mark.parametrize(
+    ("nvml", "torch", "device"),
+    [
+        (FakeNvml(), "2.9.0+cu130", "cuda:0"),
+        (FakeNvml(lost=(0,)), "2.9.0+cu130", "cuda:1"),
+        (FakeNvml(lost=(0, 1)), "2.9.0+cu130", "cuda:0"),
+        (FakeNvml(init_error=18), "2.9.0", "cuda:0"),
+        (FakeNvml(init_error=18), "2.9.0+cpu", "cpu"),
+        (FakeNvml(init_error=9), "2.9.0", "cpu"),
+    ],
+)
+def test_a_driver_that_is_broken_is_no_reason_to_run_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, torch: str, device: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(discovery, "torch_version", lambda: torch)
+    assert discovery.default_device() == device
 
 
 def test_a_driver_that_was_updated_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,20 @@ def _find() -> Accelerators:
     if nvml is None:
         return Accelerators(unavailable=reason)
     try:
-        found = [_device(nvml, index, place) for index, place in enumerate(_places(nvml))]
+        places = _places(nvml)
         cuda, driver = nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError as error:
         log.warning("the accelerators could not be listed: %s", error)
         return Accelerators(unavailable=str(error))
-    return Accelerators(found, f"{cuda // 1000}.{cuda % 1000 // 10}", driver)
+    found: list[Device] = []
+    lost = None
+    for index, place in enumerate(places):
+        try:
+            found.append(_device(nvml, index, place))
+        except nvml.NVMLError as error:
+            log.warning("cuda:%d is left out: %s", index, error)
+            lost = str(error)
+    return Accelerators(found, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if found else lost)
 
 
 def device_health() -> list[DeviceHealth]:
@@ -117,17 +125,29 @@ def _nvml() -> tuple[Any, str | None]:
 
 def _places(nvml: Any) -> list[int]:
     """NVML's index of each device that engines can see, in their order."""
-    handles = [nvml.nvmlDeviceGetHandleByIndex(place) for place in range(nvml.nvmlDeviceGetCount())]
-    return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), [nvml.nvmlDeviceGetUUID(handle) for handle in handles])
+    uuids = [_uuid(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
+    return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
+
+
+def _uuid(nvml: Any, place: int) -> str:
+    """Empty for a device that is lost, which keeps its number all the same."""
+    try:
+        return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place))
+    except nvml.NVMLError:
+        return ""
 
 
 def _device(nvml: Any, index: int, place: int) -> Device:
     handle = nvml.nvmlDeviceGetHandleByIndex(place)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    try:
+        total = nvml.nvmlDeviceGetMemoryInfo(handle).total
+    except nvml.NVMLError:  # not every device says
+        total = 0
     return Device(
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
-        vram_total_mb=nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
+        vram_total_mb=total >> 20,
         compute_capability=f"{major}.{minor}",
     )
 

@@ -37,7 +37,13 @@ def discover() -> Discovery:
 
 def default_device() -> str:
     """Where a model runs when nothing else is said: the first CUDA device that torch can use, else the CPU."""
-    return "cuda:0" if discover().devices and not torch_version().endswith("+cpu") else "cpu"
+    facts = discover()
+    if torch_version().endswith("+cpu"):
+        return "cpu"
+    if facts.devices:
+        return f"cuda:{facts.devices[0].index}"
+    # Loads say what is wrong with the driver: on the CPU they would succeed, and be slow without a word.
+    return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
 
 
 def has_apple_silicon() -> bool:
