@@ -223,6 +223,22 @@ async def test_only_the_configured_token_goes_to_the_hub(
     assert {token for _, _, token in hub.requests} == {"Bearer hf_for_this_endpoint"}
 
 
+async def test_the_stored_login_goes_to_the_hub_alone(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    login = tmp_path / "token"
+    login.write_text("hf_stored")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(login))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    assert Sources(read_config(None, {})).hub("huggingface").site().has_token
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    await resolve("org/name-GGUF")
+    assert {token for _, _, token in hub.requests} == {None}
+    monkeypatch.setenv("HF_TOKEN", "hf_given")
+    await resolve("org/name-GGUF")
+    assert hub.requests[-1][2] == "Bearer hf_given"
+
+
 async def test_another_scheme_is_another_hub_with_its_own_cache(hub: FakeHub, cache: Path):
     environ = {"NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url}
     path = await resolve("mirror:org/name-GGUF", environ=environ)
@@ -265,6 +281,14 @@ def test_a_model_in_parts_is_all_of_them():
     parts = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert chosen_files("x", [*parts, "big-Q8_0.gguf"], "q4_k_m") == parts
     assert chosen_files("x", list(reversed(parts)), None) == parts
+
+
+def test_models_in_parts_are_offered_by_their_quantisations():
+    parts = [f"Q4_K_M/big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    with pytest.raises(SourceError) as error:
+        chosen_files("x", [*parts, "big-Q8_0.gguf"], "q8_1")
+    assert error.value.details["available"] == ["Q4_K_M", "Q8_0"]
+    assert error.value.details["nearest"] == "Q8_0"
 
 
 def test_weights_that_are_there_twice_are_fetched_once():

@@ -1,6 +1,7 @@
 """Which files of a repository make up its model, decided from their names alone."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -9,6 +10,7 @@ from helexa.neuron.weights.gguf import part_names
 from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
 
 SHARD_INDEX = "model.safetensors.index.json"
+_ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 _BESIDE_SAFETENSORS = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
@@ -46,7 +48,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
 
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
     quant = quant[:100]  # it may be as long as a request
-    available = [_file_name(name).removesuffix(".gguf").rpartition("-")[2] for name in ggufs]
+    available = list(dict.fromkeys(_ENDING.sub("", _file_name(name)).rpartition("-")[2] for name in ggufs))
     has = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
     if dense:
         available += NAMES

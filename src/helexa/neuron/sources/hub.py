@@ -15,7 +15,7 @@ from helexa.neuron.sources.listing import Listing, listing_of
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.transfer import pause
 from helexa.neuron.sources.trouble import ContentError, DiskError, disk_error, refusal
-from helexa.neuron.sources.web import Site, WebError
+from helexa.neuron.sources.web import Site, WebError, origin
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class Hub:
 
     def site(self) -> Site:
         """The server that it is asked at."""
-        return Site(self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB, self._token(), self.patience)
+        url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
+        return Site(url, self._token(url), self.patience)
 
     def _listing(self, site: Site, name: str, fetch: Fetch, tries: int) -> Listing:
         """Ask, and ask again if the hub is there but too busy; where nobody is there, that is said at once."""
@@ -112,9 +113,9 @@ class Hub:
                     raise
                 fetch.wait(seconds)
 
-    def _token(self) -> str | None:
+    def _token(self, url: str) -> str | None:
         found = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
-        if found or self.endpoint is not None:
+        if found or origin(url) != _HUB:
             return found or None
         # The login that the Hub's tools have stored is for the Hub alone: no other endpoint may see it.
         try:
