@@ -11,7 +11,7 @@ As soon as there is a file `<model>.bad`, loads fail as with `bad-file`.
 
 A prompt `[1, n]` is answered by the tokens 0..n-1, one per step; `[2]` kills the process after one token; `[3]` answers
 one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id; `[6, n]`
-is answered like `[1, n]`, after twelve cached tokens.
+is answered like `[1, n]`, after twelve cached tokens; with `[7]` the process hangs.
 """
 
 import argparse
@@ -58,6 +58,7 @@ class FakeEngine:
                         self.generate(message)
                     case Cancel():
                         self.cancelled.append(message.id)
+                        self.report()
                     case Shutdown() if "deaf" not in self.behaviour:
                         return
             for number in self.waiting_for_cancel if self.cancelled else ():
@@ -79,15 +80,20 @@ class FakeEngine:
                 self.report(TokenOutput(id=request.id, finish="error", error="overloaded: 256 requests wait"))
             case [5]:
                 self.waiting_for_cancel.append(request.id)
+            case [7]:
+                while True:
+                    signal.pause()
             case [6, count]:
                 self.report(TokenOutput(id=request.id, tokens=[0], cached_tokens=12))
                 for token in range(1, count - 1):
                     self.report(TokenOutput(id=request.id, tokens=[token]))
                 self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
 
-    def report(self, output: TokenOutput) -> None:
+    def report(self, *outputs: TokenOutput) -> None:
         self.send(
-            StepReport(outputs=[output], running=1, waiting=0, free_pages=90, prompt_tokens=1000, cached_tokens=900)
+            StepReport(
+                outputs=list(outputs), running=1, waiting=0, free_pages=90, prompt_tokens=1000, cached_tokens=900
+            )
         )
 
     def send(self, message: object) -> None:

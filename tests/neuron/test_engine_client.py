@@ -10,7 +10,7 @@ import pytest
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
-from neuron.fake_models import ENGINE
+from neuron.fake_models import ENGINE, until
 
 
 async def start(model: Path, **arguments) -> EngineClient:
@@ -118,6 +118,19 @@ async def test_death_ends_every_stream_and_refuses_the_next(tmp_path: Path):
     with pytest.raises(ApiError) as refused:
         stream_of(client, 1, 1)
     assert (refused.value.status, refused.value.code, refused.value.retry_after) == (503, "service_unavailable", 2)
+    await client.close()
+
+
+async def test_an_engine_that_hangs_is_killed_although_everybody_has_hung_up(tmp_path: Path):
+    died = asyncio.get_running_loop().create_future()
+    client = await start(tmp_path / "model", on_exit=died.set_result, step_seconds=0.4)
+    stream = stream_of(client, 7)
+    waiting = asyncio.create_task(anext(stream))
+    await until(lambda: client.open_streams == 1)
+    await stream.aclose()
+    await asyncio.wait([waiting])
+    async with asyncio.timeout(60):
+        assert "did not finish a step within 0.4 s" in await died
     await client.close()
 
 

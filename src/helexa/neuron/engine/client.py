@@ -87,6 +87,7 @@ class EngineClient:
         self._room = asyncio.Lock()
         self._ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
+        self._owed = False  # it has not reported since it was last told something
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -228,6 +229,7 @@ class EngineClient:
         # One call writes one whole frame, so frames never interleave whoever writes.
         if not self._writer.is_closing():
             self._writer.write(encode(message))
+            self._owed = self._owed or isinstance(message, Generate | Cancel)
 
     async def _loaded(self, on_progress: Callable[[Progress], None]) -> None:
         while data := await self._read():
@@ -277,11 +279,11 @@ class EngineClient:
             self._on_exit(reason)
 
     async def _look(self, step_seconds: float) -> None:
-        """Kill an engine that hangs: one that has work and reports nothing for as long as a step may take."""
+        """Kill an engine that hangs: one that has work, or was told something, and reports nothing for too long."""
         silence = Silence(_LOOKS + 1)  # the first of them may come right after the work did
         while self._child.alive and not self._closing:
             await self._child.wait(step_seconds / _LOOKS)
-            if silence.look(self.reports, bool(self._streams)):
+            if silence.look(self.reports, bool(self._streams) or self._owed):
                 self._child.verdict = f"the engine did not finish a step within {step_seconds:g} s and was killed"
                 log.error("engine %d hangs; what its threads are doing:", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
@@ -291,6 +293,7 @@ class EngineClient:
 
     def _take(self, report: StepReport) -> None:
         self.reports += 1
+        self._owed = False
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
         self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
         for output in report.outputs:
