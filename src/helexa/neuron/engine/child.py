@@ -29,6 +29,7 @@ class Child:
         self.pid = process.pid
         self.verdict: str | None = None
         self._process = process
+        self._ended = False
         self._last_line = ""
         self._stderr = asyncio.create_task(self._log_stderr())
 
@@ -62,17 +63,22 @@ class Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and whatever it has started."""
+        if self._ended:
+            return  # by now the number may be somebody else's
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
         """Wait for it to end, by force after `grace` seconds; nothing that it has started is left."""
+        if self._ended:
+            return
         for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
             await self.wait(seconds)
             if self.alive:
                 self.signal(force)
         await self._process.wait()
         self.signal(signal.SIGKILL)  # a compiler that it has left behind
+        self._ended = True
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
         self._stderr.cancel()
 
