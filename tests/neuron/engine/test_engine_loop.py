@@ -155,6 +155,21 @@ def test_memory_that_runs_out_three_times_in_a_row_ends_it():
         assert not engine.thread.is_alive()
 
 
+def test_pieces_of_prompts_in_between_do_not_count():
+    def step(plan: Plan) -> list[int]:
+        if any(entry.samples for entry in plan):
+            raise MemoryError
+        return []
+
+    with served(step) as engine:
+        prompts = [[token] * 900 for token in range(3)]
+        assert [ended(engine.ask(prompt)[0]) for prompt in prompts] == [
+            ("error", False),
+            ("error", False),
+            ("error", True),
+        ]
+
+
 def unsound_for(tokens: set[int]) -> Callable[[Plan], list[int]]:
     def step(plan: Plan) -> list[int]:
         return [UNSOUND if tokens & set(entry.sequence.tokens) else 9 for entry in plan if entry.samples]

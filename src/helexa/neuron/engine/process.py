@@ -102,7 +102,8 @@ class Engine:
                 torch.cuda.empty_cache()
             return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
         if UNSOUND not in sampled:
-            self._strikes.sound()
+            if sampled:  # a piece of a prompt proves nothing
+                self._strikes.sound()
             return self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
         _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
         several = sum(entry.samples for entry in plan) > 1
