@@ -46,6 +46,14 @@ def test_it_names_every_key(
     assert set(missing) <= tables
 
 
-def test_a_batch_without_seats_would_refuse_everything_and_is_no_setting() -> None:
-    with pytest.raises(ConfigError, match="max_in_flight"):
-        read_config(None, environ={"NEURON_HARNESS__TORCH__ADMISSION__MAX_IN_FLIGHT": "0"})
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("max_in_flight", "NEURON_HARNESS__TORCH__ADMISSION__MAX_IN_FLIGHT"),
+        ("restart_window_secs", "NEURON_RECOVERY__RESTART_WINDOW_SECS"),
+    ],
+    ids=["a batch without seats would refuse everything", "restarts would never be too many"],
+)
+def test_what_makes_no_sense_is_no_setting(name: str, variable: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read_config(None, environ={variable: "0"})

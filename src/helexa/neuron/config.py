@@ -187,7 +187,7 @@ class RecoveryConfig(Section):
     step_timeout_secs: float = Field(default=120.0, ge=0.1)
     load_timeout_secs: float = Field(default=600.0, ge=0.1)
     max_restarts: int = Field(default=3, ge=0)
-    restart_window_secs: float = Field(default=600.0, ge=0)
+    restart_window_secs: float = Field(default=600.0, gt=0)
 
 
 class HarnessTables(Section):
