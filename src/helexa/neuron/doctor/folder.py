@@ -22,10 +22,14 @@ def look_at_folder(folder: Path, what: str) -> Iterator[Finding]:
 
 
 def _look(folder: Path, what: str) -> Finding:
-    present = next(path for path in (folder, *folder.parents) if path.exists())
-    if not present.is_dir() or not os.access(present, os.W_OK | os.X_OK):
+    try:
+        present = next(path for path in (folder, *folder.parents) if path.exists())
+        writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
+        free = shutil.disk_usage(present).free
+    except OSError:  # it may not even be looked at
+        writable, free = False, 0
+    if not writable:
         return Finding("cache", "fault", f"{what} are to be kept in {folder}, which cannot be written")
-    free = shutil.disk_usage(present).free
     text = f"{what} are kept in {folder}, {free >> 30} GiB free"
     if free < _LITTLE_BYTES:
         return Finding("disk", "note", f"{text}, which is little for models; make room or move it: [cache] dir")

@@ -47,7 +47,7 @@ def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
     for spec in settings.default_models:
         try:
             yield _find(settings, sources, spec, reachable)
-        except HelexaError as error:
+        except (HelexaError, OSError) as error:
             yield Finding("models", "fault", f"{spec.model_id}: {error}")
     models = ", ".join(spec.model_id for spec in settings.default_models)
     yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")

@@ -13,6 +13,13 @@ def local_model(name: str) -> Path:
         SourceError: (`invalid_source`) nothing of the kind is there.
     """
     path = expanded(Path(name)).absolute()
+    try:
+        return _found(path)
+    except OSError as error:
+        raise _invalid(path, f"cannot be read: {error.strerror}") from error
+
+
+def _found(path: Path) -> Path:
     if path.is_dir():
         if (path / "config.json").is_file():
             return path

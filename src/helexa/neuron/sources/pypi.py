@@ -14,12 +14,13 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.snapshot import beside
 from helexa.neuron.sources.trouble import disk_error, no_room, refusal
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class _Shelf:
         if found != expected:
             log.warning("%s has changed since it was fetched (sha256 %s); it is fetched again", path, found)
             return None
-        _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
+        with suppress(OSError):  # it only spares the next one the sum
+            _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
         return path
 
 
@@ -122,9 +124,10 @@ class _Record:
         return record if record.file == _safe_name(record.file) else cls()
 
     def write(self, folder: Path) -> None:
-        partial = folder / f"record.json.{os.getpid()}"
+        path = folder / "record.json"
+        partial = beside(path)
         partial.write_text(json.dumps(asdict(self)))
-        partial.replace(folder / "record.json")
+        partial.replace(path)
 
 
 def _place(requirement: str, cache: Path) -> tuple[_Shelf, str]:

@@ -96,7 +96,7 @@ class Snapshots:
         """
         target = self.at(commit) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        link = _beside(target)
+        link = beside(target)
         try:
             link.symlink_to(os.path.relpath(self.blob(file), target.parent))
         except OSError as error:
@@ -205,11 +205,11 @@ def _size(path: Path) -> int:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _beside(path)
+    partial = beside(path)
     partial.write_text(text)
     partial.replace(path)
 
 
-def _beside(path: Path) -> Path:
+def beside(path: Path) -> Path:
     """A name for what will take the place of `path`, used by nobody else."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")
