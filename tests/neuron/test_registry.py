@@ -8,13 +8,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.core.errors import ApiError, HelexaError, ModelFileError
+from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
 from helexa.core.fleet import ModelSpec
+from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources import ProgressReport, Sources
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 
 MAX_RESTARTS = 3
@@ -336,3 +337,22 @@ async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: 
     await until(lambda: starts(slow) == 2)
     await registry.unload("org/tiny")
     assert registry.infos() == []
+
+
+class LateSources(Sources):
+    """Sources that fail, and keep the way to report."""
+
+    late: ProgressReport
+
+    async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
+        self.late = progress
+        raise SourceError("it is gone", kind="repo_refused", model_id=source.name)
+
+
+async def test_what_is_reported_after_the_end_brings_no_load_back(clock: Clock):
+    sources = LateSources(read_config(None, {}))
+    async with registry_with(sources, clock) as registry:
+        with pytest.raises(SourceError):
+            await registry.load(ModelSpec(model_id="org/gone"))
+        sources.late("download", 1, 2)
+        assert registry.loading() == []

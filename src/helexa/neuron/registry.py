@@ -110,6 +110,8 @@ class Registry:
             del self._residents[model_id]  # its last engine is dead
 
         def report(stage: str, done: int, total: int) -> None:
+            if work.done():
+                return  # a thread has said this before it heard of the end
             share = round(done / total, 4) if total else None
             self._arriving[model_id] = ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
             if on_progress is not None:
