@@ -33,18 +33,23 @@ log = logging.getLogger(__name__)
 
 _PHRASES = {400: "load_failed", 404: "model_not_found", 503: "service_unavailable"}
 
+_LONGEST_NAME = 1000
+
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class UnloadRequest(BaseModel):
     """`POST /models/unload`."""
 
-    model_id: str = Field(min_length=1)
+    model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
 
 
 class LoadRequest(ModelSpec):
     """`POST /models/load`: a model, and whether its load is to be told as it goes."""
 
+    model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
+    source: str | None = Field(default=None, max_length=_LONGEST_NAME)
+    quant: str | None = Field(default=None, max_length=_LONGEST_NAME)
     stream: bool = False
 
 
