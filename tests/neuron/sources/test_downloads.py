@@ -133,6 +133,18 @@ def test_the_number_of_downloads_must_be_one(text: str, monkeypatch: pytest.Monk
         Sources(read_config(None, {}))
 
 
+async def test_a_local_file_does_not_wait_for_fetches(hub: FakeHub, node: Node, tmp_path: Path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    hub.trouble("list", *[Trouble(stall=0)] * 16)
+    fetches = [asyncio.create_task(node.fetch()) for _ in range(16)]
+    await until(lambda: len(hub.requests) == 16)
+    assert await node.fetch(f"file:{file}") == file
+    assert not any(fetch.done() for fetch in fetches)
+    hub.stop()
+    await asyncio.gather(*fetches, return_exceptions=True)
+
+
 async def test_the_first_failure_ends_the_others(hub: FakeHub, node: Node):
     hub.trouble("model-0.safetensors", Trouble(stall=10))
     hub.trouble("model-5.safetensors", Trouble(status=404))

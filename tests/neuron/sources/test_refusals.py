@@ -2,6 +2,7 @@
 
 import pytest
 
+from helexa.neuron.sources import web
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
@@ -82,6 +83,14 @@ async def test_a_listing_that_is_none_is_refused(hub: FakeHub, node: Node, body:
     error = await node.refusal()
     assert error.kind == "repo_refused"
     assert f"{hub.url}, which does not speak the protocol of the Hugging Face Hub" in str(error)
+
+
+async def test_a_listing_that_trickles_is_given_up(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(web, "_TEXT_SECONDS", 0.05)
+    hub.trouble("list", Trouble(pace=0.1))
+    error = await node.refusal()
+    assert error.kind == "repo_fetch_failed"
+    assert f"{hub.url}, which sends its list too slowly" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ class Sources:
 
         fetch = Fetch(report)
         try:
-            return await loop.run_in_executor(self._threads, self._fetcher(source, quant), fetch)
+            # What is already here waits for nobody.
+            threads = None if source.scheme == "file" else self._threads
+            return await loop.run_in_executor(threads, self._fetcher(source, quant), fetch)
         except OSError as error:
             folder = Path(error.filename or cache_root(self._cache.dir))
             raise refusal(disk_error(error, folder), str(source)) from error

@@ -2,10 +2,11 @@
 
 import http.client
 import ssl
+import time
 from collections.abc import Iterator
 from functools import cache
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import (
@@ -20,10 +21,12 @@ from urllib.request import (
 )
 
 from helexa import __version__
+from helexa.neuron.sources.dial import UnreachableError, dial
 
 _MOVED = (301, 302, 303, 307, 308)
 _MOST_MOVES = 5
 _CHUNK_BYTES = 1 << 16  # larger ones only cost memory: encrypted connections give 16 KiB at a time
+_TEXT_SECONDS = 60.0
 _PASSING_STATUSES = (408, 425, 429)
 
 
@@ -108,13 +111,16 @@ class Answer:
         """The body as a whole.
 
         Raises:
-            WebError: as `chunks`, or it is longer than `limit` bytes.
+            WebError: as `chunks`, or it is longer than `limit` bytes, or takes too long although there is no silence.
         """
         text = bytearray()
+        deadline = time.monotonic() + _TEXT_SECONDS
         for chunk in self.chunks():
             text += chunk
             if len(text) > limit:
                 raise WebError(self.where, f"sends more than {limit >> 20} MiB where a list is expected", passing=False)
+            if time.monotonic() > deadline:
+                raise WebError(self.where, "sends its list too slowly")
         return bytes(text)
 
 
@@ -133,7 +139,7 @@ class Site:
         self._patience = patience
         self._opener = OpenerDirector()
         # Named one by one: the usual opener would also follow a site to ftp: and file: addresses.
-        for handler in (ProxyHandler(), HTTPHandler(), HTTPSHandler(context=_certificates())):
+        for handler in (ProxyHandler(), _Http(), _Https()):
             self._opener.add_handler(handler)
         for handler in (UnknownHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
             self._opener.add_handler(handler)
@@ -180,6 +186,28 @@ class Site:
         raise WebError(origin(self._url), f"redirects more than {_MOST_MOVES} times", passing=False)
 
 
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, host: str, **arguments: Any) -> None:
+        super().__init__(host, **arguments)
+        self._create_connection = dial
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    def __init__(self, host: str, **arguments: Any) -> None:
+        super().__init__(host, **arguments)
+        self._create_connection = dial
+
+
+class _Http(HTTPHandler):
+    def http_open(self, req: Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, req: Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, req, context=_certificates())
+
+
 def origin(url: str) -> str:
     """Scheme, host and port of `url`: what may be shown of it. Empty where `url` is none."""
     try:
@@ -221,6 +249,8 @@ def _seconds(text: str) -> int | None:
 def _broken(where: str, error: Exception, patience: float) -> WebError:
     cause = error.reason if isinstance(error, URLError) and isinstance(error.reason, Exception) else error
     match cause:
+        case UnreachableError():
+            return WebError(where, str(cause))
         case TimeoutError():
             return WebError(where, f"sent nothing for {patience:g} s")
         case ConnectionRefusedError():

@@ -1,0 +1,60 @@
+"""Reaching a host that has several addresses, some of which may lead nowhere."""
+
+import os
+import selectors
+import socket
+import time
+from contextlib import ExitStack, suppress
+
+_SECONDS = 3.0
+_NEXT_SECONDS = 0.25
+
+
+class UnreachableError(OSError):
+    """No address of a host has answered."""
+
+
+def dial(address: tuple[str, int], patience: float, source: object = None) -> socket.socket:
+    """Connect to the address of a host that answers first, as `socket.create_connection` does one after another.
+
+    A firewall that drops what it does not like would cost a time-out for each; so the next is tried meanwhile.
+
+    Args:
+        address: host and port.
+        patience: time-out of the connection once it is there; it is not waited longer than that, nor than 3 s.
+        source: not used.
+
+    Raises:
+        OSError: the host has no address, or all of them refuse.
+        UnreachableError: none answers in time.
+    """
+    places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    seconds = min(patience, _SECONDS)
+    deadline = time.monotonic() + seconds
+    failure = OSError("no address")
+    with selectors.DefaultSelector() as dialled, ExitStack() as lines:
+        while places or dialled.get_map():
+            if places:
+                family, kind, protocol, _, place = places.pop(0)
+                try:
+                    line = lines.enter_context(socket.socket(family, kind, protocol))
+                    line.setblocking(False)
+                    with suppress(BlockingIOError):
+                        line.connect(place)
+                except OSError as error:
+                    failure = error
+                    continue
+                dialled.register(line, selectors.EVENT_WRITE, line)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise UnreachableError(f"cannot be reached: no answer for {seconds:g} s")
+            for key, _ in dialled.select(min(left, _NEXT_SECONDS) if places else left):
+                line: socket.socket = key.data
+                dialled.unregister(line)
+                if code := line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                    failure = OSError(code, os.strerror(code))
+                    continue
+                line = socket.socket(fileno=line.detach())  # the others are hung up
+                line.settimeout(patience)
+                return line
+    raise failure
