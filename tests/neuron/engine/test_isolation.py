@@ -121,6 +121,60 @@ def test_pages_that_others_hold_are_not_cleared():
     assert not shared & unsound
 
 
+class BrokenInPlaces(SimulatedCache):
+    """Does a step's work, and fails where the fatal token itself is computed."""
+
+    def run(self, plan: Plan) -> list[int]:
+        sampled = super().run(plan)
+        for entry in plan:
+            computed = entry.sequence.computed
+            if FATAL in entry.sequence.tokens[computed : computed + entry.count]:
+                raise ValueError("of no consequence")
+        return sampled
+
+
+def request(number: int, prompt: list[int], max_tokens: int) -> Generate:
+    return Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=SamplingParams(temperature=0))
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
+def test_a_prompt_that_fails_at_its_end_fails_alone(hybrid: bool):
+    scheduler = scheduler_of(hybrid, pages=200)
+    requests = [request(number, [40 + number] * 9, 60) for number in range(3)]
+    requests += [request(3, [30] * 200 + [FATAL], 9), request(4, [31] * 200, 9)]
+    found = answers(scheduler, requests, BrokenInPlaces(scheduler, next_token))
+    assert [found[number].finish for number in range(5)] == ["length", "length", "length", "error", "length"]
+    assert [len(found[number].tokens) for number in range(5)] == [60, 60, 60, 0, 9]
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
+def test_nobody_waits_for_the_end_of_a_long_prompt_that_is_suspected(hybrid: bool):
+    scheduler = scheduler_of(hybrid, pages=300)
+    computer = BrokenInPlaces(scheduler, next_token)
+    for number in range(3):
+        scheduler.add(Sequence(request(number, [40 + number] * 9, 200)))
+    plan = scheduler.plan()
+    scheduler.commit(plan, computer.run(plan))
+    scheduler.add(Sequence(request(3, [30] * 600, 9)))
+    scheduler.add(Sequence(request(4, [FATAL], 9)))
+    failed, steps, longest, last = False, 0, 0, dict.fromkeys(range(3), 0)  # last: when each said something
+    while not any(sequence.id == 3 and sequence.generated for sequence in scheduler.running):
+        steps += 1
+        plan = scheduler.plan()
+        try:
+            outputs = scheduler.commit(plan, computer.run(plan))
+        except ValueError:
+            failed = True
+            outputs = scheduler.isolate(plan, "it failed")
+        for output in outputs:
+            if output.id in last:
+                last[output.id] = steps
+        longest = max(longest, steps - min(last.values()))
+    assert failed
+    assert steps > 600 // 24
+    assert longest <= 2 * 5  # each of five has a step, and those who went on one after it
+
+
 def test_a_suspect_may_be_cancelled():
     scheduler = scheduler_of(hybrid=False)
     sampling = SamplingParams(temperature=0)

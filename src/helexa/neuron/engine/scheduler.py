@@ -79,7 +79,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
         self._turns = Turns(self._pace)
-        self._suspects: deque[Sequence] = deque()  # the head of the line: each has a step of its own
+        self._suspects: deque[Sequence] = deque()  # each has steps of its own, until it samples
+        self._apart = False  # it is their turn
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._unsound: list[int] = []
@@ -116,25 +117,14 @@ class Scheduler:
         Nobody starves: whoever decodes is in every step, or takes turns, and prompts share what the budget leaves, at
         least one token.
         """
-        if self._suspects and (alone := self._plan_suspect()):
-            return alone
-        self._suspects.clear()
-        plan: dict[Sequence, int] = {}
-        ration = self._turns.ration(self.running, self.waiting)
-        decoding = [s for s in self.running if s.decoding]
-        for sequence in self._turns.choose(decoding, ration.rows):
-            self._place(sequence, sequence.pending, plan)
-        self._add_prompts(plan, ration)
-        if not plan:
-            self._add_prompts(plan, Ration())
-        drafts: dict[Sequence, tuple[int, ...]] = {}
-        if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
-            room = self.options.max_step_tokens - sum(plan.values())
-            for sequence in decoding:
-                if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
-                    drafts[sequence] = self._draft(sequence, room)
-                    room -= len(drafts[sequence])
-        return [self._entry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
+        if self._suspects:
+            self._apart = not self._apart
+            if not self._apart and (others := self._plan_together()):
+                return others
+            if alone := self._plan_suspect():
+                return alone
+            self._suspects.clear()
+        return self._plan_together()
 
     def commit(self, plan: Plan, sampled: list[int], seconds: float | None = None) -> list[TokenOutput]:
         """Record a finished step.
@@ -189,7 +179,7 @@ class Scheduler:
     def isolate(self, plan: Plan, error: str) -> list[TokenOutput]:
         """A planned step failed: if it was one sequence's alone, end that with `error`.
 
-        If it was that of several, each begins anew, with a step of its own, in which it goes on or fails.
+        If it was that of several, each begins anew, with steps of its own, until it goes on or fails.
         """
         for entry in plan:
             self._memory.unreserve(entry.save)
@@ -223,14 +213,39 @@ class Scheduler:
         """Integrity: when nothing runs, nobody may hold a page."""
         assert not self.idle or self.pages.free == self.pages.total, "pages leaked"
 
-    def _plan_suspect(self) -> Plan:
-        """A step of the oldest suspect alone; empty if there is no room for it."""
-        sequence = self._suspects[0]
-        if sequence not in self.running:
-            self.waiting.remove(sequence)
-            self._start(sequence, self._memory.computed_before(sequence))
+    def _plan_together(self) -> Plan:
+        """A step of all; as long as there are suspects, of those who run beside them."""
         plan: dict[Sequence, int] = {}
-        self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan)
+        ration = self._turns.ration(self.running, self.waiting)
+        decoding = [s for s in self.running if s.decoding and s not in self._suspects]
+        for sequence in self._turns.choose(decoding, ration.rows):
+            self._place(sequence, sequence.pending, plan)
+        if not self._suspects:
+            self._add_prompts(plan, ration)
+            if not plan:
+                self._add_prompts(plan, Ration())
+        drafts: dict[Sequence, tuple[int, ...]] = {}
+        if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
+            room = self.options.max_step_tokens - sum(plan.values())
+            for sequence in decoding:
+                if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
+                    drafts[sequence] = self._draft(sequence, room)
+                    room -= len(drafts[sequence])
+        return [self._entry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
+
+    def _plan_suspect(self) -> Plan:
+        """A step of the next suspect alone; they take turns. Empty if there is no room for any."""
+        plan: dict[Sequence, int] = {}
+        for _ in range(len(self._suspects)):
+            sequence = self._suspects[0]
+            self._suspects.rotate(-1)
+            if sequence not in self.running:
+                if sequence is not self.waiting[0]:
+                    continue  # an older one was preempted
+                self.waiting.popleft()
+                self._start(sequence, self._memory.computed_before(sequence))
+            if self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan):
+                break
         return [self._entry(sequence, count, ()) for sequence, count in plan.items()]
 
     def _end_unsound(self, sequence: Sequence) -> TokenOutput:
