@@ -202,6 +202,24 @@ async def test_a_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_
         await registry.unload("org/tiny")
 
 
+async def test_whoever_asks_meanwhile_is_told_what_is_done_with_the_model(registry: Registry, tmp_path: Path):
+    path = make_model(tmp_path)
+
+    async def refusal() -> str:
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            registry.get("org/tiny")
+        assert (refused.value.status, refused.value.retry_after) == (503, 5)
+        return str(refused.value)
+
+    loading = asyncio.create_task(registry.load(spec_of(path)))
+    assert await refusal() == "model 'org/tiny' is loading"
+    await loading
+    unloading = asyncio.create_task(registry.unload("org/tiny"))
+    assert await refusal() == "model 'org/tiny' is being unloaded"
+    await unloading
+
+
 async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path), "org/quick"))
     slow = make_model(tmp_path, "slow")

@@ -148,15 +148,18 @@ class Registry:
         """The model that serves `model_id`, with or without a scheme.
 
         Raises:
-            ApiError: `model_not_found` with the nearest names, 503 while it is loading or recovering, or
-                `shutting_down`.
+            ApiError: `model_not_found` with the nearest names, 503 while it is loading, recovering or being unloaded,
+                or `shutting_down`.
         """
         self._refuse_while_draining()
         model_id = bare_id(model_id)
         resident = self._residents.get(model_id)
         if resident is None:
-            if model_id in self._busy or model_id in self.awaited:
+            work = self._busy.get(model_id)
+            if work in self._loads or model_id in self.awaited:
                 raise service_unavailable(f"model '{model_id}' is loading", retry_after=5)
+            if work is not None:
+                raise service_unavailable(f"model '{model_id}' is being unloaded", retry_after=5)
             raise self._unknown(model_id)
         if resident.status == "poisoned":
             raise service_unavailable(f"model '{model_id}' is poisoned: {resident.reason}", retry_after=60)
