@@ -1,8 +1,10 @@
 """Promises of memory: nobody counts on what another was promised, and what is over is forgotten."""
 
+import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from helexa.core.errors import DoesNotFitError
@@ -100,6 +102,8 @@ def test_devices_have_memory_of_their_own() -> None:
     machine.start(3)
     with pytest.raises(DoesNotFitError):
         machine.start(4, device="mps")  # Apple's accelerator shares that of the CPU
+    with pytest.raises(DoesNotFitError):
+        machine.start(5, device="cuda")  # the first that there is
 
 
 def test_an_accelerators_memory_is_taken_at_once() -> None:
@@ -108,6 +112,9 @@ def test_an_accelerators_memory_is_taken_at_once() -> None:
     machine.free -= MOST
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")  # the first may still be loading
+    machine.held[1] += MOST  # of the host's memory, by which weights pass through
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:0")
     machine.book.settle(1)
     machine.start(2, device="cuda:0")
 
@@ -124,8 +131,30 @@ def test_what_the_machine_cannot_give_any_more_is_missing() -> None:
     machine.book.observe(left)
     assert machine.book.missing(1) == 0
     assert machine.book.missing(99) == 0
-    machine.book.observe(0)  # no reading
-    assert machine.book.missing(1) == 0
+    machine.book.observe(0)
+    assert machine.book.missing(1) == left
+
+
+def test_several_share_what_is_missing() -> None:
+    machine = Machine(10_000)
+    machine.start(1)
+    machine.start(2)
+    machine.start(3, device="cuda:0")
+    machine.take(1, MOST // MIB - 100)
+    machine.take(2, MOST // MIB - 300)
+    machine.book.observe(400 * MIB)
+    assert [machine.book.missing(pid) for pid in (1, 2, 3)] == [0, 0, 0]
+    machine.book.observe(200 * MIB)
+    assert [machine.book.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
+
+
+def test_a_step_of_the_systems_clock_ends_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, me = MemoryBook(), os.getpid()
+    book.grant(me, needs(held=own_bytes(me)))
+    if hasattr(psutil, "_pslinux"):  # elsewhere, a process keeps its time
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: 0.0)
+    book.observe(0)
+    assert book.missing(me) > 0
 
 
 def test_real_processes() -> None:

@@ -20,6 +20,7 @@ class _Holding:
     Attributes:
         begun: when its process began, since numbers of processes come again.
         base: bytes that it held before.
+        settled: nothing of the promise is outstanding any more.
         missing: of the promise, bytes that the machine could not give at the last reading.
     """
 
@@ -27,14 +28,17 @@ class _Holding:
     promised: int
     begun: float
     base: int
+    settled: bool = False
     missing: int = 0
 
 
 class MemoryBook:
     """Promises to engines. Those of an engine end with its process.
 
-    An engine on a CPU takes what it was promised little by little; on an accelerator it has taken all of it when it is
-    ready, and `settle` says so.
+    An engine on a CPU takes what it was promised little by little. On an accelerator nobody sees how much it has taken:
+    while it loads, all of it counts as still to be taken, though free memory shrinks already, so who asks meanwhile may
+    be refused too soon. When it is ready it counts as having taken all of it, and `settle` says so; what its steps take
+    later is the reserve's to cover.
 
     Args:
         reserve: bytes of free memory that no model is promised.
@@ -78,18 +82,19 @@ class MemoryBook:
         """The engine is ready: on an accelerator, it holds all that it was promised."""
         holding = self._holdings.get(pid)
         if holding is not None and holding.device != "cpu":
-            holding.base = -holding.promised
+            holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Take note of how much memory of the host is free now, and how much of it engines still count on.
-
-        Nothing is learnt of a reading of 0, which no sound one is.
-        """
-        if free <= 0:
-            return
-        for pid, holding in self._living():
-            if holding.device == "cpu":
-                holding.missing = max(self._outstanding(pid, holding) - free, 0)
+        """Take note of how much memory of the host is free now: engines that count on more share what is missing."""
+        owed = {
+            pid: self._outstanding(pid, holding)
+            for pid, holding in self._living()
+            if _same_memory(holding.device, "cpu")
+        }
+        total = sum(owed.values())
+        short = max(total - free, 0)
+        for pid, outstanding in owed.items():
+            self._holdings[pid].missing = short * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
         """Bytes promised to an engine that the machine could not give when it was last looked at."""
@@ -104,8 +109,8 @@ class MemoryBook:
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
         """Bytes that were promised and are not taken yet."""
-        if holding.base < 0:
-            return 0
+        if holding.device != "cpu":
+            return 0 if holding.settled else holding.promised
         return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
 
 
@@ -122,12 +127,17 @@ def own_bytes(pid: int) -> int | None:
 
 
 def _begun(pid: int) -> float | None:
+    """When a process began, on a clock that nobody sets."""
     try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
+        return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        try:
+            return psutil.Process(pid).create_time()
+        except psutil.Error:
+            return None
 
 
 def _same_memory(device: str, other: str) -> bool:
-    """Whether two devices take from the same: a CPU's is also that of Apple's accelerator."""
-    return device == other or {device, other} <= {"cpu", "mps"}
+    """Whether two devices take from the same: Apple's accelerator has no memory of its own."""
+    names = {"mps": "cpu", "cuda": "cuda:0"}
+    return names.get(device, device) == names.get(other, other)
