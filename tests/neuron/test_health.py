@@ -36,6 +36,15 @@ def card(index: int, free: int) -> DeviceHealth:
             400000,
             1000000,
         ),
+        (
+            {
+                "memory.max": "1000000",
+                "memory.current": "900000",
+                "memory.stat": "active_file 100000\nslab_reclaimable 2000\nslab_unreclaimable 50\n",
+            },
+            202000,
+            1000000,
+        ),
     ],
 )
 def test_a_container_has_what_it_may_have(
@@ -76,6 +85,16 @@ async def test_what_cannot_be_read_stays_what_it_was(monitor: Callable[..., Heal
     report = watched.report()
     assert (report.memory_free_mb, report.memory_total_mb) == (900, 2000)
     assert [device.vram_free_mb for device in report.devices] == [500, 700]
+    reading.cancel()
+
+
+async def test_no_free_memory_is_a_reading(monitor: Callable[..., HealthMonitor]) -> None:
+    free = 1000 << 20
+    watched = monitor(memory=lambda: (free, 2000 << 20), devices=list)
+    reading = asyncio.create_task(watched.run())
+    await until(lambda: watched.report().memory_free_mb == 1000)
+    free = 0
+    await until(lambda: watched.report().memory_free_mb == 0)
     reading.cancel()
 
 

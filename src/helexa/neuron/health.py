@@ -18,7 +18,7 @@ READING_SECONDS = 5.0
 
 class HealthMonitor:
     """Reads the machine every few seconds, so that a report never waits for it. The last good readings stay when later
-    ones fail, or are zero, which no sound one is.
+    ones fail, or say that there is no memory at all.
 
     Args:
         memory: reads free and all bytes of the host's memory, at once.
@@ -46,7 +46,7 @@ class HealthMonitor:
         free, total = self._memory
         return Health(
             uptime_secs=int(time.monotonic() - self._begun),
-            memory_free_mb=free >> 20 or None,
+            memory_free_mb=free >> 20 if total else None,
             memory_total_mb=total >> 20 or None,
             devices=[self._devices[index] for index in sorted(self._devices)],
             activation=self._activation.snapshot(),
@@ -63,7 +63,7 @@ class HealthMonitor:
 
     async def _take_memory(self) -> None:
         free, total = self._read_memory()
-        if free:
+        if total:
             self._memory = (free, total)
             self._registry.memory.observe(free)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
+_RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 
 
 def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, int]:
@@ -35,10 +36,10 @@ def _own_group() -> str:
 
 
 def _reclaimable(cgroup: Path) -> int:
-    """Bytes of files that are merely cached; they are given up when somebody needs the room."""
+    """Bytes that are merely cached, of files and by the kernel; they are given up when somebody needs the room."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        return sum(int(line.split()[1]) for line in lines if line.startswith(_RECLAIMABLE))
     except (OSError, ValueError):
         return 0
 
