@@ -1,14 +1,20 @@
 """What a model may be asked for, as its engine, its memory and its speed are now."""
 
 import pytest
+from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
-from helexa.core.fleet import Limit, Servable
+from helexa.core.fleet import Limit, ModelSpec, Servable
 from helexa.core.wire.generation import GenerationRequest
-from helexa.neuron.engine.messages import Timing
+from helexa.neuron.context_limit import HOLD_SECONDS
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
-from neuron.scripted_engine import CONTEXT, ScriptedEngine, answer, scripted_model
+from helexa.neuron.text.model_text import ModelText
+from neuron.scripted_engine import CONTEXT, TOKENIZER, ScriptedEngine, answer, scripted_model
 
 
 def engine_of(model: ServedModel) -> ScriptedEngine:
@@ -16,8 +22,34 @@ def engine_of(model: ServedModel) -> ScriptedEngine:
     return model.engine
 
 
-def prefilled(tokens: int, seconds: float) -> tuple[Timing, int, int]:
-    return Timing(queue_ms=0, prefill_ms=1000 * seconds, decode_ms=1), tokens, 2
+class Machine:
+    """A fast engine of a long context, with times made up: a step takes so long, and so much longer for each row."""
+
+    def __init__(self, base: float, row: float) -> None:
+        self.now = 0.0
+        self._cost = (base, row)
+        self._scheduler = Scheduler(EngineOptions(speculation=False, max_sequences=64), PagePool(4096, 64))
+        engine = ScriptedEngine(answer("x"))
+        engine.ready = replace(engine.ready, device="cuda:0", context_length=262144, kv_pages=4096, page_size=64)
+        self.model = ServedModel("m", ModelSpec(model_id="m"), ModelText(TOKENIZER, None, {}), engine, clock=self.clock)  # type: ignore[arg-type]
+
+    def clock(self) -> float:
+        return self.now
+
+    def ask(self, number: int, prompt: int) -> None:
+        request = Generate(id=number, prompt=[number] * prompt, max_tokens=100, sampling=SamplingParams())
+        assert self._scheduler.add(Sequence(request)) is None
+
+    def run(self) -> None:
+        """Until all that were asked are answered."""
+        base, row = self._cost
+        while not self._scheduler.idle:
+            plan = self._scheduler.plan()
+            seconds = base + row * sum(entry.count for entry in plan)
+            self.now += seconds
+            for output in self._scheduler.commit(plan, [9 for entry in plan if entry.samples], seconds):
+                if output.timing is not None:
+                    self.model.record(output.timing, 1000, 100)
 
 
 def test_what_is_advertised_is_what_requests_are_held_to() -> None:
@@ -48,8 +80,38 @@ def test_memory_that_is_gone_shrinks_the_context_and_in_the_end_nothing_is_serve
 
 
 def test_only_long_prompts_tell_how_fast_prompts_are_read() -> None:
-    model = scripted_model(answer("x"))
-    model.record(*prefilled(tokens=20, seconds=10))
-    assert model._prefill_rate == 0
-    model.record(*prefilled(tokens=500, seconds=10))
-    assert model._prefill_rate == 50
+    machine = Machine(base=0.0, row=0.0005)
+    assert machine.model.limit.context == 120 * 800 // 1024 * 1024
+    machine.ask(1, prompt=200)
+    machine.run()
+    assert machine.model.limit.context == 120 * 800 // 1024 * 1024
+    machine.ask(2, prompt=1000)
+    machine.run()
+    assert machine.model.limit.context == 120 * 2000 // 1024 * 1024
+
+
+def test_a_crowd_leaves_the_limit_where_it_was() -> None:
+    """However long its prompts wait for each other, and for those that decode, the machine reads as fast as before."""
+    machine = Machine(base=0.020, row=0.0005)
+    machine.ask(0, prompt=2000)
+    machine.run()
+    limit = machine.model.limit
+    assert limit.context == int(120 * 2000 / (4 * 0.020 + 2000 * 0.0005)) // 1024 * 1024
+    for first in (1, 65, 129):
+        machine.now += HOLD_SECONDS
+        for number in range(first, first + 64):
+            machine.ask(number, prompt=1000)
+        machine.run()
+    assert machine.model.limit.context >= limit.context
+
+
+def test_to_ask_for_the_limit_is_no_measurement() -> None:
+    machine = Machine(base=0.0, row=0.01)
+    machine.ask(1, prompt=1000)
+    machine.run()
+    limit = machine.model.limit
+    machine.now += HOLD_SECONDS
+    assert machine.model.limit == limit
+    machine.ask(2, prompt=1000)
+    machine.run()
+    assert machine.model.limit.context == 120 * 100 // 1024 * 1024

@@ -80,27 +80,27 @@ class SteadyRate:
 
     Args:
         first: what it is before anything is measured.
+
+    Attributes:
+        told: the rate to go by.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
+        self.told = first
         self._clock = clock
-        self._told = first
         self._lower = 0.0  # the highest since then
         self._since: float | None = None
 
-    def told(self, measured: float) -> float:
-        """The rate to go by, now that so much is measured; 0 if nothing is."""
-        if measured == 0:
-            return self._told
-        if measured >= self._told:
-            self._told, self._since = measured, None
+    def measure(self, rate: float) -> None:
+        """Take note of one measurement."""
+        if rate >= self.told:
+            self.told, self._since = rate, None
         elif self._since is None:
-            self._lower, self._since = measured, self._clock()
+            self._lower, self._since = rate, self._clock()
         else:
-            self._lower = max(self._lower, measured)
+            self._lower = max(self._lower, rate)
             if self._clock() - self._since >= HOLD_SECONDS:
-                self._told, self._since = self._lower, None
-        return self._told
+                self.told, self._since = self._lower, None
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:

@@ -44,7 +44,6 @@ class ServedModel:
         self.admission = Admission(config.admission, engine)
         self._facts = _facts(engine.ready)
         self._context_limit = config.context_limit
-        self._prefill_rate = 0.0
         self._steady_rate = SteadyRate(first_rate(self._facts, config.context_limit), clock)
         self._tok_s_prefill = 0.0
         self._tok_s_decode = 0.0
@@ -57,7 +56,7 @@ class ServedModel:
     @property
     def limit(self) -> Limit:
         """What requests may ask for now; never waits for the engine."""
-        readings = Readings(self.engine.missing_bytes, self._steady_rate.told(self._prefill_rate))
+        readings = Readings(self.engine.missing_bytes, self._steady_rate.told)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property
@@ -107,8 +106,8 @@ class ServedModel:
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
         """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
-        if prefill_tokens >= _TELLING_TOKENS:
-            self._prefill_rate = _averaged(self._prefill_rate, prefill_tokens, timing.prefill_ms)
+        if timing.read_tokens >= _TELLING_TOKENS and timing.read_ms > 0:
+            self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:

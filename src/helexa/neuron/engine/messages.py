@@ -215,11 +215,18 @@ class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds a sequence spent waiting, in prefill and in decode."""
+    """Milliseconds a sequence spent waiting, in prefill and in decode.
+
+    Attributes:
+        read_tokens, read_ms: how much was read of its prompt in steps that had nothing but prompts, and its share of
+            the time that they took: they tell how fast this machine reads, whoever else is served.
+    """
 
     queue_ms: float
     prefill_ms: float
     decode_ms: float
+    read_tokens: int = 0
+    read_ms: float = 0.0
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -130,7 +130,7 @@ class Scheduler:
         """Record a finished step.
 
         Args:
-            seconds: that it took, if steps are to be paced by it.
+            seconds: that it took, if anything is to be learnt from it.
             sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
                 depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
@@ -140,6 +140,10 @@ class Scheduler:
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.sequence.decoding)
         if seconds is not None and rows:
             self._turns.learn(rows, prompts, seconds)
+        elif seconds is not None:
+            for entry in plan:
+                entry.sequence.read_tokens += entry.count
+                entry.sequence.read_seconds += seconds * entry.count / prompts
         tokens = iter(sampled)
         outputs: list[TokenOutput] = []
         for entry in plan:

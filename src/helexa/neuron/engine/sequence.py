@@ -22,6 +22,7 @@ class Sequence:
         restore: the snapshot that its state begins from, until its first step.
         stepped: the number of the last step in which it was while decoding.
         follower: hash of the page at whose end its latest snapshot while decoding was taken.
+        read_tokens, read_seconds: see `Timing`.
     """
 
     request: Generate
@@ -39,6 +40,8 @@ class Sequence:
     arrived: float = field(default_factory=time.perf_counter)
     started: float | None = None
     first_token: float | None = None
+    read_tokens: int = 0
+    read_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -85,5 +88,9 @@ class Sequence:
         started = self.started or now
         first = self.first_token or now
         return Timing(
-            queue_ms=(started - self.arrived) * 1e3, prefill_ms=(first - started) * 1e3, decode_ms=(now - first) * 1e3
+            queue_ms=(started - self.arrived) * 1e3,
+            prefill_ms=(first - started) * 1e3,
+            decode_ms=(now - first) * 1e3,
+            read_tokens=self.read_tokens,
+            read_ms=self.read_seconds * 1e3,
         )
