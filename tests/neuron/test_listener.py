@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -76,3 +77,10 @@ async def test_a_compressed_body_is_refused() -> None:
     async with connected() as (reader, writer):
         writer.write(post(b"Content-Encoding: gzip"))
         assert await refusal(reader) == (415, "unsupported_content_encoding")
+
+
+def test_a_name_of_both_kinds_is_that_of_the_older_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [(kind, socket.SOCK_STREAM, 6, "", ()) for kind in (socket.AF_INET6, socket.AF_INET)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
+    with bind(("localhost", 0)) as bound:
+        assert bound.getsockname()[0] == "127.0.0.1"

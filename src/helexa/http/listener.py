@@ -88,7 +88,9 @@ def bind(address: tuple[str, int]) -> socket.socket:
     host, port = address
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        # Whoever is told `localhost` tries 127.0.0.1; not all try ::1.
+        family = socket.AF_INET if socket.AF_INET in families else families[0]
         return socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
         raise HelexaError(f"cannot listen on {shown}: there can be no such host") from None
