@@ -32,9 +32,11 @@ def test_a_refusal_has_the_numbers_and_says_what_would_help() -> None:
         "weights_mb": 1000,
         "kv_mb": 32,
         "activations_mb": 200,
-        "suggestion": 'a smaller quant, a shorter context_length or kv_dtype = "int8"',
+        "suggestion": 'a smaller quant, a context_length below 2048 or kv_dtype = "int8"',
     }
     assert "needs 1232 MiB (weights 1000, kv 32, activations 200) of cpu, 1220 MiB are free" in str(refused.value)
+    with pytest.raises(DoesNotFitError, match="a context_length below 1024 "):
+        divide(needs(context=1024), 1210 * MIB)
     with pytest.raises(DoesNotFitError, match=r"; a smaller quant would help$"):
         divide(needs(), 900 * MIB)
     with pytest.raises(DoesNotFitError, match="; a smaller quant, fewer max_step_tokens or fewer max_sequences would"):

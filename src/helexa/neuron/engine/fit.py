@@ -63,7 +63,7 @@ def _refusal(needs: Needs, required: int, room: int, cache: int) -> DoesNotFitEr
     said = ", ".join(f"{name.removesuffix('_mb')} {number}" for name, number in numbers.items())
     helps = ["a smaller quant"]
     if required - cache <= room:
-        helps += ["a shorter context_length", 'kv_dtype = "int8"']
+        helps += [f"a context_length below {min(needs.context, LEAST_CONTEXT)}", 'kv_dtype = "int8"']
     if needs.weights + needs.step > room >= needs.weights:
         helps += ["fewer max_step_tokens", "fewer max_sequences"]
     suggestion = " or ".join([", ".join(helps[:-1]), helps[-1]] if len(helps) > 1 else helps)
