@@ -144,6 +144,19 @@ def rows_chosen_by_torch() -> None:
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1] + 1][None])
 
 
+def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> None:
+    """A chunk of a prompt that does not reach its end."""
+    runs = Runs(library)
+    runs.step(plan_of(0, 1))
+    (entry,) = plan_of(0, 20)
+    entry.sequence.tokens.append(0)
+    assert not entry.samples
+    runs.step([entry])
+    calls = runs.calls
+    runs.step([entry])
+    assert runs.calls == calls
+
+
 def test_large_steps_are_not_kept(library: KernelLibrary) -> None:
     runs = Runs(library)
     runs.step(plan_of(0, 65))

@@ -106,6 +106,8 @@ class Graphs:
         try:
             result = forward()
             tape = self._library.encode(self._instructions)
-            return Recording(tape, result.data_ptr(), tuple(result.shape), self._inputs), result
+            # `data_ptr()` of an empty tensor is 0, wherever it lies.
+            address = result.untyped_storage().data_ptr() + result.storage_offset() * result.itemsize
+            return Recording(tape, address, tuple(result.shape), self._inputs), result
         finally:
             self._instructions = None
