@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
+from helexa.core.logs import request_id
 from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
 from neuron.fake_models import ENGINE, until
@@ -131,6 +133,37 @@ async def test_an_engine_that_hangs_is_killed_although_everybody_has_hung_up(tmp
     await asyncio.wait([waiting])
     async with asyncio.timeout(60):
         assert "did not finish a step within 0.4 s" in await died
+    await client.close()
+
+
+class Numbers(logging.Handler):
+    """The requests that logged lines belong to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(request_id.get())
+
+
+@pytest.mark.parametrize("prompt", [2, 7], ids=["it dies", "it hangs"])
+async def test_later_lines_of_an_engine_are_not_of_the_request_that_loaded_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: int
+):
+    caplog.set_level(logging.INFO, "helexa.neuron.engine")
+    died = asyncio.get_running_loop().create_future()
+    request_id.set("load")
+    client = await start(tmp_path / "model", on_exit=died.set_result, step_seconds=0.4)
+    numbers, logger = Numbers(), logging.getLogger("helexa.neuron.engine")
+    logger.addHandler(numbers)
+    try:
+        await outputs_of(client, prompt)
+        await died
+    finally:
+        logger.removeHandler(numbers)
+    assert len(numbers.seen) >= 2
+    assert set(numbers.seen) == {""}
     await client.close()
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import Context
 
 from helexa.neuron.engine.threads import ENVIRONMENT
 
@@ -31,7 +32,8 @@ class Child:
         self._process = process
         self._ended = False
         self._last_line = ""
-        self._stderr = asyncio.create_task(self._log_stderr())
+        # In a context of its own: its lines are not of the request that loads the model.
+        self._stderr = asyncio.create_task(self._log_stderr(), context=Context())
 
     @classmethod
     async def spawn(cls, command: Sequence[str], fd: int) -> "Child":

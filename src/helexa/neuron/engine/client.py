@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from pathlib import Path
 
 import msgspec
@@ -149,8 +150,8 @@ class EngineClient:
                 case ValueError():
                     raise HelexaError(f"the engine does not speak the protocol: {error}") from None
             raise
-        client._watcher = asyncio.create_task(client._watch())
-        client._deadline = asyncio.create_task(client._look(step_seconds))
+        client._watcher = asyncio.create_task(client._watch(), context=Context())  # not of the request that loads
+        client._deadline = asyncio.create_task(client._look(step_seconds), context=Context())
         return client
 
     @property
