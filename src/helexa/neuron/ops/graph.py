@@ -107,7 +107,7 @@ class Graphs:
             result = forward()
             tape = self._library.encode(self._instructions)
             # `data_ptr()` of an empty tensor is 0, wherever it lies.
-            address = result.untyped_storage().data_ptr() + result.storage_offset() * result.itemsize
+            address = result.untyped_storage().data_ptr() + int(result.storage_offset()) * result.itemsize
             return Recording(tape, address, tuple(result.shape), self._inputs), result
         finally:
             self._instructions = None
