@@ -40,7 +40,7 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf
         assert 155 < error["required_mb"] < 175
         assert (error["weights_mb"], error["kv_mb"]) == (93, 46)
         assert f"needs {error['required_mb']} MiB (weights 93, kv 46, activations " in error["message"]
-        assert error["suggestion"].startswith("a smaller quant, a shorter context_length")
+        assert error["suggestion"].startswith("a smaller quant, a context_length below 2048")
         assert await node.get("/models") == (200, [])
 
 
