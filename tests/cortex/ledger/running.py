@@ -13,6 +13,7 @@ from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 
 BALANCE = Window()
+_alive: set[Ledger] = set()
 
 
 class Clock:
@@ -31,35 +32,45 @@ def holder(cap: int | None = 100, key: str = "key", window: Window = BALANCE) ->
 
 @asynccontextmanager
 async def running(
-    url: str, count: int = 1, clock: Callable[[], float] | None = None, dead_after_secs: float = 15.0
+    url: str,
+    count: int = 1,
+    clock: Callable[[], float] | None = None,
+    dead_after_secs: float = 15.0,
+    shared: bool = False,
 ) -> AsyncIterator[list[Ledger]]:
-    """Ledgers of so many gateways, each with a database connection of its own."""
+    """Ledgers of so many gateways, each with a database connection of its own; `shared` as if there were others."""
     async with AsyncExitStack() as stack:
         ledgers: list[Ledger] = []
         for _ in range(count):
             database = await open_database(url)
             stack.push_async_callback(database.close)
             await database.migrate()
-            if count > 1:
+            if count > 1 or shared:
                 share(database)
             ledger = Ledger(database, dead_after_secs=dead_after_secs, **({"clock": clock} if clock else {}))
             await ledger.start()
             stack.push_async_callback(ledger.close)
             ledgers.append(ledger)
+            _alive.add(ledger)
+            stack.callback(_alive.discard, ledger)
         yield ledgers
 
 
 def share(database: Database) -> None:
     """Let several gateways work on one SQLite file, as they may on PostgreSQL: the rules between them are the same."""
 
-    async def claim() -> bool:
-        return False
+    async def claim() -> None:
+        return None
 
     database.claim = claim  # type: ignore[method-assign]
 
 
 async def kill(ledger: Ledger) -> None:
     """Stop as a killed process does: without a word."""
+    _alive.discard(ledger)
+    if journal := ledger._committer._journal:
+        ledger._committer._journal = None
+        journal.close()
     for task in ledger._tasks:
         task.cancel()
     await asyncio.wait(ledger._tasks)
@@ -81,6 +92,9 @@ async def try_reserve(ledger: Ledger, principal: Principal, tokens: int, request
 
 
 async def rows(url: str, sql: str, *args: Any) -> list[dict[str, Any]]:
+    """What the database says once all ledgers that live have written what they gathered."""
+    for ledger in list(_alive):
+        await ledger.flush()
     database = await open_database(url)
     try:
         return await database.fetch(sql, *args)

@@ -92,6 +92,7 @@ async def test_only_the_newest_are_kept(url: str, monkeypatch: pytest.MonkeyPatc
             ledger.record(activity(number))
             if number % 50 == 49:  # so many rows to a batch
                 await (await ledger.reserve(holder(None), "r", "Org/M", 1)).release()
+                await ledger.flush()
     found = await rows(url, "SELECT request_id FROM activity ORDER BY id")
     assert found[-1]["request_id"] == "req-1049"
     assert 100 <= len(found) < 600

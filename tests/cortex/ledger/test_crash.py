@@ -14,6 +14,7 @@ from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step, open_database
+from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 
@@ -66,11 +67,13 @@ async def test_a_gateway_that_dies_between_any_two_steps_leaves_cap_and_entries_
 
 
 async def _dies_at(url: str, step: int, key: Principal) -> bool:
-    """Work until the database has answered so often; False if there was less to do."""
+    """Work until database and journal have answered so often; False if there was less to do."""
     database = CutOff(await open_database(url))
     ledger = Ledger(database)
     await ledger.start()
     database.left = step
+    if journal := ledger._committer._journal:
+        journal.add = database.counted(journal.add)
 
     async def reserve(tokens: int) -> Reservation | ApiError:
         return await try_reserve(ledger, key, tokens)
@@ -83,13 +86,17 @@ async def _dies_at(url: str, step: int, key: Principal) -> bool:
 
     life, cut = asyncio.create_task(live()), asyncio.create_task(database.cut.wait())
     await asyncio.wait((life, cut), return_when=asyncio.FIRST_COMPLETED)
-    died = not life.done()
+    died = database.cut.is_set()
     await kill(ledger)
     for task in (life, cut):
         task.cancel()
-    await asyncio.wait((life, cut))
+    await asyncio.gather(life, cut, return_exceptions=True)
     await database.close()
-    await sweep(url)
+    if journal:
+        async with running(url):  # the next gateway finds the journal
+            pass
+    else:
+        await sweep(url)
     assert await spent(url, key.key_id) == await charged(url, key.key_id) <= 100
     return died
 
@@ -117,11 +124,32 @@ class CutOff:
             yield CutOffTransaction(sql, self._step)
             await self._step()
 
+    def counted(self, add: Callable[[Record], bool]) -> Callable[[Record], bool]:
+        """A journal's `add`, after which, or before which, nothing may happen any more."""
+
+        def counted(record: Record) -> bool:
+            self._count()
+            added = add(record)
+            self._count()
+            return added
+
+        return counted
+
     async def _step(self) -> None:
+        try:
+            self._count()
+        except Dead:
+            await asyncio.Event().wait()
+
+    def _count(self) -> None:
         if not self.left:
             self.cut.set()
-            await asyncio.Event().wait()
+            raise Dead
         self.left -= 1
+
+
+class Dead(Exception):
+    pass
 
 
 class CutOffTransaction:

@@ -173,7 +173,7 @@ async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(t
 
 
 async def test_a_fault_in_a_batch_costs_that_batch_and_no_more(url: str):
-    async with running(url) as [ledger]:
+    async with running(url, shared=True) as [ledger]:
         open_before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         ledger._committer.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
         with pytest.raises(ApiError) as caught:
@@ -208,7 +208,7 @@ async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
 
 
 async def test_a_batch_whose_answer_was_lost_is_written_once(url: str):
-    async with running(url) as [ledger]:
+    async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         names = await rows(url, "SELECT id FROM gateways")
         write = ledger._database.write

@@ -20,7 +20,7 @@ def test_a_balance_has_one_window_and_a_rolling_key_one_per_period():
 
 
 def test_a_lease_is_one_reservation_near_the_cap_and_many_far_from_it():
-    assert grant(1_000_000, [100]) == 100 + 32 * 100
+    assert grant(1_000_000, [100]) == 100 + 256 * 100
     assert grant(1_000, [100]) == 100 + 900 // 8
     assert grant(100, [100]) == 100
     assert grant(99, [100]) == 0

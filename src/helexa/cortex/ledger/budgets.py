@@ -6,21 +6,13 @@ written, once, before the next.
 
 from collections.abc import Callable, Sequence
 
+from helexa.cortex.ledger import entries
 from helexa.cortex.ledger.database import Args, Step
 from helexa.cortex.ledger.gateways import SPEND, Taken
 from helexa.cortex.ledger.lease import FORGOTTEN_SECS, IDLE_SECS, Lease
-from helexa.cortex.ledger.reservation import Asked, Closing, Reservation
+from helexa.cortex.ledger.reservation import Claim, Closing, Reservation
 
 _COUNT = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
-_RESERVE = (
-    "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "
-    "state, charged, prompt, completion, cached, estimated) "
-    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, 'reserved', 0, 0, 0, 0, 0)"
-)
-_CLOSE = (
-    "UPDATE entries SET state = $3, node = $4, charged = $5, prompt = $6, completion = $7, cached = $8, "
-    "estimated = $9, closed_ms = $10 WHERE gateway = $1 AND seq = $2"
-)
 _LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 _GIVE_UP = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 
@@ -43,45 +35,52 @@ class Budgets:
         self._current: dict[str, Lease] = {}  # by key: the lease of its newest window
         self._seq = 0
         self._changed: set[Lease] = set()
-        self._rows: dict[str, list[Args]] = {_RESERVE: [], _CLOSE: [], SPEND: [], _GIVE_UP: []}
+        self._opened: dict[int, Args] = {}  # by seq, rows that are still to be added
+        self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _GIVE_UP: []}
 
-    def admit(self, asked: Asked, now: float, close: Callable[[Closing], None]) -> Reservation | None:
+    def admit(
+        self, claim: Claim, now: float, close: Callable[[Closing], None]
+    ) -> tuple[Reservation, entries.Record] | None:
         """Reserve from the key's lease, or None if it does not suffice."""
-        principal = asked.principal
+        principal = claim.principal
         lease = self._current.get(principal.key_id)
-        if lease is None or not lease.has(principal, asked.tokens, now):
+        if lease is None or not lease.has(principal, claim.tokens, now):
             return None
         self._seq += 1
-        reservation = Reservation(self.gateway, self._seq, asked, lease, close)
+        reservation = Reservation(self.gateway, self._seq, claim, lease, close)
         self.open[self._seq] = reservation
-        lease.reserved += asked.tokens
+        lease.reserved += claim.tokens
         lease.used_at = now
-        self._rows[_RESERVE].append(
-            (
-                self.gateway,
-                self._seq,
-                asked.request_id,
-                principal.account_id,
-                principal.key_id,
-                lease.window_id,
-                asked.model,
-                asked.tokens,
-                int(now * 1000),
-            )
+        values = (
+            self._seq,
+            claim.request_id,
+            principal.account_id,
+            principal.key_id,
+            lease.window_id,
+            claim.model,
+            claim.tokens,
+            int(now * 1000),
         )
-        return reservation
+        self._opened[self._seq] = entries.opening(self.gateway, *values)
+        return reservation, [entries.OPENED, *values]
 
-    def close(self, closing: Closing, now: float) -> None:
+    def close(self, closing: Closing, now: float) -> entries.Record:
         """Settle or release one of this gateway's reservations."""
         reservation = closing.reservation
-        lease = reservation.lease
-        del self.open[reservation.seq]
+        lease, seq = reservation.lease, reservation.seq
+        del self.open[seq]
         known = lease.granted, lease.spent
         lease.settle(reservation.tokens, closing.charged)
         lease.used_at = now
         if (lease.granted, lease.spent) != known:
             self._changed.add(lease)
-        self._rows[_CLOSE].append((self.gateway, reservation.seq, closing.state, *closing.values(now)))
+        columns = (closing.state, *closing.values(now))
+        opened = self._opened.get(seq)
+        if opened is not None:
+            self._opened[seq] = entries.closed(opened, columns)
+        else:
+            self._rows[entries.CLOSE].append((self.gateway, seq, *columns))
+        return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, taken: Taken, now: float) -> None:
         """Take over what the database granted."""
@@ -110,7 +109,10 @@ class Budgets:
         )
         self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)  # rows are locked in one order everywhere
         steps: list[Step] = [(_LEASE, leases)] if leases else []
+        if self._opened:
+            steps.append((entries.ADD, list(self._opened.values())))
         steps += [(sql, rows) for sql, rows in self._rows.items() if rows]
+        self._opened = {}
         self._rows = {sql: [] for sql in self._rows}
         self._changed = set()
         return (_COUNT, (self.gateway, self.batch, low)), [*steps, *more]
@@ -118,7 +120,12 @@ class Budgets:
     @property
     def written(self) -> bool:
         """Whether there is nothing to write."""
-        return not self._changed and not any(self._rows.values())
+        return not (self._changed or self._opened or any(self._rows.values()))
+
+    @property
+    def unwritten(self) -> int:
+        """How many entries are to be added or closed."""
+        return len(self._opened) + len(self._rows[entries.CLOSE])
 
     def _give_up(self, lease: Lease) -> None:
         name = (lease.key_id, lease.window_id)

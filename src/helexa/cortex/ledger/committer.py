@@ -2,6 +2,9 @@
 
 So a request costs microseconds when many come at once, and one commit when it comes alone. Batches are numbered, and
 one whose fate a lost connection left open is tried again until the database knows its number: each is written once.
+
+With a journal nobody waits for a batch but those whose key has to take tokens: what a lease suffices for is a line in
+the journal, and is gathered for the next batch.
 """
 
 import asyncio
@@ -9,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from helexa.core.errors import ApiError, service_unavailable
@@ -16,17 +20,21 @@ from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
 from helexa.cortex.ledger.database import Database, DatabaseError
+from helexa.cortex.ledger.entries import Record
+from helexa.cortex.ledger.journal import Journal, catch_up
 from helexa.cortex.ledger.lease import over_budget
-from helexa.cortex.ledger.reservation import Asked, Closing, Reservation
+from helexa.cortex.ledger.reservation import Asked, Claim, Closing, Reservation
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Opened = tuple[Asked, Reservation]
+Opened = tuple[Asked, Reservation, Record]
 
 _MOST_IN_BATCH = 512
 _PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
 _RETRY_SECS = 0.25
 _MANY_ROWS = 256  # of the activity log; fewer wait for the next tidying
+_MANY_UNWRITTEN = 1000  # in the journal; likewise
+_MOST_UNWRITTEN = 10_000  # in the journal; with more, each request waits for the database
 
 
 class Committer:
@@ -40,18 +48,56 @@ class Committer:
         ending: nothing new is taken.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], float], name: str) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float], name: str, alone: Path | None = None) -> None:
+        """Nothing is written before `join`.
+
+        Args:
+            database: where to.
+            clock: Unix seconds.
+            name: of this gateway, for people.
+            alone: the database's file, if it is this gateway's alone.
+        """
         self.asked: deque[Asked] = deque()
         self.activity = ActivityLog()
         self.down = self.ending = False
-        self._database, self._clock, self._name = database, clock, name
-        self._closings: list[Closing] = []
+        self._database, self._clock, self._name, self._alone = database, clock, name, alone
+        self._journal: Journal | None = None
+        self._closings: list[Closing] = []  # still to be decided
+        self._closed: list[Closing] = []  # decided, and to be told once the next batch is written
+        self._taking: set[str] = set()  # keys whose leases are just being reckoned
+        self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._tidying = self._beating = self._ended = False
 
     async def join(self) -> None:
-        """Become a gateway of this database, with budgets of its own."""
+        """Become a gateway of this database, with budgets of its own.
+
+        Raises:
+            DatabaseError: the database does not answer, or no journal can be kept beside it.
+        """
         self.budgets = Budgets(await gateways.join(self._database, self._name))
+        if self._alone is not None:
+            try:
+                self._journal = Journal(self._alone)
+            except OSError as error:
+                raise DatabaseError(f"cannot keep a journal beside {self._alone}: {error.strerror}") from error
+            self._journal.turn(self.budgets.gateway, self.budgets.batch + 1)
+
+    def admit(self, claim: Claim) -> Reservation | None:
+        """Decide a reservation at once; None if that cannot be done, or not without asking the database."""
+        if self._journal is None or self.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
+            return None
+        admitted = None
+        if claim.principal.key_id not in self._taking:
+            admitted = self.budgets.admit(claim, self._clock(), self.close)
+        if admitted is None:
+            return None
+        reservation, record = admitted
+        if not self._journal.add(record):
+            reservation.abandon()
+            return None
+        self._wake_for_many()
+        return reservation
 
     def ask(self, asked: Asked) -> None:
         """Decide a reservation with the next batch."""
@@ -65,12 +111,31 @@ class Committer:
             self._wake.set()
 
     def close(self, closing: Closing) -> None:
-        """Settle or release with the next batch."""
+        """Settle or release: at once with a journal, else with the next batch."""
+        reservation = closing.reservation
         if self._ended:
-            _finish([closing])
-        else:
+            closing.finish()
+        elif (
+            self._journal is None
+            or reservation.gateway != self.budgets.gateway
+            or reservation.lease.key_id in self._taking
+        ):
             self._closings.append(closing)
             self._wake.set()
+        elif self._journal.add(self.budgets.close(closing, self._clock())):
+            closing.finish()
+            self._wake_for_many()
+        else:
+            self._closed.append(closing)
+            self._wake.set()
+
+    async def flush(self) -> None:
+        """Wait until what the journal and the activity log have gathered is in the database, if it answers."""
+        if self._journal is not None and not self._ended:
+            flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._flushes.append(flushed)
+            self.wake(tidy=True)
+            await flushed
 
     def wake(self, *, tidy: bool = False, beat: bool = False, end: bool = False) -> None:
         """Make a batch soon.
@@ -99,9 +164,19 @@ class Committer:
             self.ending = self._ended = True
             _finish(self._closings)
             _refuse(self.asked, unavailable())
+            _resolve(self._flushes)
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
 
     def _idle(self) -> bool:
-        return not (self.asked or self._closings or self._logging() or self._tidying or self._beating)
+        waiting = self.asked or self._closings or self._closed or self._flushes
+        unwritten = self.budgets.unwritten >= _MANY_UNWRITTEN or (self.ending and not self.budgets.written)
+        return not (waiting or unwritten or self._logging() or self._tidying or self._beating)
+
+    def _wake_for_many(self) -> None:
+        if self.budgets.unwritten >= _MANY_UNWRITTEN:
+            self._wake.set()
 
     def _logging(self) -> bool:
         """Whether rows of the activity log are due."""
@@ -110,7 +185,8 @@ class Committer:
 
     async def _commit(self) -> None:
         now, budgets = self._clock(), self.budgets
-        ours: list[Closing] = []
+        ours, self._closed = self._closed, []
+        flushes = list(self._flushes)
         late: list[Closing] = []
         for closing in self._closings:
             if closing.reservation.gateway == budgets.gateway:
@@ -120,11 +196,17 @@ class Committer:
                 late.append(closing)
         self._closings = []
         opened, short = self._admit(now)
+        if short and self._journal is not None:  # it knows what the database does not, so no batch has to come first
+            opened += await self._take(short, now)
+            short = {}
+        opened = [one for one in opened if not self._note(*one)]
         await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
         if short:  # only now: what is taken is reckoned from what is written
             await self._write(await self._take(short, now), [], now)
         for closing in late:
             await self._amend(closing)
+        _resolve(flushes)
+        self._flushes = [one for one in self._flushes if not one.done()]
 
     def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
         """Decide what waits: what leases suffice for, and by key what they do not."""
@@ -135,27 +217,40 @@ class Committer:
             asked = self.asked.popleft()
             if asked.answer.done():
                 continue
-            key_id = asked.principal.key_id
-            reservation = None if key_id in short else self.budgets.admit(asked, now, self.close)
-            if reservation is not None:
-                opened.append((asked, reservation))
-            elif (others := short.setdefault(key_id, [])) and others[0].principal != asked.principal:
+            principal = asked.claim.principal
+            admitted = None if principal.key_id in short else self.budgets.admit(asked.claim, now, self.close)
+            if admitted is not None:
+                opened.append((asked, *admitted))
+            elif (others := short.setdefault(principal.key_id, [])) and others[0].claim.principal != principal:
                 again.append(asked)  # the key has just been changed: one cap at a time
             else:
                 others.append(asked)
         self.asked.extendleft(reversed(again))
         return opened, short
 
+    def _note(self, asked: Asked, reservation: Reservation, record: Record) -> bool:
+        """Answer somebody who waits as soon as the journal has it; False if it must be in the next batch."""
+        if self._journal is None or not self._journal.add(record):
+            return False
+        _answer(asked, reservation)
+        return True
+
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
         """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
         budgets = self.budgets
         short = {key: waiting for key, group in short.items() if (waiting := _still_waiting(group))}
+        self._taking = set(short)
         try:
             async with self._database.transaction() as sql:
                 await gateways.lock(sql, budgets.gateway)
                 taken = [
                     await gateways.take(
-                        sql, budgets.gateway, group[0].principal, [asked.tokens for asked in group], budgets.leases, now
+                        sql,
+                        budgets.gateway,
+                        group[0].claim.principal,
+                        [asked.claim.tokens for asked in group],
+                        budgets.leases,
+                        now,
                     )
                     for _, group in sorted(short.items())
                 ]
@@ -164,15 +259,18 @@ class Committer:
             self._beating = True  # the next batch finds out what is the matter
             _refuse((asked for group in short.values() for asked in group), unavailable())
             return []
+        finally:
+            self._taking = set()
         opened: list[Opened] = []
         for one in taken:
             budgets.adopt(one, now)
             for asked in short[one.lease.key_id]:
-                reservation = budgets.admit(asked, now, self.close)
-                if reservation is not None:
-                    opened.append((asked, reservation))
+                claim = asked.claim
+                admitted = budgets.admit(claim, now, self.close)
+                if admitted is not None:
+                    opened.append((asked, *admitted))
                 else:
-                    _refuse([asked], over_budget(asked.principal, asked.tokens, one.available, one.ends_at, now))
+                    _refuse([asked], over_budget(claim.principal, claim.tokens, one.available, one.ends_at, now))
         return opened
 
     async def _write(
@@ -180,19 +278,16 @@ class Committer:
     ) -> None:
         """Write what there is, and tell those who wait; also those `next_up`, if the database does not answer."""
         try:
-            written = await self._write_batch([*(asked for asked, _ in opened), *next_up], closings, now)
+            written = await self._write_batch([*(asked for asked, _, _ in opened), *next_up], closings, now)
         except Exception:  # a fault of ours in this batch must not stop all that follow
             log.exception("a batch of the ledger failed")
             written = False
         if written:
-            for asked, reservation in opened:
-                if asked.answer.done():  # cancelled, or told to come back later
-                    reservation.abandon()
-                else:
-                    asked.answer.set_result(reservation)
+            for asked, reservation, _ in opened:
+                _answer(asked, reservation)
         else:
             log.warning("this gateway begins anew; reservations that are still open will be closed one by one")
-            _refuse((asked for asked, _ in opened), unavailable())
+            _refuse((asked for asked, _, _ in opened), unavailable())
             await self._insist(self._start_over)
             for closing in closings:
                 await self._amend(closing)
@@ -209,6 +304,8 @@ class Committer:
         if not needed:
             return True
         guard, steps = budgets.next_batch(activity)
+        if self._journal is not None:
+            self._journal.turn(budgets.gateway, budgets.batch + 1)
 
         async def write() -> bool:
             if await self._database.write(guard, steps):
@@ -216,7 +313,10 @@ class Committer:
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
             return bool(rows) and rows[0]["batch"] == budgets.batch  # written, though the connection was lost then
 
-        return await self._insist(write, asked, closings)
+        written = await self._insist(write, asked, closings)
+        if written and self._journal is not None:
+            self._journal.written()
+        return written
 
     async def _insist(
         self, work: Callable[[], Awaitable[T]], asked: Sequence[Asked] = (), closings: Sequence[Closing] = ()
@@ -233,6 +333,7 @@ class Committer:
                 _refuse(asked, unavailable())
                 _refuse(self.asked, unavailable())
                 self.asked.clear()
+                _resolve(self._flushes)
                 if time.monotonic() - began > _PATIENCE_SECS:
                     _finish(closings)
                     _finish(self._closings)
@@ -244,6 +345,10 @@ class Committer:
     async def _start_over(self) -> None:
         """Become a new gateway; the old one, if it still has a name, is laid to rest."""
         gone = self.budgets.gateway
+        if self._journal is not None and self._alone is not None:
+            self._journal.close()
+            self._journal = None  # until this is a gateway again
+            await catch_up(self._alone, self._database)
         known = [row for row in await gateways.present(self._database) if row[0] == gone]
         await gateways.sweep(self._database, known, self._clock())
         await self.join()
@@ -271,6 +376,13 @@ def _still_waiting(group: Iterable[Asked]) -> list[Asked]:
     return [asked for asked in group if not asked.answer.done()]
 
 
+def _answer(asked: Asked, reservation: Reservation) -> None:
+    if asked.answer.done():  # cancelled, or told to come back later
+        reservation.abandon()
+    else:
+        asked.answer.set_result(reservation)
+
+
 def _refuse(asked: Iterable[Asked], error: ApiError) -> None:
     for one in asked:
         if not one.answer.done():
@@ -279,5 +391,10 @@ def _refuse(asked: Iterable[Asked], error: ApiError) -> None:
 
 def _finish(closings: Iterable[Closing]) -> None:
     for closing in closings:
-        if not closing.done.done():
-            closing.done.set_result(None)
+        closing.finish()
+
+
+def _resolve(futures: Iterable[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from importlib import resources
+from pathlib import Path
 from typing import Any, Protocol
 
 from helexa.core.errors import HelexaError
@@ -67,11 +68,11 @@ class Database(ABC):
         """
 
     @abstractmethod
-    async def claim(self) -> bool:
+    async def claim(self) -> Path | None:
         """Take the place of a gateway.
 
         Returns:
-            True when no other gateway can be at work on this database until it is closed.
+            The database's file when no other gateway can be at work on it until it is closed, else None.
 
         Raises:
             HelexaError: another gateway has this place.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal, Window
 
-_AHEAD = 32  # a lease holds at most so many reservations of the size at hand,
+_AHEAD = 256  # a lease holds at most so many reservations of the size at hand,
 _SHARE = 8  # and at most this part of what is left, so that near the cap it is worth one reservation
 IDLE_SECS = 1.0  # a lease unused so long gives its free tokens back
 FORGOTTEN_SECS = 60.0  # and one unused so long is given up

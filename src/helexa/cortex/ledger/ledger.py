@@ -15,7 +15,8 @@ from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer, unavailable
 from helexa.cortex.ledger.database import Database, DatabaseError
-from helexa.cortex.ledger.reservation import Asked, Reservation, bounded, plain
+from helexa.cortex.ledger.journal import catch_up
+from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,6 @@ class Ledger:
         self._clock = clock
         self._watch = gateways.Watch(dead_after_secs)
         self._heartbeat_secs = min(_HEARTBEAT_SECS, dead_after_secs / 4)
-        self._committer = Committer(database, clock, socket.gethostname())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -62,11 +62,13 @@ class Ledger:
             DatabaseError: the database does not answer.
         """
         alone = await self._database.claim()
-        if alone:  # whoever was here before is gone
+        self._committer = Committer(self._database, self._clock, socket.gethostname(), alone)
+        if alone is not None:  # whoever was here before is gone
+            await catch_up(alone, self._database)
             await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
         await self._committer.join()
         self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
-        if not alone:
+        if alone is None:
             self._tasks.append(asyncio.create_task(self._keep_watch()))
 
     async def close(self) -> None:
@@ -113,8 +115,12 @@ class Ledger:
             raise unavailable()
         if len(committer.asked) >= MOST_WAITING:
             raise overloaded("too many requests wait for the ledger", retry_after=1)
+        claim = Claim(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
+        reservation = committer.admit(claim)
+        if reservation is not None:
+            return reservation
         answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        committer.ask(Asked(principal, plain(request_id), plain(model), max(1, bounded(tokens)), answer))
+        committer.ask(Asked(claim, answer))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -126,18 +132,25 @@ class Ledger:
         """Put a request into the activity log, soon; nobody waits for it."""
         self._committer.record(activity)
 
+    async def flush(self) -> None:
+        """Have all that happened so far in the database, if it answers: for those who read there."""
+        await self._committer.flush()
+
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
         """The activity log, newest first: see `activity.recent`."""
+        await self.flush()
         return await recent(self._database, limit, before, **filters)
 
     async def statement(self, since: date, until: date, account_id: str | None = None) -> list[Spend]:
         """What was spent per day, account, key and model: see `statement.spend`."""
+        await self.flush()
         return await spend(self._database, since, until, account_id)
 
     async def budget(self, principal: Principal) -> Budget:
         """Where the key stands in its window."""
+        await self.flush()
         return await budget(self._database, principal, self._clock())
 
     async def _keep_tidy(self) -> None:

@@ -120,8 +120,8 @@ class _Postgres(Database):
                     await connection.executemany(sql, runs)
         return True
 
-    async def claim(self) -> bool:
-        return False
+    async def claim(self) -> None:
+        return None
 
     async def close(self) -> None:
         try:

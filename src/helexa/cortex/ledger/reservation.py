@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
 
@@ -14,19 +14,26 @@ _LONGEST_TEXT = 200
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
-    """A reservation that somebody waits for."""
+class Claim:
+    """What a reservation is to hold, and for whom."""
 
     principal: Principal
     request_id: str
     model: str
     tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A reservation that somebody waits for."""
+
+    claim: Claim
     answer: "asyncio.Future[Reservation]"
 
 
 @dataclass(slots=True, eq=False)
 class Closing:
-    """How a reservation ends; `done` is resolved once that is durable."""
+    """How a reservation ends."""
 
     reservation: "Reservation"
     state: Literal["settled", "released"]
@@ -35,7 +42,22 @@ class Closing:
     cached: int
     node: str | None
     estimated: bool
-    done: "asyncio.Future[None]"
+    done: bool = False
+    _waiting: "list[asyncio.Future[None]]" = field(default_factory=list)
+
+    def finish(self) -> None:
+        """It is durable, or will be: those who wait for it may go on."""
+        self.done = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def finished(self) -> None:
+        """Wait for it. Who gives up waiting changes nothing for others."""
+        if not self.done:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(future)
+            await future
 
     @property
     def charged(self) -> int:
@@ -68,9 +90,9 @@ class Reservation:
 
     __slots__ = ("_close", "_closing", "gateway", "lease", "request_id", "seq", "tokens")
 
-    def __init__(self, gateway: int, seq: int, asked: Asked, lease: Lease, close: Callable[[Closing], None]) -> None:
+    def __init__(self, gateway: int, seq: int, claim: Claim, lease: Lease, close: Callable[[Closing], None]) -> None:
         self.gateway, self.seq, self.lease = gateway, seq, lease
-        self.request_id, self.tokens = asked.request_id, asked.tokens
+        self.request_id, self.tokens = claim.request_id, claim.tokens
         self._close = close
         self._closing: Closing | None = None
 
@@ -87,11 +109,12 @@ class Reservation:
             node: who produced them.
             estimated: they were not counted by the node.
         """
-        await _done(self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated))
+        closing = self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
+        await closing.finished()
 
     async def release(self) -> None:
         """Charge nothing; durable on return."""
-        await _done(self._begin("released"))
+        await self._begin("released").finished()
 
     def abandon(self) -> None:
         """Release without waiting."""
@@ -115,16 +138,10 @@ class Reservation:
         estimated: bool = False,
     ) -> Closing:
         if self._closing is None:
-            done = asyncio.get_running_loop().create_future()
             node = node and plain(node)
-            self._closing = Closing(self, state, prompt, completion, cached, node, estimated, done)
+            self._closing = Closing(self, state, prompt, completion, cached, node, estimated)
             self._close(self._closing)
         return self._closing
-
-
-async def _done(closing: Closing) -> None:
-    if not closing.done.done():
-        await asyncio.shield(closing.done)
 
 
 def bounded(number: int, most: int = MOST_TOKENS) -> int:

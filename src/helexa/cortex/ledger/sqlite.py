@@ -1,8 +1,4 @@
-"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own.
-
-A small batch is written on the event loop itself: it takes some tens of microseconds, less than a thread's waking and
-half of what a lone request would wait for. Whatever does not succeed there at once is left to the thread.
-"""
+"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own."""
 
 import asyncio
 import fcntl
@@ -11,7 +7,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +15,6 @@ from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.database import Args, Database, DatabaseError, Row, Sql, Step
 
 _BUSY_TIMEOUT_SECS = 5.0
-_FEW_ROWS = 16
-_CHECKPOINT_EACH = 256  # batches; this one goes by the thread, which checkpoints when the log has grown
 _NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
 _FAULTS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)  # in a statement, not in the database
 T = TypeVar("T")
@@ -96,7 +90,7 @@ class _Worker:
         while (entry := self._jobs.get()) is not None:
             job, future = entry
             try:
-                connection = connection or self.connect()
+                connection = connection or self._connect()
                 outcome = job(connection)
             except Exception as error:
                 self._loop.call_soon_threadsafe(_fail, future, error)
@@ -105,9 +99,8 @@ class _Worker:
         if connection is not None:
             connection.close()
 
-    def connect(self, timeout_secs: float = _BUSY_TIMEOUT_SECS) -> sqlite3.Connection:
-        """A connection like the worker's own, for the calling thread."""
-        connection = sqlite3.connect(self._file, timeout=timeout_secs, isolation_level=None)
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._file, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
         connection.row_factory = sqlite3.Row
         try:
             for pragma in self._pragmas:
@@ -123,8 +116,6 @@ class _Sqlite(Database):
         self._file, self._writer, self._reader = file, writer, reader
         self._writing = asyncio.Lock()  # held by the transaction that is open on the writer's connection
         self._claim: int | None = None
-        self._here: sqlite3.Connection | None = None
-        self._batches = 0
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         return await self._reader.run(lambda connection: _fetch(connection, sql, args))
@@ -150,14 +141,9 @@ class _Sqlite(Database):
 
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
         async with self._writing:
-            self._batches += 1
-            few = sum(len(runs) for _, runs in steps) <= _FEW_ROWS
-            if few and self._batches % _CHECKPOINT_EACH:
-                with suppress(sqlite3.Error):
-                    return _write(self._connected(), guard, steps)
             return await self._writer.run(lambda connection: _write(connection, guard, steps))
 
-    async def claim(self) -> bool:
+    async def claim(self) -> Path:
         # A file of its own: to open and close the database's file here would drop the locks SQLite holds on it.
         lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -168,23 +154,14 @@ class _Sqlite(Database):
                 f"another gateway uses the ledger {self._file}; several gateways need one PostgreSQL"
             ) from error
         self._claim = lock
-        return True
+        return self._file
 
     async def close(self) -> None:
-        if self._here is not None:
-            self._here.close()
         await self._reader.close()
         await self._writer.close()
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
-
-    def _connected(self) -> sqlite3.Connection:
-        """The event loop's own connection, which never waits: not for other writers, not for the disk."""
-        if self._here is None:
-            self._here = self._writer.connect(timeout_secs=0)
-            self._here.execute("PRAGMA wal_autocheckpoint = 0")  # the thread's part
-        return self._here
 
     def _dialect(self, statement: str) -> str:
         return statement

@@ -1,0 +1,33 @@
+"""The rows of the ledger: one for each reservation, and how it ended."""
+
+from typing import Any, Literal
+
+from helexa.cortex.ledger.database import Args
+
+ADD = (
+    "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "
+    "state, node, charged, prompt, completion, cached, estimated, closed_ms) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
+)
+CLOSE = (
+    "UPDATE entries SET state = $3, node = $4, charged = $5, prompt = $6, completion = $7, cached = $8, "
+    "estimated = $9, closed_ms = $10 WHERE gateway = $1 AND seq = $2"
+)
+OPENED: Literal["opened"] = "opened"
+CLOSED: Literal["closed"] = "closed"
+
+Record = list[Any]
+"""A line of the journal: `opened`, then seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms;
+or `closed`, then seq, key_id, window_id, what their lease has spent now, and the columns that closing sets."""
+
+_OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
+
+
+def opening(gateway: int, *values: Any) -> Args:
+    """A row of `ADD` from seq to reserved_ms, still open."""
+    return (gateway, *values, *_OPEN)
+
+
+def closed(row: Args, columns: Args) -> Args:
+    """A row of `ADD`, closed before it was added."""
+    return (*row[: -len(_OPEN)], *columns)
