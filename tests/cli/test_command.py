@@ -6,7 +6,7 @@ import sys
 import pytest
 
 NOWHERE = "http://127.0.0.1:1"
-HEAVY = ("torch", "pydantic", "aiohttp", "numpy", "starlette", "uvicorn")
+HEAVY = ("torch", "pydantic", "aiohttp", "numpy", "starlette", "httptools")
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

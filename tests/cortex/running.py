@@ -61,7 +61,7 @@ async def eventually(condition: Callable[[], Any]) -> None:
 async def listening(listener: Listener) -> AsyncIterator[str]:
     bound = bind(Address("127.0.0.1", 0))
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-    task = asyncio.create_task(listener.serve([bound]))
+    task = asyncio.create_task(listener.serve(bound))
     try:
         await eventually(lambda: listener.started)
         yield url

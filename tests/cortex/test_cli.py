@@ -219,7 +219,7 @@ async def test_status_asks_past_a_proxy(config: Path, monkeypatch: pytest.Monkey
 
 
 async def test_help_loads_no_server() -> None:
-    heavy = {"aiohttp", "pydantic", "starlette", "uvicorn"}
+    heavy = {"aiohttp", "pydantic", "starlette", "httptools"}
     script = f"import sys, helexa.cortex.cli; print(sorted({heavy} & set(sys.modules)))"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=PIPE)
     stdout, _ = await process.communicate()

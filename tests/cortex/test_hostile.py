@@ -10,8 +10,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
 from cortex.running import Cortex, eventually
-from helexa.cortex import question
-from helexa.http import connection
+from helexa.http import call, connection
 
 REFUSED = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
@@ -207,7 +206,7 @@ async def test_who_expects_to_be_told_to_go_on(cortex: Cortex, node: FakeNode) -
 async def test_mutations(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of a head are exchanged, doubled and dropped at random: a node is told what was sent, once, or nothing."""
     monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
-    monkeypatch.setattr(question, "BODY_IDLE_SECS", 0.1)
+    monkeypatch.setattr(call, "BODY_SECS", 0.1)
     dice = random.Random(5)
     marks = [b"\r", b"\n", b"\r\n", b" ", b"\t", b":", b"\0", b"\xff", b"0", b",", b";", b"chunked", b"\r\n\r\n", b"/"]
 

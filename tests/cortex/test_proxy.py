@@ -12,7 +12,8 @@ import pytest
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex import question, upstream
+from helexa.cortex import upstream
+from helexa.http import call
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "n":1.0, "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
@@ -52,7 +53,7 @@ async def test_a_url_that_can_be_no_url_is_not_used(node: FakeNode) -> None:
 
 
 async def test_a_body_that_stops_arriving_is_refused(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(question, "BODY_IDLE_SECS", 0.05)
+    monkeypatch.setattr(call, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n{")

@@ -49,7 +49,7 @@ async def running(environ: dict[str, str], engine: Sequence[str] | None = ENGINE
     app = create_app(read_config(None, environ), engine_command=engine)
     server = Listener(app, connection=NodeConnection)
     listener = bind(("127.0.0.1", 0))
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.serve(listener))
     try:
         async with aiohttp.ClientSession() as session:
             yield Node(f"http://127.0.0.1:{listener.getsockname()[1]}", session, app)

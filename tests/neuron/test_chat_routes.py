@@ -13,12 +13,12 @@ import aiohttp
 import msgspec
 import openai
 import pytest
-import uvicorn
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.applications import Starlette
 
 from helexa.core.sse import EventParser
+from helexa.http.listener import Listener
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.model import ServedModel
@@ -85,8 +85,8 @@ async def serve(script: Script, template: str | None = None) -> AsyncIterator[No
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    server = Listener(app)
+    serving = asyncio.create_task(server.serve(listener))
     try:
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
             node = Node(model, f"http://127.0.0.1:{listener.getsockname()[1]}", http)

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw import CHUNKED, GET, answer, chunked, post
-from helexa.http import connection
+from helexa.http import call, connection
 from helexa.http.listener import Listener, bind
 from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
-from helexa.neuron.routes import body
 
 REFUSED = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
@@ -28,7 +27,7 @@ REFUSED = {
 @asynccontextmanager
 async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     listener, bound = Listener(create_app(read_config(None, {})), connection=NodeConnection), bind(("127.0.0.1", 0))
-    serving = asyncio.create_task(listener.serve([bound]))
+    serving = asyncio.create_task(listener.serve(bound))
     reader, writer = await asyncio.open_connection(*bound.getsockname())
     try:
         yield reader, writer
@@ -67,7 +66,7 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_body_that_stops_arriving_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body, "_READ_SECONDS", 0.05)
+    monkeypatch.setattr(call, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post()[:-5])
         assert await refusal(reader) == (408, "request_timeout")

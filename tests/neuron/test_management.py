@@ -239,7 +239,7 @@ async def node_with_an_endless_stream(
         "app._DRAIN_SECONDS = 1\n"
         "listener = socket.socket(fileno=int(sys.argv[1]))\n"
         "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
-        "app.NodeServer(node).run(sockets=[listener])\n"
+        "app.NodeServer(node).run(listener)\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 
+from helexa.http.listener import Listener
 from helexa.neuron.routes import chat, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, answer, scripted_model
@@ -27,8 +27,8 @@ async def serve(template: str | None = None) -> AsyncIterator[Post]:
     app = Starlette(routes=[*chat.routes, *tokenize.routes], exception_handlers=HANDLERS)
     app.state.registry = Registry(scripted_model(answer("x"), template=template))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        server = Listener(app)
+        serving = asyncio.create_task(server.serve(listener))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
             async with aiohttp.ClientSession() as http:

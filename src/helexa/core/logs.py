@@ -34,7 +34,6 @@ def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] =
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if wanted == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **facts: Any) -> None:

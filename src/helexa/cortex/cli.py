@@ -53,6 +53,7 @@ def serve(
     from helexa.cortex import server
     from helexa.cortex.access.exposure import check_exposure
     from helexa.cortex.config import load, parse_address
+    from helexa.http.loop import run
 
     logs.configure(log_format)
     settings = load(config)
@@ -65,7 +66,7 @@ def serve(
             raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None
     settings.gateway.insecure |= insecure
     check_exposure(settings)
-    _run(server.serve(settings, catalogue.load(settings.models_config), config))
+    run(server.serve(settings, catalogue.load(settings.models_config), config))
 
 
 @app.command
@@ -93,14 +94,3 @@ def main() -> None:
 def _model_line(model: dict[str, Any]) -> str:
     places = ", ".join(f"{place['node']}({place['status']})" for place in model["locations"])
     return f"{model['id']:<{_ID_COLUMNS}} {places}".rstrip()
-
-
-def _run(work: Any) -> None:
-    import asyncio
-
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        new_event_loop = None
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(work)

@@ -1,6 +1,5 @@
 """A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
 
-import asyncio
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +10,12 @@ import orjson
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
-
-BODY_IDLE_SECS = 60.0
+from helexa.http.hang_up import ClientGone
 
 _BYTES_PER_TOKEN = 4
 _USUAL_OUTPUT = 4096
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class ClientGone(Exception):
-    """The client hung up."""
 
 
 class _Members(msgspec.Struct):
@@ -130,28 +124,27 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """All bytes of a request's body.
 
     Raises:
-        ApiError: it is, or says it will be, longer than `limit` bytes; or none of it came for `BODY_IDLE_SECS`.
+        ApiError: it is, or says it will be, longer than `limit` bytes; or it stopped arriving.
         ClientGone: the client hung up before its end.
     """
-    declared = dict(headers).get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > limit:
-        raise _too_large(limit)
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
     chunks: list[bytes] = []
     size = 0
     while True:
         try:
-            async with asyncio.timeout(BODY_IDLE_SECS):
-                message = await receive()
+            message = await receive()
         except TimeoutError:
             raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk = message.get("body", b"")
+        chunk = message["body"]
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
         chunks.append(chunk)
-        if not message.get("more_body", False):
+        if not message["more_body"]:
             return b"".join(chunks)
 
 

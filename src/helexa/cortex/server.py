@@ -38,7 +38,7 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
                 log.warning("no [[neurons]] configured: every request will be refused")
             addresses = [Address(*bound.getsockname()[:2]) for bound in (api, scrape)]
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
-            await asyncio.gather(*(one.serve([bound]) for one, bound in zip(listeners, (api, scrape), strict=True)))
+            await asyncio.gather(*(one.serve(bound) for one, bound in zip(listeners, (api, scrape), strict=True)))
 
 
 def _stop_on_signals(listeners: list[Listener]) -> None:

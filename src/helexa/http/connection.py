@@ -1,209 +1,289 @@
-"""A client's connection: uvicorn's, with what a server on a network must not take from strangers."""
+"""A client's connection, with what a server on a network must not take from strangers."""
 
 import asyncio
 import logging
 from collections import deque
-from typing import Any, cast
+from typing import cast
+from urllib.parse import unquote
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Scope
 
 from helexa.core.errors import ApiError
+from helexa.http.alarm import Alarm
+from helexa.http.call import STATUS_LINES, Call
+from helexa.http.hang_up import HangUp
+from helexa.http.head import is_expecting, malformed, target
+from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
 TAKE_SECS = 300.0
 
-
-class _Refused(Exception):
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.error = ApiError(status, code, message)
+_MAX_HELD_BYTES = 64 << 10
+_MAX_WAITING = 16
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-class Connection(HttpToolsProtocol):
+class Connection(asyncio.Protocol):
     """One connection.
 
-    uvicorn and its parser (llhttp, strict) refuse what is ambiguous about where a request ends. Added to that:
+    Its parser (llhttp, strict) refuses what is ambiguous about where a request ends. Added to that:
 
     - A head must be there within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. As much may come that
       is neither a head's end nor a body: trailers, extensions of chunks.
     - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
+    - Requests are answered in their order. While many of them, or much of a body, wait to be taken, no more is read.
     - Who hangs up is noticed by all requests that wait on the connection, not by the last one only.
     - Trailers are dropped: they are no headers.
     - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
       parser takes what follows it for that protocol, and would lose the request's body.
     - What cannot be read is refused in the envelope of all errors.
+
+    Attributes:
+        room: set once the client took enough of what is written; None while more may be.
+        service: what all connections share.
     """
 
     max_head_bytes = 32 << 10
     max_headers = 100
 
-    _quiet_bytes = 0
-    _deadline: asyncio.TimerHandle | None = None
-    _patience: asyncio.TimerHandle | None = None
+    _transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[override]
+    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self.service = service
+        self.room: asyncio.Event | None = None
+        self._loop = loop
+        self._parser = self._new_parser()
+        self._alarm = Alarm(loop, self._too_late)
+        self._awaits_head = True
+        self._patience: asyncio.TimerHandle | None = None
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._piece_bytes = 0
+        self._quiet_bytes = 0
+        self._held_bytes = 0
+        self._paused = False
+        self._call: Call | None = None  # the one whose body comes
+        self._calls: deque[tuple[Call, Scope]] = deque()  # those without a complete answer: one runs, the others wait
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there; its first head is awaited."""
-        self._earlier: deque[RequestResponseCycle] = deque()  # before the last one, the oldest first
-        super().connection_made(cast(asyncio.Transport, _Corked(cast(asyncio.Transport, transport))))
-        self._set_deadline()
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._server = transport.get_extra_info("sockname")[:2]
+        self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if it is gone already
+        self.service.connections.add(self)
+        self._alarm.set(HEAD_SECS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        self._clear_deadline()
-        self._clear_patience()
-        for cycle in self._earlier:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        super().connection_lost(exc)
+        self._alarm.stop()
+        self.resume_writing()
+        for call, _ in self._calls:
+            call.lose()
+        self._calls.clear()
+        self.service.leave(self)
+        del self._parser  # it refers to us
 
     def pause_writing(self) -> None:
         """The client is slower than the answer."""
-        super().pause_writing()
-        self._patience = self.loop.call_later(TAKE_SECS, self.transport.abort)
+        self.room = asyncio.Event()
+        self._patience = self._loop.call_later(TAKE_SECS, self._transport.abort)
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self._clear_patience()
-        super().resume_writing()
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if self.room is not None:
+            self.room.set()
+            self.room = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; what cannot be parsed ends the connection."""
-        self._unset_keepalive_if_required()
-        self._quiet_bytes += len(data)
+        self._piece_bytes = len(data)
+        self._quiet_bytes += self._piece_bytes
         try:
             self._parse(data)
             if self._quiet_bytes > self.max_head_bytes + len(data):  # of this piece nobody knows yet where it belongs
                 raise self._head_too_large()
         except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._refuse(cause.error if isinstance(cause, _Refused) else _malformed())
-        except _Refused as refused:
-            self._refuse(refused.error)
+            cause = error.__context__  # what a callback raised
+            self._refuse(cause if isinstance(cause, ApiError) else malformed("this is not a valid HTTP/1.1 request"))
+        except ApiError as error:
+            self._refuse(error)
         else:
-            if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
-                self._set_deadline()
+            if not self._calls and not self._awaits_head:
+                self._awaits_head = True
+                self._alarm.set(HEAD_SECS)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        """Some of its target is there."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header is there, or a trailer."""
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """A head is there: start the request."""
-        self._check_head()
-        if self.parser.should_upgrade():
+        """A head is there: start the request, or let it wait for the answers before its own."""
+        parser, headers, service = self._parser, self._headers, self.service
+        version, method = parser.get_http_version(), parser.get_method()
+        self._check_size()
+        expects = is_expecting(version, method, headers)
+        if parser.should_upgrade():
             return
         self._quiet_bytes = 0
-        self._clear_deadline()
-        while self._earlier and self._earlier[0].response_complete:
-            self._earlier.popleft()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._earlier.append(self.cycle)
-        super().on_headers_complete()
-        self.headers = []  # trailers end there
+        self._awaits_head = False
+        self._alarm.clear()
+        raw_path, query = target(self._url)
+        path = raw_path.decode("ascii")
+        hang_up = HangUp()
+        scope = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "root_path": "",
+            "headers": headers,
+            "client": self._client,
+            "server": self._server,
+            "extensions": {HangUp.NAME: hang_up},
+        }
+        self._headers = []  # trailers end there
+        self._call = call = Call(
+            self,
+            hang_up,
+            is_head=method == b"HEAD",
+            speaks_1_1=version == "1.1",
+            keep_alive=version == "1.1" and parser.should_keep_alive() and not service.stopping,
+        )
+        if expects:
+            call.expect()
+        self._calls.append((call, scope))
+        if len(self._calls) == 1:
+            self._begin(call, scope)
+        else:
+            self._regulate()
 
     def on_body(self, body: bytes) -> None:
         """Some of a body is there."""
         self._quiet_bytes = 0
-        super().on_body(body)
+        if self._call is not None:
+            self._held_bytes += self._call.feed(body)
+            if self._held_bytes > _MAX_HELD_BYTES:
+                self._regulate()
 
     def on_message_complete(self) -> None:
         """A request is complete."""
-        if not self.parser.should_upgrade():
+        if not self._parser.should_upgrade() and self._call is not None:
             self._quiet_bytes = 0
-            super().on_message_complete()
+            self._call.feed_end()
+
+    def write(self, data: bytes) -> None:
+        """Send these bytes."""
+        self._transport.write(data)
+
+    def taken(self, size: int) -> None:
+        """So many bytes of a body are no longer held."""
+        self._held_bytes -= size
+        if self._paused:
+            self._regulate()
+
+    def answered(self, call: Call) -> None:
+        """The answer that was the turn of is complete."""
+        self._calls.popleft()
+        if not call.keep_alive or (self.service.stopping and not self._calls):
+            self.close()
+        elif self._calls:
+            self._begin(*self._calls[0])
+        else:
+            self._awaits_head = False
+            self._alarm.set(self.service.keep_alive_secs)
+        if self._paused:
+            self._regulate()
+
+    def close(self) -> None:
+        """Send what is written, and end."""
+        self._transport.close()
+
+    def stop(self) -> None:
+        """End, after the answers that are under way."""
+        if not self._calls:
+            self._transport.close()
+
+    def _begin(self, call: Call, scope: Scope) -> None:
+        task = self._loop.create_task(call.run(self.service.app, scope))
+        call.hang_up.task = task
+        self.service.tasks.add(task)
+
+    def _regulate(self) -> None:
+        """Read no more than the application takes."""
+        full = self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING
+        if full == self._paused or self._transport.is_closing():
+            return
+        self._paused = full
+        if full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # who says `close` with the first may send more
+        return parser
 
     def _parse(self, data: bytes) -> None:
-        rest = memoryview(data)
+        rest: bytes | memoryview = data
         while True:
             try:
-                self.parser.feed_data(rest)
+                self._parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                rest = rest[upgrade.args[0] :]
-                head = b"%s %s HTTP/%s\r\n" % (
-                    self.parser.get_method(),
-                    self.url,
-                    self.parser.get_http_version().encode(),
-                )
-                kept = [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-                self.parser.feed_data(head + b"".join(kept) + b"\r\n")
+                rest = memoryview(rest)[upgrade.args[0] :]
+                version = self._parser.get_http_version().encode()
+                head = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
+                kept = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
+                self._parser = self._new_parser()
+                self._parser.feed_data(head + b"".join(kept) + b"\r\n")
 
-    def _check_head(self) -> None:
-        version = self.parser.get_http_version()
-        if version not in ("1.0", "1.1") or self.parser.get_method() == b"CONNECT":
-            raise _Refused(400, "malformed_http", "this server speaks HTTP/1.1, and is no proxy")
-        size, hosts = len(self.url), 0
-        for name, value in self.headers:
-            size += len(name) + len(value)
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding" and (value.strip().lower() != b"chunked" or version == "1.0"):
-                raise _Refused(400, "malformed_http", "the only transfer-encoding is chunked, and only of HTTP/1.1")
-        if size > self.max_head_bytes or len(self.headers) > self.max_headers:
+    def _check_size(self) -> None:
+        if len(self._headers) > self.max_headers:
             raise self._head_too_large()
-        if hosts > 1 or (not hosts and version == "1.1"):
-            raise _Refused(400, "malformed_http", "a request has exactly one Host header")
+        if self._quiet_bytes + self._piece_bytes > self.max_head_bytes:  # else it cannot be that large
+            size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+            if size > self.max_head_bytes:
+                raise self._head_too_large()
 
-    def _head_too_large(self) -> _Refused:
+    def _head_too_large(self) -> ApiError:
         limits = f"{self.max_head_bytes} bytes or {self.max_headers} headers"
-        return _Refused(431, "request_head_too_large", f"the head of the request is larger than {limits}")
-
-    def _set_deadline(self) -> None:
-        self._deadline = self.loop.call_later(HEAD_SECS, self._too_late)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _clear_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        return ApiError(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
     def _too_late(self) -> None:
-        self._deadline = None
-        self.transport.close()
+        if self._transport.is_closing():
+            self._transport.abort()
+        else:
+            self._transport.close()
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be a request, and hear no more from here."""
-        log.info("%s: %s", self.client[0] if self.client else "-", error)
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        log.info("%s: %s", self._client[0], error)
+        for call, _ in self._calls:
+            call.lose()
+        if not self._calls or not self._calls[0][0].started:
             body = orjson.dumps(error.envelope())
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[error.status] + head + body)
-        self.transport.close()
-
-
-class _Corked:
-    """A transport that sends in one piece what is written within one turn of the event loop: head and body of an answer
-    then cost one system call instead of two."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._loop = asyncio.get_running_loop()
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        if not self._pieces:
-            self._loop.call_soon(self._flush)
-        self._pieces.append(data)
-
-    def close(self) -> None:
-        self._flush()
+            self._transport.write(STATUS_LINES[error.status] + head + body)
         self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def _flush(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        if pieces and not self._transport.is_closing():
-            self._transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-
-def _malformed() -> ApiError:
-    return ApiError(400, "malformed_http", "this is not a valid HTTP/1.1 request")

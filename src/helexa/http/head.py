@@ -1,12 +1,15 @@
 """What a server reads in the head of any request, beside who sent it."""
 
+import random
 import re
-import secrets
 from collections.abc import Iterable
+
+import httptools
 
 from helexa.core.errors import ApiError
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_JUDGED = frozenset({b"host", b"expect", b"transfer-encoding"})
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -14,7 +17,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
-    return secrets.token_hex(16)
+    return f"{random.getrandbits(128):032x}"  # it has to differ from others, not to be a secret
 
 
 def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -26,3 +29,44 @@ def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise ApiError(415, "unsupported_content_encoding", "send the request body without a content-encoding")
+
+
+def is_expecting(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the client waits to be told to go on before it sends the body.
+
+    Raises:
+        ApiError: 400: it is unclear where the request ends, or for whom it is.
+    """
+    if (version != "1.1" and version != "1.0") or method == b"CONNECT":
+        raise malformed("this server speaks HTTP/1.1, and is no proxy")
+    hosts, expects = 0, False
+    for name, value in headers:
+        if name not in _JUDGED:
+            continue
+        if name == b"host":
+            hosts += 1
+        elif name == b"expect":
+            expects = value.lower() == b"100-continue"
+        elif value.strip().lower() != b"chunked" or version == "1.0":
+            raise malformed("the only transfer-encoding is chunked, and only of HTTP/1.1")
+    if hosts > 1 or (not hosts and version == "1.1"):
+        raise malformed("a request has exactly one Host header")
+    return expects and version == "1.1"
+
+
+def target(url: bytes) -> tuple[bytes, bytes]:
+    """The path and the query of a request's target.
+
+    Raises:
+        httptools.HttpParserInvalidURLError: it has none.
+    """
+    if url.startswith(b"/") and b"#" not in url:
+        path, _, query = url.partition(b"?")
+        return path, query
+    parsed = httptools.parse_url(url)
+    return parsed.path or b"/", parsed.query or b""
+
+
+def malformed(why: str) -> ApiError:
+    """A request that cannot be read."""
+    return ApiError(400, "malformed_http", why)

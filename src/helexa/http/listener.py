@@ -3,32 +3,39 @@
 import asyncio
 import errno
 import gc
+import logging
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from helexa.core.errors import HelexaError
 from helexa.http.connection import Connection
+from helexa.http.lifespan import Lifespan
+from helexa.http.service import Service
+
+log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
 _KEEP_ALIVE_SECS = 5
+_LAST_WORDS_SECS = 1
 
 
 class AddressInUseError(HelexaError):
     """Another process listens there."""
 
 
-class Listener(uvicorn.Server):
-    """Serves an application until `should_exit`; it leaves the signals to its owner.
+class Listener:
+    """Serves an application until it is told to exit; signals are its owner's.
 
     Args:
         connection: the kind of its connections.
-        grace_secs: that open requests have when it is told to stop.
+        grace_secs: that open requests have when it is told to exit.
         keep_alive_secs: that an idle connection stays open.
+
+    Attributes:
+        started: it listens, or did.
     """
 
     def __init__(
@@ -36,47 +43,65 @@ class Listener(uvicorn.Server):
         app: ASGIApp,
         *,
         connection: type[Connection] = Connection,
-        grace_secs: int = 1,
-        keep_alive_secs: int = _KEEP_ALIVE_SECS,
+        grace_secs: float = 1,
+        keep_alive_secs: float = _KEEP_ALIVE_SECS,
     ) -> None:
+        self.started = False
+        self._connection = connection
+        self._grace_secs = grace_secs
+        self._service = Service(app, keep_alive_secs)
         self._exit = asyncio.Event()
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=connection,
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=keep_alive_secs,
-                timeout_graceful_shutdown=grace_secs,
-            )
-        )
 
     @property
     def should_exit(self) -> bool:
-        """Whether it is to stop."""
+        """Whether it is to exit."""
         return self._exit.is_set()
 
     @should_exit.setter
-    def should_exit(self, value: bool) -> None:  # type: ignore[override]
+    def should_exit(self, value: bool) -> None:
         if value:
             self._exit.set()
 
-    async def main_loop(self) -> None:
-        """Tick once a second, which is for the `date` header, and end at once when told to."""
-        while not await self.on_tick(0):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._exit.wait()
+    async def serve(self, bound: socket.socket) -> None:
+        """Listen on a bound socket, which is closed in the end.
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Captures none: several servers may share the process."""
-        yield
+        Raises:
+            HelexaError: the application could not begin or end.
+        """
+        loop, service = asyncio.get_running_loop(), self._service
+        lifespan = Lifespan(service.app)
+        with bound:
+            await lifespan.begin()
+            server = await loop.create_server(lambda: self._connection(service, loop), sock=bound, backlog=_BACKLOG)
+            self.started = True
+            try:
+                await self._exit.wait()
+            finally:
+                server.close()
+        await self.end()
+        await lifespan.end()
+
+    async def end(self) -> None:
+        """End all connections: idle ones at once, others when their requests have had their time."""
+        service = self._service
+        service.stopping = True
+        for connection in list(service.connections):
+            connection.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_secs):
+                if service.connections:
+                    await service.all_gone.wait()
+                if service.tasks:
+                    await asyncio.wait(service.tasks)
+        if service.tasks:
+            log.error(
+                "%d requests are ended: they had %s s after the end was told", len(service.tasks), self._grace_secs
+            )
+            for task in service.tasks:
+                task.cancel()
+            await asyncio.wait(service.tasks, timeout=_LAST_WORDS_SECS)
+        for connection in list(service.connections):
+            connection.close()
 
 
 def bind(address: tuple[str, int]) -> socket.socket:

@@ -5,8 +5,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from helexa.http.connection import Connection
 from helexa.http.listener import Listener, collect_seldom
+from helexa.http.loop import run
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device, discover
@@ -119,28 +120,27 @@ class NodeServer(Listener):
         self._registry: Registry = app.state.registry
         self._leaving: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Let signals stop the server."""
+    def run(self, bound: socket.socket) -> None:
+        """Serve in an event loop of its own until a signal, then end the process."""
+        run(self.serve(bound))
+
+    async def serve(self, bound: socket.socket) -> None:
+        """Serve until a signal, then end the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             with suppress(NotImplementedError):  # not every system's loop can
                 loop.add_signal_handler(number, self._stop)
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening; what still runs is ended with an error that its client can read."""
-        ending = asyncio.create_task(self._registry.close())
-        await super().shutdown(sockets)
-        ending.cancel()
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal, then end the process."""
         collect_seldom()
-        await super().serve(sockets)
+        await super().serve(bound)
         logging.shutdown()
         # Past this point only threads could be waited for, and one of them may hang in somebody else's download.
-        os._exit(0 if self.started else 1)
+        os._exit(0)
+
+    async def end(self) -> None:
+        """End what still runs with an error that its client can read."""
+        ending = asyncio.create_task(self._registry.close())
+        await super().end()
+        ending.cancel()
 
     def _stop(self) -> None:
         if self._leaving is not None:

@@ -72,7 +72,7 @@ def serve(
     _prepare_engines(settings)
     listener = _listen(settings.host, settings.port)
     logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)
-    NodeServer(create_app(settings)).run(sockets=[listener])
+    NodeServer(create_app(settings)).run(listener)
 
 
 @app.command

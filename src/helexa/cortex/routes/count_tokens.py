@@ -11,8 +11,9 @@ from helexa.cortex.access.auth import authorise
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import ClientGone, parse_question, read_body
+from helexa.cortex.question import parse_question, read_body
 from helexa.cortex.router import route
+from helexa.http.hang_up import ClientGone
 from helexa.http.head import refuse_encoded, request_id
 
 PATIENCE_SECS = 5.0

@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
@@ -17,9 +15,10 @@ from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.headers import Headers
-from helexa.cortex.question import ClientGone, Question, parse_question, read_body
+from helexa.cortex.question import Question, parse_question, read_body
 from helexa.cortex.reply import Reply
 from helexa.cortex.service import serve
+from helexa.http.hang_up import ClientGone, HangUp
 from helexa.http.head import refuse_encoded, request_id
 
 log = logging.getLogger(__name__)
@@ -40,14 +39,13 @@ class Generation:
         reply = self.reply(send, exchange.request_id)
         reply.headers.append((b"x-request-id", exchange.request_id.encode()))
         failure: ApiError | None = None
-        hang_up = _HangUp(receive)
         try:
             exchange.principal = gateway.gatekeeper.admit(headers)
             refuse_encoded(headers)
             body = await read_body(receive, headers, gateway.max_body_bytes)
             exchange.read = time.perf_counter()
             question = self.question(exchange.api, headers, body, reply)
-            with hang_up.watched():
+            with scope["extensions"][HangUp.NAME]:
                 await serve(gateway, question, reply, exchange)
         except ClientGone:
             exchange.client_gone = True
@@ -93,37 +91,3 @@ class Messages(Generation):
         reply.translation = Translation.parse(body)
         question = parse_question("/v1/chat/completions", headers, reply.translation.body)
         return replace(question, strict=strict_body)
-
-
-class _HangUp:
-    """Cancels the current task at once when the client hangs up."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._gone = False
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch for as long as the block runs.
-
-        Raises:
-            ClientGone: the client hung up; the block was cancelled.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        watcher = asyncio.create_task(self._watch(task))
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._gone:
-                task.uncancel()
-                raise ClientGone from None
-            raise
-        finally:
-            watcher.cancel()
-
-    async def _watch(self, task: asyncio.Task[None]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._gone = True
-        task.cancel()

@@ -12,8 +12,9 @@ from helexa.core.errors import ApiError, invalid_body
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import ClientGone, read_body
+from helexa.cortex.question import read_body
 from helexa.cortex.routes.access import Endpoint, admin
+from helexa.http.hang_up import ClientGone
 from helexa.http.head import refuse_encoded
 
 _MAX_BODY_BYTES = 256 << 10

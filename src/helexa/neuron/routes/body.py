@@ -1,15 +1,11 @@
 """Request bodies: read within limits of size, time and type."""
 
-import asyncio
-
 from starlette.requests import ClientDisconnect, Request
 
 from helexa.core.errors import ApiError, unsupported_media_type
 from helexa.http.head import refuse_encoded
 
 MAX_BODY_BYTES = 64 << 20
-
-_READ_SECONDS = 60.0
 
 
 async def read_json(request: Request) -> bytes:
@@ -28,16 +24,12 @@ async def read_json(request: Request) -> bytes:
     if length.isdecimal() and int(length) > MAX_BODY_BYTES:
         raise _too_large()
     body = bytearray()
-    chunks = request.stream()
     try:
-        while True:
-            async with asyncio.timeout(_READ_SECONDS):
-                chunk = await anext(chunks, None)
-            if chunk is None:
-                return bytes(body)
+        async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY_BYTES:
                 raise _too_large()
+        return bytes(body)
     except TimeoutError:
         raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
     except ClientDisconnect:

@@ -1,0 +1,55 @@
+"""The beginning and the end of an application, in the words of ASGI."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message
+
+from helexa.core.errors import HelexaError
+
+_RETURN_SECS = 1.0
+
+
+class Lifespan:
+    """Tells an application that it begins and that it ends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._told: asyncio.Queue[Message] = asyncio.Queue()
+        self._answers: asyncio.Queue[Message] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Return when the application is ready.
+
+        Raises:
+            HelexaError: it says that it cannot be; what it raises passes as it is.
+        """
+        scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
+        self._task = asyncio.ensure_future(self._run(scope))
+        await self._tell("startup")
+
+    async def end(self) -> None:
+        """Return when the application has cleaned up.
+
+        Raises:
+            HelexaError: it says that it could not; what it raises passes as it is.
+        """
+        await self._tell("shutdown")
+        assert self._task is not None
+        await asyncio.wait((self._task,), timeout=_RETURN_SECS)
+
+    async def _run(self, scope: Message) -> None:
+        await self._app(scope, self._told.get, self._answers.put)
+
+    async def _tell(self, what: str) -> None:
+        assert self._task is not None
+        self._told.put_nowait({"type": f"lifespan.{what}"})
+        answer = asyncio.ensure_future(self._answers.get())
+        await asyncio.wait((answer, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            self._task.result()
+            raise HelexaError(f"the application ended before its {what}")
+        said = answer.result()
+        if said["type"] != f"lifespan.{what}.complete":
+            raise HelexaError(said.get("message") or f"the application failed at its {what}")

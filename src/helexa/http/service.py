@@ -1,0 +1,48 @@
+"""What the connections of one listener share."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp
+
+if TYPE_CHECKING:
+    from helexa.http.connection import Connection
+
+
+@dataclass
+class Service:
+    """An application, and what is under way in it.
+
+    Attributes:
+        keep_alive_secs: that an idle connection stays open.
+        connections: those that are open.
+        tasks: those of requests; a connection may be gone before its last one has ended.
+        stopping: no connection is kept for a further request.
+        all_gone: set when the last connection goes while it is stopping.
+    """
+
+    app: ASGIApp
+    keep_alive_secs: float
+    connections: "set[Connection]" = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    stopping: bool = False
+    all_gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _date: bytes = b""
+    _second: int = 0
+
+    def date(self) -> bytes:
+        """The `date` header of an answer that begins now, as a line."""
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._date = b"date: %s\r\n" % formatdate(second, usegmt=True).encode()
+        return self._date
+
+    def leave(self, connection: "Connection") -> None:
+        """A connection is gone."""
+        self.connections.discard(connection)
+        if self.stopping and not self.connections:
+            self.all_gone.set()
