@@ -67,6 +67,8 @@ class Connection(asyncio.Protocol):
         self._quiet_bytes = 0
         self._held_bytes = 0
         self._paused = False
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._call: Call | None = None  # the one whose body comes
         self._calls: deque[tuple[Call, Scope]] = deque()  # those without a complete answer: one runs, the others wait
 
@@ -85,6 +87,7 @@ class Connection(asyncio.Protocol):
         for call, _ in self._calls:
             call.lose()
         self._calls.clear()
+        self._unsent.clear()
         self.service.leave(self)
         del self._parser  # it refers to us
 
@@ -193,8 +196,14 @@ class Connection(asyncio.Protocol):
             self._call.feed_end()
 
     def write(self, data: bytes) -> None:
-        """Send these bytes."""
-        self._transport.write(data)
+        """Send these bytes, in one piece with what else is written within this turn of the event loop: head and body of
+        an answer then cost one system call."""
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > _MAX_HELD_BYTES:
+            self._flush()  # only the transport knows when there is no more room
 
     def taken(self, size: int) -> None:
         """So many bytes of a body are no longer held."""
@@ -217,12 +226,20 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send what is written, and end."""
+        self._flush()
         self._transport.close()
 
     def stop(self) -> None:
         """End, after the answers that are under way."""
         if not self._calls:
             self._transport.close()
+
+    def _flush(self) -> None:
+        if self._unsent:
+            data = b"".join(self._unsent)
+            self._unsent.clear()
+            self._unsent_bytes = 0
+            self._transport.write(data)
 
     def _begin(self, call: Call, scope: Scope) -> None:
         task = self._loop.create_task(call.run(self.service.app, scope))
@@ -285,5 +302,5 @@ class Connection(asyncio.Protocol):
         if not self._calls or not self._calls[0][0].started:
             body = orjson.dumps(error.envelope())
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self._transport.write(STATUS_LINES[error.status] + head + body)
-        self._transport.close()
+            self.write(STATUS_LINES[error.status] + head + body)
+        self.close()
