@@ -143,6 +143,26 @@ async def test_no_more_is_read_than_is_taken() -> None:
         assert (await reader.read()).endswith(b"\r\n8\r\n%d\r\n0\r\n\r\n" % size)
 
 
+async def test_no_more_is_written_than_is_taken() -> None:
+    size, written = 1 << 20, 0
+    blocked = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal written
+        await send(start((b"content-length", b"%d" % (200 * size))))
+        asyncio.get_running_loop().call_soon(blocked.set)  # which comes when the answer waits for the client
+        for written in range(1, 201):
+            await send(body(bytes(size), more=written < 200))
+
+    async with listening(answer) as (_, connect):
+        reader, writer = await connect()
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        await blocked.wait()
+        assert written < 100
+        assert len(await reader.read()) > 200 * size
+        assert written == 200
+
+
 @pytest.mark.parametrize("waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:"])
 async def test_a_hang_up_ends_what_is_under_way(waiting: bytes) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -202,6 +222,8 @@ FAULTS = {
     "NUL": [start((b"x-a", b"b\0"))],
     "framing": [start((b"transfer-encoding", b"chunked"))],
     "a body first": [body(b"a")],
+    "no such status": [{**OK, "status": 999}],
+    "a length that is none": [start((b"content-length", b"x"))],
 }
 
 

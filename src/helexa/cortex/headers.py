@@ -24,26 +24,27 @@ _NOT_FORWARDED = (
 )
 _IDENTITY_PREFIX = b"x-helexa-"
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
-_LINE_BREAKS = (b"\r", b"\n", b"\0")
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """A client's headers as a node may see them: no credentials, no claims of identity, nothing of the connection."""
     pairs = [(name.lower(), value) for name, value in headers]
-    dropped = _NOT_FORWARDED | _named_by_connection(pairs)
+    named = _named_by_connection(pairs)
+    dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
     return [
         (name, value)
         for name, value in pairs
         if name not in dropped
         and not name.startswith(_IDENTITY_PREFIX)
-        and not any(mark in value for mark in _LINE_BREAKS)
+        and not (b"\r" in value or b"\n" in value or b"\0" in value)
     ]
 
 
 def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """A node's headers, names in lower case, as the client may see them: all but those of the connection."""
     pairs = list(headers)
-    dropped = _NOT_RETURNED | _named_by_connection(pairs)
+    named = _named_by_connection(pairs)
+    dropped = _NOT_RETURNED | named if named else _NOT_RETURNED
     return [(name, value) for name, value in pairs if name not in dropped]
 
 

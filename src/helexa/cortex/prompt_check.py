@@ -60,8 +60,13 @@ def check_prompt(body: bytes, context: int) -> None:
 
 def advice(headers: Headers) -> bytes | None:
     """A hint for the people behind a known client, as the value of `X-Helexa-Advice`."""
-    agent = next((value.lower() for name, value in headers if name == b"user-agent"), b"")
-    return next((text.encode() for name, text in _ADVICE.items() if name in agent), None)
+    for header, value in headers:
+        if header == b"user-agent":
+            agent = value.lower()
+            for name, text in _ADVICE.items():
+                if name in agent:
+                    return text.encode()
+    return None
 
 
 def _text_bytes(message: Any) -> int:

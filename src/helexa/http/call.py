@@ -147,7 +147,7 @@ class Call:
         Raises:
             TimeoutError: none of the body came for `BODY_SECS`.
         """
-        if self._expects:
+        if self._expects and not self.hang_up.gone:
             self._expects = False
             self._way.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self._news or self.complete or self.hang_up.gone):
@@ -180,6 +180,7 @@ class Call:
             raise RuntimeError(f"{kind} is not what an answer goes on with")
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        line = STATUS_LINES[status]
         lines = list(map(b": ".join, headers))
         for name, value in headers:
             if name == b"content-length":
@@ -199,7 +200,7 @@ class Call:
             raise RuntimeError("a header with a line break")
         self.started = True
         self._expects = False
-        self._way.write(b"%b%b%b\r\n\r\n" % (STATUS_LINES[status], self._way.service.date(), head))
+        self._way.write(b"%b%b%b\r\n\r\n" % (line, self._way.service.date(), head))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:
