@@ -91,10 +91,11 @@ async def test_who_asks_for_a_head_gets_no_body() -> None:
         await send(start((b"content-length", b"5")))
         await send(body(b"hello"))
 
+    head = b"HEAD / HTTP/1.1\r\nHost: x\r\n%s\r\n"
     async with listening(answer) as (_, connect):
-        head, content = await said(await connect(), b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert b"content-length: 5" in head
-    assert content == b""
+        _, rest = await said(await connect(), head % b"" + head % b"Connection: close\r\n")
+    assert rest.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert rest.endswith(b"content-length: 5\r\nconnection: close\r\n\r\n")
 
 
 async def test_answers_come_in_the_order_of_the_requests() -> None:
@@ -118,6 +119,38 @@ async def test_answers_come_in_the_order_of_the_requests() -> None:
             await asyncio.sleep(0)  # most come while others wait
         for number in numbers:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%s\r\n0\r\n\r\n" % number)
+
+
+async def test_no_more_requests_are_read_than_may_wait() -> None:
+    answered = asyncio.Event()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await answered.wait()
+        await hello(scope, receive, send)
+
+    async with listening(answer) as (listener, connect):
+        reader, writer = await connect()
+        for number in range(1000):
+            writer.write(GET % b"%d" % number)
+            await writer.drain()
+            await asyncio.sleep(0)
+        (one,) = listener._service.connections
+        assert 1 < len(one._calls) < 500
+        answered.set()
+        for number in range(1000):
+            assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
+
+
+async def test_a_request_before_one_that_is_none_is_not_begun() -> None:
+    heard: list[str] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        heard.append((await receive())["type"])
+
+    async with listening(answer) as (_, connect):
+        head, _ = await said(await connect(), GET % b"" + b"what?\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert heard == ["http.disconnect"]
 
 
 async def test_no_more_is_read_than_is_taken() -> None:
@@ -219,6 +252,7 @@ FAULTS = {
     "nothing": [],
     "a line break in a header": [start((b"x-a", b"b\r\nx-c: d"))],
     "another one": [start((b"x-a", b"b\nx-c: d"))],
+    "half a line break": [start((b"x-a", b"b\r"))],
     "NUL": [start((b"x-a", b"b\0"))],
     "framing": [start((b"transfer-encoding", b"chunked"))],
     "a body first": [body(b"a")],
@@ -264,7 +298,7 @@ async def test_the_end_waits_for_answers_and_for_nobody_else() -> None:
         await answered.wait()
         await hello(scope, receive, send)
 
-    async with listening(answer, grace_secs=100) as (listener, connect):
+    async with listening(answer, grace_secs=100, keep_alive_secs=1000) as (listener, connect):
         idle, busy = await connect(), await connect()
         busy[1].write(GET % b"a")
         await asked.wait()
