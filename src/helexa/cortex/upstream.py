@@ -237,9 +237,6 @@ class _Connection(asyncio.Protocol):
 
     def release(self) -> None:
         self._asked = False
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
         usable = self._transport is not None and not self._transport.is_closing() and self._failure is None
         if self._complete and self._keep and usable and not self._chunks:
             self._pool.keep(self)
@@ -247,9 +244,7 @@ class _Connection(asyncio.Protocol):
             self.cut()
 
     def cut(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        self._clear_alarm()
         if self._transport is not None:
             self._transport.abort()
 
@@ -266,13 +261,20 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def _check_silence(self) -> None:
-        """One timer a request, set again for what is left, instead of one a read."""
+        """One timer a connection, set again for what is left, instead of one a read; it ends when nobody waits."""
+        self._alarm = None
+        if not self._asked:
+            return
         left = self.heard_at + IDLE_TIMEOUT_SECS - self._loop.time()
         if left > 0 or self._paused:  # while the client takes nothing, the node is not the one that is silent
             self._alarm = self._loop.call_later(max(left, 1.0), self._check_silence)
         else:
-            self._alarm = None
             self._fail(Silent("nothing came"))
+
+    def _clear_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -316,6 +318,7 @@ class _Connection(asyncio.Protocol):
             self._wake()
         elif not self._complete:
             self._fail(BrokenOff(type(exc).__name__ if exc else "closed"))
+        self._clear_alarm()
         self._transport = None
 
     # What the parser calls.
