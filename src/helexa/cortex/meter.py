@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
 _SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name|delta)"\s*:\s*"[^"]')
@@ -13,6 +15,7 @@ _END = re.compile(rb"(?:^|\n)(?:data: ?\[DONE\]|event: ?response\.(?:completed|i
 _END_MARKS = (b"[DONE]", b"response.completed", b"response.incomplete", b"response.failed")  # quicker to look for
 _LONGEST_END = 64
 _USAGE = b'"usage"'
+_FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # objects in it, but none in those
 _decoder = json.JSONDecoder()
 
 
@@ -71,7 +74,7 @@ class Meter:
             end = self._tail.rfind(_USAGE, 0, end)
             if end < 0:
                 return None
-            found = _object_after(self._tail[end + len(_USAGE) :].decode("utf-8", "replace"))
+            found = _object_after(self._tail, end + len(_USAGE))
             if found is not None:
                 return _usage(found)
         return None
@@ -87,7 +90,17 @@ def _usage(found: dict[str, Any]) -> Usage:
     )
 
 
-def _object_after(text: str) -> dict[str, Any] | None:
+def _object_after(tail: bytearray, begin: int) -> dict[str, Any] | None:
+    found = _FLAT_OBJECT.match(tail, begin)
+    if found is not None:
+        try:
+            return orjson.loads(found[1])
+        except orjson.JSONDecodeError:
+            pass  # braces within strings, or no JSON at all
+    return _any_object(tail[begin:].decode("utf-8", "replace"))
+
+
+def _any_object(text: str) -> dict[str, Any] | None:
     text = text.lstrip()
     if not text.startswith(":"):
         return None

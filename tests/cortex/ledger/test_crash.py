@@ -82,11 +82,15 @@ async def _dies_at(url: str, step: int, key: Principal) -> bool:
         first, second = await asyncio.gather(reserve(40), reserve(40))
         assert isinstance(first, Reservation) and isinstance(second, Reservation)
         await asyncio.gather(first.settle(10, 0), reserve(45))
-        await asyncio.gather(second.settle(30, 5), reserve(10), reserve(50))
+        third, *_ = await asyncio.gather(reserve(5), later(3, second.settle, 30, 5), later(4, reserve, 4))
+        assert isinstance(third, Reservation)
+        await asyncio.gather(reserve(90), later(3, third.settle, 3, 3), later(4, reserve, 80))
 
     life, cut = asyncio.create_task(live()), asyncio.create_task(database.cut.wait())
     await asyncio.wait((life, cut), return_when=asyncio.FIRST_COMPLETED)
     died = database.cut.is_set()
+    if not died:
+        life.result()
     await kill(ledger)
     for task in (life, cut):
         task.cancel()
@@ -99,6 +103,13 @@ async def _dies_at(url: str, step: int, key: Principal) -> bool:
         await sweep(url)
     assert await spent(url, key.key_id) == await charged(url, key.key_id) <= 100
     return died
+
+
+async def later(turns: int, work: Callable[..., Awaitable[Any]], *args: int) -> Any:
+    """Do it so many turns of the loop later: while others, who asked before, wait for the database."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return await work(*args)
 
 
 class CutOff:

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.access.principal import Principal
@@ -45,19 +45,30 @@ class _Meter:
 
 
 class Pass:
-    """One request that was let in.
+    """One request that was let in. As a context manager it is in for as long as the block runs.
 
     Attributes:
         headers: the `x-ratelimit-*` response headers of this request.
     """
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+    __slots__ = ("_actual", "_held", "_meter", "headers")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]], meter: _Meter | None = None, held: int = 0) -> None:
         self.headers = headers
-        self.actual = 0
+        self._meter, self._held, self._actual = meter, held, 0
 
     def spent(self, tokens: int) -> None:
         """Say what the request cost in truth; when nobody does, it cost no tokens."""
-        self.actual = tokens
+        self._actual = tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        meter = self._meter
+        if meter is not None:
+            meter.running -= 1
+            meter.tokens.used = max(0.0, meter.tokens.used + self._actual - self._held)
 
 
 class Limits:
@@ -76,27 +87,20 @@ class Limits:
         """Number of keys that state is kept for."""
         return len(self._meters)
 
-    @contextmanager
-    def enter(self, principal: Principal | None, tokens: int) -> Iterator[Pass]:
-        """Let one request of about `tokens` tokens in, for as long as the block runs.
+    def enter(self, principal: Principal | None, tokens: int) -> Pass:
+        """Let one request of about `tokens` tokens in; it leaves by the pass.
 
         Raises:
             ApiError: 429 with the seconds after which it would be let in.
         """
         if principal is None or _unlimited(principal):
-            yield Pass([])
-            return
+            return Pass([])
         meter = self._meter(principal)
         _check(principal, meter, tokens)
         meter.running += 1
         meter.requests.used += 1
         meter.tokens.used += tokens
-        granted = Pass(_headers(principal, meter))
-        try:
-            yield granted
-        finally:
-            meter.running -= 1
-            meter.tokens.used = max(0.0, meter.tokens.used + granted.actual - tokens)
+        return Pass(_headers(principal, meter), meter, tokens)
 
     def _meter(self, principal: Principal) -> _Meter:
         now = self._clock()

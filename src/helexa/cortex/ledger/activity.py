@@ -117,12 +117,9 @@ async def recent(
 
 
 def _row(activity: Activity) -> Args:
-    return tuple(_column(value) for value in _values(activity))
+    return tuple([_column(value) for value in _values(activity)])
 
 
 def _column(value: Any) -> Any:
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, int):
-        return bounded(value, _MOST)  # a bool too
-    return value
+    kind = type(value)
+    return plain(value) if kind is str else bounded(value, _MOST) if kind is int else value

@@ -190,13 +190,18 @@ class Committer:
         late: list[Closing] = []
         for closing in self._closings:
             if closing.reservation.gateway == budgets.gateway:
-                budgets.close(closing, now)
-                ours.append(closing)
+                record = budgets.close(closing, now)
+                if self._journal is not None and self._journal.add(record):
+                    closing.finish()
+                else:
+                    ours.append(closing)
             else:
                 late.append(closing)
         self._closings = []
         opened, short = self._admit(now)
-        if short and self._journal is not None:  # it knows what the database does not, so no batch has to come first
+        if (
+            short and self._journal is not None and not ours
+        ):  # all that leases count is durable: no batch need come first
             opened += await self._take(short, now)
             short = {}
         opened = [one for one in opened if not self._note(*one)]
