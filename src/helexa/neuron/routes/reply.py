@@ -35,7 +35,7 @@ class Reply:
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
         self._events = events
         self._projector = projector
-        self._send_reply = self._stream if stream else self._whole
+        self._streamed = stream  # a bound method here would be a cycle for every request
         self._quiet_since: float | None = None  # None while nothing may be sent but the reply itself
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +44,8 @@ class Reply:
         Raises:
             ApiError: the run was refused or, when it is not streamed, failed; nothing has been sent.
         """
-        sender = asyncio.create_task(self._send_reply(scope["path"], send))
+        send_reply = self._stream if self._streamed else self._whole
+        sender = asyncio.create_task(send_reply(scope["path"], send))
         hang_up = asyncio.create_task(_hang_up(receive))
         try:
             while not sender.done() and not hang_up.done():
@@ -58,8 +59,11 @@ class Reply:
             sender.cancel()
             hang_up.cancel()
             await asyncio.wait((sender, hang_up))
-        if not sender.cancelled():
-            sender.result()
+        try:
+            if not sender.cancelled():
+                sender.result()
+        finally:
+            del sender  # it has the error, which has this frame: a cycle for every refusal
 
     def _until_keep_alive(self) -> float:
         if self._quiet_since is None:
