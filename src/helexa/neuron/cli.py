@@ -57,9 +57,11 @@ def serve(
 
     from helexa.core import logs
     from helexa.core.source import ModelSource
+    from helexa.neuron import heap
     from helexa.neuron.app import NodeServer, create_app
     from helexa.neuron.config import DefaultModel, read_config
 
+    heap.bound()
     settings = read_config(config)
     if port is not None:
         settings.port = port

@@ -14,6 +14,7 @@ import msgspec
 from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
 from helexa.core.fleet import FailedLoad, ModelInfo, ModelSpec
 from helexa.core.source import ModelSource
+from helexa.neuron import heap
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
@@ -125,6 +126,7 @@ class Registry:
             self._arriving.pop(model_id, None)
             if not work.cancelled():
                 self.events["failed_loads" if work.exception() else "loads"] += 1
+            heap.give_back()
 
         work.add_done_callback(ended)
         return await self._exclusively(model_id, work)
@@ -141,6 +143,8 @@ class Registry:
         if resident is None:
             raise self._unknown(model_id)
         await self._exclusively(model_id, asyncio.create_task(resident.close()))
+        del resident
+        heap.give_back()
         self.events["unloads"] += 1
         log.info("unloaded model=%s", model_id)
 

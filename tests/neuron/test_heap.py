@@ -1,0 +1,86 @@
+"""What is not needed any more goes back to the system: what threads have freed, and what models leave."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ModelFileError
+from helexa.core.fleet import ModelSpec
+from helexa.neuron.config import read_config
+from helexa.neuron.registry import Registry
+from helexa.neuron.sources import Sources
+from helexa.neuron.text.model_text import ModelText
+from neuron.fake_models import ENGINE, make_model
+
+SCRIPT = """
+import sys
+from threading import Barrier, Lock, Thread
+
+import psutil
+
+from helexa.neuron import heap
+
+if sys.argv[1] == "bound":
+    heap.bound()
+bytes(20 << 20)  # from now on glibc takes blocks of that size for usual
+barrier, lock = Barrier(9), Lock()
+
+
+def work():
+    with lock:
+        blocks = [bytes(1000) for _ in range(20_000)]
+        del blocks
+    barrier.wait()
+    barrier.wait()
+
+
+threads = [Thread(target=work) for _ in range(8)]
+before = psutil.Process().memory_info().rss
+for thread in threads:
+    thread.start()
+barrier.wait()
+print((psutil.Process().memory_info().rss - before) >> 20)
+barrier.wait()
+"""
+
+
+@pytest.mark.parametrize(("heaps", "least", "most"), [("bound", 0, 20), ("unbound", 100, 200)])
+def test_threads_keep_little_of_what_they_needed_once(heaps: str, least: int, most: int) -> None:
+    run = subprocess.run([sys.executable, "-c", SCRIPT, heaps], capture_output=True, text=True, timeout=60, check=True)
+    assert least <= int(run.stdout) <= most
+
+
+@pytest.fixture
+async def registry() -> AsyncIterator[Registry]:
+    """One in a process whose collector does nothing by itself, as it may be for days."""
+    config = read_config(None, {})
+    registry = Registry(config, Sources(config), engine_command=ENGINE)
+    gc.collect()
+    gc.disable()
+    try:
+        yield registry
+    finally:
+        gc.enable()
+        await registry.close()
+
+
+async def test_nothing_is_left_of_a_model_that_was_unloaded(registry: Registry, tmp_path: Path) -> None:
+    model = await registry.load(ModelSpec(model_id="org/tiny", source=f"file:{make_model(tmp_path)}"))
+    text = weakref.ref(model.text)
+    del model
+    await registry.unload("org/tiny")
+    assert text() is None
+
+
+async def test_models_that_cannot_be_loaded_do_not_pile_up(registry: Registry, tmp_path: Path) -> None:
+    spec = ModelSpec(model_id="org/tiny", source=f"file:{make_model(tmp_path, 'bad-file')}")
+    for _ in range(3):
+        with suppress(ModelFileError):
+            await registry.load(spec)
+    assert sum(isinstance(one, ModelText) for one in gc.get_objects()) <= 1
