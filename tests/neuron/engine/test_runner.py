@@ -1,6 +1,7 @@
 """What the runner refuses: checkpoints whose tensors and configuration disagree, devices that do not work."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine import runner
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import DeviceError, Runner
+from helexa.neuron.memory_book import own_bytes
 from helexa.neuron.models.llama import Llama
 
 CONFIG = {
@@ -54,6 +56,17 @@ def load(folder: Path, device: str = "cpu") -> Runner:
 
 def test_a_sound_checkpoint_loads(tmp_path: Path) -> None:
     assert load(write(tmp_path)).facts.vocab_size == 48
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_cache_of_a_stated_size_is_resident_from_the_start(tmp_path: Path, dtype: str) -> None:
+    load(write(tmp_path))  # what every first runner of a process takes
+    before = own_bytes(os.getpid())
+    runner = Runner(tmp_path, EngineOptions(device="cpu", dtype=dtype, kv_cache_mb=256))
+    after = own_bytes(os.getpid())
+    assert before is not None
+    assert after is not None
+    assert after - before > 0.95 * runner.facts.kv_bytes > 240 << 20
 
 
 @pytest.mark.parametrize("name", SHAPES)

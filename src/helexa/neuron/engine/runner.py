@@ -123,6 +123,10 @@ class Runner:
         context, pages, sequences = asked.context, grant.pages, grant.sequences
         slots = sequences + grant.snapshots if asked.state else 0
         self._caches = [mixer.new_cache(pages, slots) for mixer in mixers]
+        if options.kv_cache_mb:  # whoever states a size is not to find out later that it is not there
+            for cache in self._caches:
+                if isinstance(cache, Tensor):
+                    cache.zero_()
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
         rows = options.max_step_tokens + MOST_DRAFTS * sequences
         capacity = Capacity(rows, sequences, min(-(-context // PAGE_SIZE) + 1, pages))

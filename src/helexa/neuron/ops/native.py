@@ -186,7 +186,7 @@ class NativeOps(ReferenceOps):
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """Zeroed pages; memory becomes resident only as they are written."""
         size = self.page_bytes(kv_heads, head_dim)
-        memory = mmap.mmap(-1, pages * size)
+        memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)

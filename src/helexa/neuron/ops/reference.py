@@ -188,7 +188,8 @@ class ReferenceOps:
         shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
-        memory = mmap.mmap(-1, math.prod(shape) * self.dtype.itemsize)
+        size = math.prod(shape) * self.dtype.itemsize
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of every head
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
