@@ -91,7 +91,7 @@ class SoakNode:
     def figures(self) -> tuple[float, float, int, int]:
         """MiB of the server, MiB of all processes, open files of the server, number of processes."""
         family = self._family()
-        memory = [_private_mb(one) for one in family]
+        memory = [_share_mb(one) for one in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
@@ -111,7 +111,7 @@ class SoakNode:
         return [server, *server.children(recursive=True)]
 
 
-def _private_mb(process: psutil.Process) -> float:
-    """Memory that would be free without this process."""
+def _share_mb(process: psutil.Process) -> float:
+    """Its memory, of which pages that others have mapped too are divided among them: the sum is what all take."""
     memory: Any = process.memory_full_info()
-    return memory.uss / 2**20
+    return (memory.pss if sys.platform == "linux" else memory.uss) / 2**20
