@@ -83,4 +83,4 @@ async def test_models_that_cannot_be_loaded_do_not_pile_up(registry: Registry, t
     for _ in range(3):
         with suppress(ModelFileError):
             await registry.load(spec)
-    assert sum(isinstance(one, ModelText) for one in gc.get_objects()) <= 1
+    assert sum(type(one) is ModelText for one in gc.get_objects()) <= 1

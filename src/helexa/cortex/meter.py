@@ -112,4 +112,6 @@ def _any_object(text: str) -> dict[str, Any] | None:
 
 
 def _count(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():  # what 64 bits do not hold is read as one
+        value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,14 +1,17 @@
 """The journal: what it holds is in the ledger after any death, once, and it is never in anybody's way."""
 
+import asyncio
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cortex.ledger.running import charged, holder, kill, rows, running, spent, states
 from cortex.running import eventually
-from helexa.cortex.ledger.database import open_database
+from helexa.core.errors import HelexaError
+from helexa.cortex.ledger.database import Args, Database, DatabaseError, Step, open_database
 from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.ledger import Ledger
 
@@ -119,3 +122,137 @@ async def test_files_stay_small_while_the_ledger_works(path: Path):
                 await (await ledger.reserve(holder(None), "a", "Org/M", 10)).settle(1, 1)
             await ledger.flush()
         await eventually(lambda: lines(path) == [])
+
+
+async def two_open(path: Path) -> tuple[Database, Ledger]:
+    """A gateway that works, whose tokens are taken."""
+    database = await open_database(f"sqlite:{path}")
+    await database.migrate()
+    ledger = Ledger(database)
+    await ledger.start()
+    await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
+    await ledger.flush()
+    return database, ledger
+
+
+def refuse(ledger: Ledger, sign: bytes) -> None:
+    """Let the disk refuse lines in which this stands, while other lines still fit."""
+    journal = ledger._committer._journal
+    assert journal is not None
+    for file in journal._files:
+        add = file.add
+        file.add = lambda lines, add=add: sign not in lines and add(lines)
+
+
+async def test_what_was_promised_before_a_batch_failed_outlives_a_database_that_fails_right_after(path: Path):
+    database, ledger = await two_open(path)
+    await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
+    write, calls = database.write, 0
+
+    async def fail_twice(guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("a fault in this batch")
+        if calls == 2:
+            raise DatabaseError("locked for a moment")
+        return await write(guard, steps)
+
+    database.write = fail_twice
+    await ledger.flush()
+    await eventually(lambda: calls > 2 and ledger.available)
+    await kill(ledger)
+    await database.close()
+    url = f"sqlite:{path}"
+    async with running(url):
+        assert await states(url) == ["settled", "settled"]
+        assert await spent(url) == await charged(url) == 2 + 7
+
+
+async def test_after_a_line_that_did_not_fit_none_is_added_until_a_batch_has_it(path: Path):
+    database, ledger = await two_open(path)
+    first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+    second = await ledger.reserve(holder(1000), "b", "Org/M", 100)
+    await ledger.flush()
+    refuse(ledger, b'["closed",2,')
+    async with database.transaction():
+        settling = [asyncio.create_task(one.settle(used, 0)) for one, used in ((first, 40), (second, 10))]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in settling)
+        await kill(ledger)
+    for task in settling:
+        task.cancel()
+    await database.close()
+    url = f"sqlite:{path}"
+    async with running(url):
+        assert await spent(url) == await charged(url) == 2 + 200
+        assert await states(url) == ["settled", "orphaned", "orphaned"]
+
+
+async def test_a_settlement_that_only_a_failed_batch_had_is_made_once_more(path: Path):
+    database, ledger = await two_open(path)
+    first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+    await ledger.flush()
+    write, entered, go = database.write, asyncio.Event(), asyncio.Event()
+
+    async def fail_once(guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        database.write = write
+        entered.set()
+        await go.wait()
+        raise ValueError("a fault in this batch")
+
+    database.write = fail_once
+    await (await ledger.reserve(holder(1000), "b", "Org/M", 100)).settle(1, 0)
+    flushing = asyncio.create_task(ledger.flush())
+    await entered.wait()
+    refuse(ledger, b'["closed",2,')
+    settling = asyncio.create_task(first.settle(7, 0))
+    await asyncio.sleep(0)
+    go.set()
+    await asyncio.gather(flushing, settling)
+    await ledger.close()
+    await database.close()
+    url = f"sqlite:{path}"
+    assert await states(url) == ["settled", "settled", "settled"]
+    assert await spent(url) == await charged(url) == 2 + 7 + 1
+
+
+async def test_a_ledger_that_stopped_leaves_its_journal_to_the_next(path: Path):
+    database, ledger = await two_open(path)
+    async with database.transaction():
+        await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
+
+    def stop() -> None:
+        raise ValueError("a fault of ours")
+
+    ledger._committer._admit = lambda now: stop()  # type: ignore[method-assign]
+    await ledger.flush()
+    await ledger.close()
+    await database.close()
+    url = f"sqlite:{path}"
+    async with running(url):
+        assert await states(url) == ["settled", "settled"]
+        assert await spent(url) == await charged(url) == 2 + 7
+
+
+async def test_it_lies_beside_the_file_whatever_that_is_called(path: Path, tmp_path: Path):
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    database, ledger = await two_open(link)
+    async with database.transaction():
+        await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
+        await kill(ledger)
+    await database.close()
+    assert len(lines(path)) == 3
+    async with running(f"sqlite:{path}"):
+        assert await states(f"sqlite:{path}") == ["settled", "settled"]
+
+
+async def test_a_journal_of_tomorrow_is_refused_in_words(path: Path):
+    database = await open_database(f"sqlite:{path}")
+    await database.migrate()
+    path.with_name("cortex.db.journal.1").write_bytes(b'["v2",1]\n["opened",1]\n')
+    with pytest.raises(HelexaError, match=r"cortex\.db\.journal\.1 is no journal that this helexa can read"):
+        await Ledger(database).start()
+    await database.close()

@@ -3,8 +3,8 @@
 So a request costs microseconds when many come at once, and one commit when it comes alone. Batches are numbered, and
 one whose fate a lost connection left open is tried again until the database knows its number: each is written once.
 
-With a journal nobody waits for a batch but those whose key has to take tokens: what a lease suffices for is a line in
-the journal, and is gathered for the next batch.
+With a journal only those whose key has to take tokens wait for the database, and those who ask meanwhile: what a lease
+suffices for is a line in the journal, and is gathered for the next batch.
 """
 
 import asyncio
@@ -46,6 +46,7 @@ class Committer:
         activity: rows of the activity log to write.
         down: the database does not answer.
         ending: nothing new is taken.
+        clean: it came to its end, and all that was asked of it is in the database.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float], name: str, alone: Path | None = None) -> None:
@@ -59,7 +60,7 @@ class Committer:
         """
         self.asked: deque[Asked] = deque()
         self.activity = ActivityLog()
-        self.down = self.ending = False
+        self.down = self.ending = self.clean = False
         self._database, self._clock, self._name, self._alone = database, clock, name, alone
         self._journal: Journal | None = None
         self._closings: list[Closing] = []  # still to be decided
@@ -85,7 +86,9 @@ class Committer:
 
     def admit(self, claim: Claim) -> Reservation | None:
         """Decide a reservation at once; None if that cannot be done, or not without asking the database."""
-        if self._journal is None or self.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
+        if self._journal is None or not self._journal.whole:
+            return None
+        if self.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
             return None
         admitted = None
         if claim.principal.key_id not in self._taking:
@@ -158,11 +161,12 @@ class Committer:
                     self._wake.clear()
                     await self._wake.wait()
                 await self._commit()
+            self.clean = True
         except Exception:
             log.exception("the ledger has stopped")
         finally:
             self.ending = self._ended = True
-            _finish(self._closings)
+            _finish([*self._closings, *self._closed])
             _refuse(self.asked, unavailable())
             _resolve(self._flushes)
             if self._journal is not None:
@@ -185,9 +189,10 @@ class Committer:
 
     async def _commit(self) -> None:
         now, budgets = self._clock(), self.budgets
-        ours, self._closed = self._closed, []
         flushes = list(self._flushes)
-        late: list[Closing] = []
+        ours = [closing for closing in self._closed if closing.reservation.gateway == budgets.gateway]
+        late = [closing for closing in self._closed if closing.reservation.gateway != budgets.gateway]
+        self._closed = []
         for closing in self._closings:
             if closing.reservation.gateway == budgets.gateway:
                 record = budgets.close(closing, now)
@@ -199,15 +204,17 @@ class Committer:
                 late.append(closing)
         self._closings = []
         opened, short = self._admit(now)
-        if (
-            short and self._journal is not None and not ours
-        ):  # all that leases count is durable: no batch need come first
-            opened += await self._take(short, now)
-            short = {}
-        opened = [one for one in opened if not self._note(*one)]
-        await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
-        if short:  # only now: what is taken is reckoned from what is written
-            await self._write(await self._take(short, now), [], now)
+        self._taking = set(short)  # from here on, what a lease counts is what is durable of it
+        try:
+            if short and self._journal is not None and not ours:  # all of it is: no batch need come first
+                opened += await self._take(short, now)
+                short, self._taking = {}, set()
+            opened = [one for one in opened if not self._note(*one)]
+            await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
+            if short:
+                await self._write(await self._take(short, now), [], now)
+        finally:
+            self._taking = set()
         for closing in late:
             await self._amend(closing)
         _resolve(flushes)
@@ -244,7 +251,6 @@ class Committer:
         """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
         budgets = self.budgets
         short = {key: waiting for key, group in short.items() if (waiting := _still_waiting(group))}
-        self._taking = set(short)
         try:
             async with self._database.transaction() as sql:
                 await gateways.lock(sql, budgets.gateway)
@@ -264,8 +270,10 @@ class Committer:
             self._beating = True  # the next batch finds out what is the matter
             _refuse((asked for group in short.values() for asked in group), unavailable())
             return []
-        finally:
-            self._taking = set()
+        except Exception:  # a fault of ours; nothing was taken
+            log.exception("no budget could be taken")
+            _refuse((asked for group in short.values() for asked in group), unavailable())
+            return []
         opened: list[Opened] = []
         for one in taken:
             budgets.adopt(one, now)
@@ -340,8 +348,7 @@ class Committer:
                 self.asked.clear()
                 _resolve(self._flushes)
                 if time.monotonic() - began > _PATIENCE_SECS:
-                    _finish(closings)
-                    _finish(self._closings)
+                    _finish([*closings, *self._closings, *self._closed])
                 await asyncio.sleep(_RETRY_SECS)
             else:
                 self.down = False
@@ -350,9 +357,10 @@ class Committer:
     async def _start_over(self) -> None:
         """Become a new gateway; the old one, if it still has a name, is laid to rest."""
         gone = self.budgets.gateway
-        if self._journal is not None and self._alone is not None:
+        if self._journal is not None:
             self._journal.close()
             self._journal = None  # until this is a gateway again
+        if self._alone is not None:
             await catch_up(self._alone, self._database)
         known = [row for row in await gateways.present(self._database) if row[0] == gone]
         await gateways.sweep(self._database, known, self._clock())

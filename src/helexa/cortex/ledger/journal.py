@@ -11,15 +11,16 @@ it belongs to, so whoever finds it later knows whether the database has it.
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from helexa.core.errors import HelexaError
 from helexa.cortex.ledger import entries
-from helexa.cortex.ledger.database import Args, Database, Step
+from helexa.cortex.ledger.database import Args, Database, DatabaseError, Step
 
 log = logging.getLogger(__name__)
 
@@ -28,48 +29,68 @@ _SPENT = (
     "UPDATE leases SET spent = CASE WHEN spent < $4 THEN $4 ELSE spent END "
     "WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 )
+_KINDS = (entries.OPENED, entries.CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
 
 
 class Journal:
-    """The journal of the one gateway at work on a database."""
+    """The journal of the one gateway at work on a database.
+
+    Lines build on those before them. Once one could not be added, none is until the batch that has it is written.
+    """
 
     def __init__(self, database: Path) -> None:
-        """Open the files beside the database's, for their owner alone; what they hold stays.
+        """Open the files beside the database's, for their owner alone. They must be empty, see `catch_up`.
 
         Raises:
             OSError: they cannot be opened.
         """
-        self._files = [_File(path) for path in _paths(database)]
+        with ExitStack() as opened:
+            self._files = [_File(path, opened) for path in _paths(database)]
+            self._opened = opened.pop_all()
         self._head = b""
+        self._batch = 0
+        self._lacks: int | None = None  # a batch that has what is not in the journal
+
+    @property
+    def whole(self) -> bool:
+        """Whether all lines so far were added, or are in the database."""
+        return self._lacks is None
 
     def turn(self, gateway: int, batch: int) -> None:
         """What follows belongs to this batch; the one before is being written."""
         self._files.reverse()
+        self._batch = batch
         self._head = orjson.dumps([gateway, batch]) + b"\n"
 
     def add(self, record: entries.Record) -> bool:
-        """Add a line; False, with nothing added, if the disk takes none."""
-        file = self._files[0]
-        line = orjson.dumps(record) + b"\n"
-        return file.add(line if file.size else self._head + line)
+        """Add a line; False if the disk does not take it, or did not take one before it."""
+        if self._lacks is None:
+            file = self._files[0]
+            line = orjson.dumps(record) + b"\n"
+            if file.add(line if file.size else self._head + line):
+                return True
+        self._lacks = self._batch
+        return False
 
     def written(self) -> None:
         """The batch before the current one is in the database."""
         self._files[1].empty()
+        if self._lacks is not None and self._lacks < self._batch:
+            self._lacks = None
 
     def close(self) -> None:
         """Close the files; without a line in them they go."""
-        for file in self._files:
-            file.close()
+        self._opened.close()
 
 
 class _File:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, opened: ExitStack) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self.size = os.fstat(self._descriptor).st_size
-        self._broken = False  # what it holds belongs to a batch that is written, and cannot be got rid of
+        opened.callback(self._close, path)
+        self._broken = False  # there is more in it than `size` says
+        self.size = 0
+        os.ftruncate(self._descriptor, 0)
 
     def add(self, lines: bytes) -> bool:
         if self._broken:
@@ -78,27 +99,30 @@ class _File:
             if os.write(self._descriptor, lines) != len(lines):
                 raise OSError("the disk is full")
         except OSError as error:
-            log.error("the ledger's journal cannot be written (%s); the database is asked for each request", error)
-            with suppress(OSError):  # half a line at the end would be passed over
+            log.error("the ledger's journal cannot be written (%s); requests wait for the database", error)
+            try:
                 os.ftruncate(self._descriptor, self.size)
+            except OSError:
+                self._broken = True
             return False
         self.size += len(lines)
         return True
 
     def empty(self) -> None:
-        if self.size:
-            try:
-                os.ftruncate(self._descriptor, 0)
-            except OSError as error:
-                self._broken = True
-                log.error("the ledger's journal cannot be emptied (%s); the database is asked for each request", error)
-            else:
-                self.size = 0
+        if not (self.size or self._broken):
+            return
+        try:
+            os.ftruncate(self._descriptor, 0)
+        except OSError as error:
+            self._broken = True  # its lines belong to a batch that is written
+            log.error("the ledger's journal cannot be emptied (%s); requests wait for the database", error)
+        else:
+            self.size, self._broken = 0, False
 
-    def close(self) -> None:
+    def _close(self, path: Path) -> None:
         os.close(self._descriptor)
-        if not self.size:
-            self._path.unlink(missing_ok=True)
+        if not (self.size or self._broken):
+            path.unlink(missing_ok=True)
 
 
 async def catch_up(path: Path, database: Database) -> None:
@@ -109,15 +133,21 @@ async def catch_up(path: Path, database: Database) -> None:
         database: the same, opened, and this gateway's alone.
 
     Raises:
-        DatabaseError: the database does not answer.
+        DatabaseError: the database does not answer, or the journal cannot be read.
+        HelexaError: a newer helexa wrote the journal.
     """
-    found = [one for one in map(_read, _paths(path)) if one is not None]
-    for gateway, batch, lines in sorted(found, key=itemgetter(0, 1)):
-        if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
-            log.info("%d lines of the journal of gateway %d were not in the ledger yet", len(lines), gateway)
-    for file in _paths(path):
-        with suppress(FileNotFoundError):
-            os.truncate(file, 0)
+    try:
+        found = [one for one in map(_read, _paths(path)) if one is not None]
+        for gateway, batch, lines in sorted(found, key=itemgetter(0, 1)):
+            if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
+                log.info("%d lines of the journal of gateway %d were not in the ledger yet", len(lines), gateway)
+            elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
+                log.error("%d lines of a journal are left out: gateway %d has left the ledger", len(lines), gateway)
+        for file in _paths(path):
+            with suppress(FileNotFoundError):
+                os.truncate(file, 0)
+    except OSError as error:
+        raise DatabaseError(f"the journal beside {path} cannot be read: {error.strerror}") from error
 
 
 def _paths(database: Path) -> list[Path]:
@@ -139,8 +169,10 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
             break
     if not records:
         return None
-    (gateway, batch), *rest = records
-    return gateway, batch, rest
+    match records:
+        case [[int(gateway), int(batch)], *rest] if all(line[0] in _KINDS for line in rest):
+            return gateway, batch, rest
+    raise HelexaError(f"{path} is no journal that this helexa can read; start the one that wrote it, and stop it")
 
 
 def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:

@@ -77,6 +77,8 @@ class Ledger:
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await asyncio.shield(self._tasks[0])
+                if not self._committer.clean:  # what it leaves is for the next start to see
+                    raise DatabaseError("the ledger had stopped")
                 budgets = self._committer.budgets
                 await gateways.sweep(self._database, [(budgets.gateway, budgets.batch)], self._clock())
         except (TimeoutError, DatabaseError) as error:
@@ -133,7 +135,7 @@ class Ledger:
         self._committer.record(activity)
 
     async def flush(self) -> None:
-        """Have all that happened so far in the database, if it answers: for those who read there."""
+        """Have all that the journal knows in the database, if that answers: for those who read there."""
         await self._committer.flush()
 
     async def recent(

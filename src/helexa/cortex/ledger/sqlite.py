@@ -47,7 +47,7 @@ async def open_sqlite(path: str) -> Database:
 
 
 def _made(path: str) -> Path:
-    file = Path(path).absolute()
+    file = Path(path).resolve()  # its lock and its journal lie beside the file itself, whatever it is called
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
