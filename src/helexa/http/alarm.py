@@ -12,7 +12,7 @@ class Alarm:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
+        self._ring: Callable[[], None] | None = ring
         self._at: float | None = None
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -21,7 +21,7 @@ class Alarm:
         """Ring in so many seconds, whatever was to be before."""
         self._at = at = self._loop.time() + secs
         if self._timer is None or at < self._due:
-            self.stop()
+            self._cancel()
             self._wait(at)
 
     def clear(self) -> None:
@@ -29,7 +29,11 @@ class Alarm:
         self._at = None
 
     def stop(self) -> None:
-        """Drop the timer too."""
+        """Never ring again, and forget who was to be rung."""
+        self._at = self._ring = None
+        self._cancel()
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -40,7 +44,7 @@ class Alarm:
 
     def _go_off(self) -> None:
         self._timer = None
-        if self._at is None:
+        if self._at is None or self._ring is None:
             return
         if self._at > self._loop.time():
             self._wait(self._at)

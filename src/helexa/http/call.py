@@ -15,9 +15,10 @@ from helexa.http.service import Service
 log = logging.getLogger(__name__)
 
 BODY_SECS = 60.0
+MIN_RATE = 1024.0  # bytes of a body that must come a second, beside what comes within `BODY_SECS`
 
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
+STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)}
 _BODILESS = frozenset({204, 304})
 
 
@@ -44,7 +45,7 @@ class Way(Protocol):
         """An answer is complete."""
         ...
 
-    def close(self) -> None:
+    def end(self) -> None:
         """Send what is written, and end."""
         ...
 
@@ -71,8 +72,10 @@ class Call:
         "_more",
         "_news",
         "_pieces",
+        "_received",
         "_size",
         "_speaks_1_1",
+        "_waited",
         "_way",
         "complete",
         "hang_up",
@@ -91,6 +94,8 @@ class Call:
         self._expects = False
         self._pieces: list[bytes] = []
         self._size = 0
+        self._received = 0
+        self._waited = 0.0
         self._more = True
         self._news = False
         self._event: asyncio.Event | None = None  # of which one is needed only by who waits
@@ -111,6 +116,7 @@ class Call:
             return 0
         self._pieces.append(piece)
         self._size += len(piece)
+        self._received += len(piece)
         self._tell()
         return len(piece)
 
@@ -145,7 +151,7 @@ class Call:
         """The next of the body, or that the client is gone or has its answer.
 
         Raises:
-            TimeoutError: none of the body came for `BODY_SECS`.
+            TimeoutError: none of the body came for `BODY_SECS`, or less of it than `MIN_RATE` for longer.
         """
         if self._expects and not self.hang_up.gone:
             self._expects = False
@@ -154,8 +160,7 @@ class Call:
             if self._event is None:
                 self._event = asyncio.Event()
             self._event.clear()
-            async with asyncio.timeout(BODY_SECS if self._more else None):
-                await self._event.wait()
+            await self._wait(self._event)
         if self.complete or self.hang_up.gone:
             return {"type": "http.disconnect"}
         self._news = False
@@ -179,28 +184,42 @@ class Call:
         else:
             raise RuntimeError(f"{kind} is not what an answer goes on with")
 
+    async def _wait(self, event: asyncio.Event) -> None:
+        if not self._more:
+            await event.wait()
+            return
+        time = asyncio.get_running_loop().time
+        begun = time()
+        async with asyncio.timeout(min(BODY_SECS, BODY_SECS + self._received / MIN_RATE - self._waited)):
+            await event.wait()
+        self._waited += time() - begun
+
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         line = STATUS_LINES[status]
         lines = list(map(b": ".join, headers))
+        left: int | None = None
+        chunked = False
         for name, value in headers:
             if name == b"content-length":
-                self._left = int(value)
+                left = int(value)
             elif name == b"connection" or name == b"transfer-encoding":
                 raise RuntimeError(f"{name.decode()} is the server's")
         if not self.keep_alive:
             lines.append(b"connection: close")
         if self._is_head or status in _BODILESS:
-            self._left = 0
-        elif self._left is None and self._speaks_1_1:
-            self._chunked = True
+            left = 0
+        elif left is None and self._speaks_1_1:
+            chunked = True
             lines.append(b"transfer-encoding: chunked")
+        lines.append(b"")
         head = b"\r\n".join(lines)
-        breaks = max(0, len(lines) - 1)
+        breaks = len(lines) - 1
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
             raise RuntimeError("a header with a line break")
         self.started = True
         self._expects = False
-        self._way.write(b"%b%b%b\r\n\r\n" % (line, self._way.service.date(), head))
+        self._left, self._chunked = left, chunked
+        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), head))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:
@@ -243,4 +262,4 @@ class Call:
             self._start(error.status, [(b"content-type", b"application/json"), length])
             self._way.write(b"" if self._is_head else body)
         self._take()
-        self._way.close()
+        self._way.end()

@@ -7,21 +7,23 @@ from typing import cast
 from urllib.parse import unquote
 
 import httptools
-import orjson
 from starlette.types import Scope
 
-from helexa.core.errors import ApiError
+from helexa.core.errors import ApiError, internal_error
 from helexa.http.alarm import Alarm
-from helexa.http.call import STATUS_LINES, Call
-from helexa.http.hang_up import HangUp
-from helexa.http.head import is_expecting, malformed, target
+from helexa.http.call import Call
+from helexa.http.hang_up import HangUp, is_gone
+from helexa.http.head import is_expecting, malformed, refusal, target
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
 TAKE_SECS = 300.0
+LINGER_SECS = 5.0
 
+_LOOK_SECS = 0.05
+_SLICE_BYTES = 8 << 10
 _MAX_HELD_BYTES = 64 << 10
 _MAX_WAITING = 16
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
@@ -37,7 +39,11 @@ class Connection(asyncio.Protocol):
     - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
     - Requests are answered in their order. While many of them, or much of a body, wait to be taken, no more is read.
-    - Who hangs up is noticed by all requests that wait on the connection, not by the last one only.
+      What comes behind a request that ends the connection is dropped.
+    - Who hangs up is noticed by all requests that wait on the connection, not by the last one only, and also while
+      nothing is read. Who closes its sending side is gone: nothing tells that from closing both.
+    - Who still sends a body when its answer ends the connection is heard for up to `LINGER_SECS` more: a client loses
+      an answer with the connection that it cannot send to.
     - Trailers are dropped: they are no headers.
     - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
       parser takes what follows it for that protocol, and would lose the request's body.
@@ -58,15 +64,19 @@ class Connection(asyncio.Protocol):
         self.room: asyncio.Event | None = None
         self._loop = loop
         self._parser = self._new_parser()
-        self._alarm = Alarm(loop, self._too_late)
+        self._alarm = Alarm(loop, self.close)
+        self._patience = Alarm(loop, self._lose_patience)
+        self._lookout = Alarm(loop, self._look)
         self._awaits_head = True
-        self._patience: asyncio.TimerHandle | None = None
+        self._in_head = False
+        self._deaf = False  # what still comes is dropped
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._piece_bytes = 0
         self._quiet_bytes = 0
         self._held_bytes = 0
+        self._untaken_bytes = 0
         self._paused = False
+        self._unread: bytes | memoryview = b""  # what came and waits until more is taken
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._call: Call | None = None  # the one whose body comes
@@ -79,52 +89,48 @@ class Connection(asyncio.Protocol):
         self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if it is gone already
         self.service.connections.add(self)
         self._alarm.set(HEAD_SECS)
+        if self.service.stopping:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is gone."""
-        self._alarm.stop()
+        for alarm in (self._alarm, self._patience, self._lookout):
+            alarm.stop()
         self.resume_writing()
-        for call, _ in self._calls:
-            call.lose()
-        self._calls.clear()
+        self._lose()
         self._unsent.clear()
         self.service.leave(self)
         del self._parser  # it refers to us
 
+    def eof_received(self) -> None:
+        """The client sends no more, so it is gone."""
+        self.close()
+
     def pause_writing(self) -> None:
         """The client is slower than the answer."""
         self.room = asyncio.Event()
-        self._patience = self._loop.call_later(TAKE_SECS, self._transport.abort)
+        self._be_patient()
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if not self._transport.is_closing():
+            self._patience.clear()
         if self.room is not None:
             self.room.set()
             self.room = None
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; what cannot be parsed ends the connection."""
-        self._piece_bytes = len(data)
-        self._quiet_bytes += self._piece_bytes
-        try:
+        if self._paused:
+            self._unread = b"".join((self._unread, data))
+        elif len(data) <= _SLICE_BYTES:
             self._parse(data)
-            if self._quiet_bytes > self.max_head_bytes + len(data):  # of this piece nobody knows yet where it belongs
-                raise self._head_too_large()
-        except httptools.HttpParserError as error:
-            cause = error.__context__  # what a callback raised
-            self._refuse(cause if isinstance(cause, ApiError) else malformed("this is not a valid HTTP/1.1 request"))
-        except ApiError as error:
-            self._refuse(error)
         else:
-            if not self._calls and not self._awaits_head:
-                self._awaits_head = True
-                self._alarm.set(HEAD_SECS)
+            self._parse_slices(memoryview(data))
 
     def on_message_begin(self) -> None:
         """A request begins."""
+        self._in_head = True
         self._url = b""
         self._headers = []
 
@@ -138,6 +144,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """A head is there: start the request, or let it wait for the answers before its own."""
+        if self._deaf:
+            return
         parser, headers, service = self._parser, self._headers, self.service
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
@@ -145,7 +153,7 @@ class Connection(asyncio.Protocol):
         if parser.should_upgrade():
             return
         self._quiet_bytes = 0
-        self._awaits_head = False
+        self._in_head = self._awaits_head = False
         self._alarm.clear()
         raw_path, query = target(self._url)
         path = raw_path.decode("ascii")
@@ -191,9 +199,16 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """A request is complete."""
-        if not self._parser.should_upgrade() and self._call is not None:
-            self._quiet_bytes = 0
-            self._call.feed_end()
+        call, self._call = self._call, None
+        if call is None:
+            return
+        self._quiet_bytes = 0
+        call.feed_end()
+        if not (call.keep_alive and self._parser.should_keep_alive()):  # a trailer may have said so
+            call.keep_alive = False
+            self._deaf = True
+            if call.complete:
+                self.close()
 
     def write(self, data: bytes) -> None:
         """Send these bytes, in one piece with what else is written within this turn of the event loop: head and body of
@@ -215,24 +230,36 @@ class Connection(asyncio.Protocol):
         """The answer that was the turn of is complete."""
         self._calls.popleft()
         if not call.keep_alive or (self.service.stopping and not self._calls):
-            self.close()
+            self.end()
         elif self._calls:
             self._begin(*self._calls[0])
         else:
-            self._awaits_head = False
-            self._alarm.set(self.service.keep_alive_secs)
+            self._awaits_head = self._in_head
+            self._alarm.set(HEAD_SECS if self._in_head else self.service.keep_alive_secs)
         if self._paused:
             self._regulate()
 
+    def end(self) -> None:
+        """Send what is written, and end; a client that still sends a body is heard out before."""
+        if self._call is None:
+            self.close()
+        else:
+            self._linger()
+
     def close(self) -> None:
         """Send what is written, and end."""
+        self._deaf = True
+        self._lose()
         self._flush()
-        self._transport.close()
+        self._alarm.clear()
+        if not self._transport.is_closing():
+            self._be_patient()
+            self._transport.close()
 
     def stop(self) -> None:
         """End, after the answers that are under way."""
         if not self._calls:
-            self._transport.close()
+            self.close()
 
     def _flush(self) -> None:
         if self._unsent:
@@ -246,24 +273,92 @@ class Connection(asyncio.Protocol):
         call.hang_up.task = task
         self.service.tasks.add(task)
 
+    def _lose(self) -> None:
+        for call, _ in self._calls:
+            call.lose()
+        self._calls.clear()
+        self._call = None
+        self._unread = b""
+
+    def _linger(self) -> None:
+        self._deaf = True
+        self._lose()
+        self._flush()
+        if not self._transport.is_closing():
+            self._alarm.set(LINGER_SECS)
+            self._transport.write_eof()
+            self._regulate()
+
     def _regulate(self) -> None:
         """Read no more than the application takes."""
-        full = self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING
+        full = not self._deaf and (self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING)
         if full == self._paused or self._transport.is_closing():
             return
         self._paused = full
         if full:
             self._transport.pause_reading()
-        else:
+            self._lookout.set(_LOOK_SECS)
+            return
+        self._lookout.clear()
+        self._parse_slices(memoryview(self._unread))
+        if not self._paused and not self._transport.is_closing():
             self._transport.resume_reading()
+
+    def _look(self) -> None:
+        if is_gone(self._transport.get_extra_info("socket").fileno()):
+            self.close()
+        else:
+            self._lookout.set(_LOOK_SECS)
+
+    def _be_patient(self) -> None:
+        self._untaken_bytes = self._transport.get_write_buffer_size()
+        self._patience.set(TAKE_SECS)
+
+    def _lose_patience(self) -> None:
+        if self._transport.get_write_buffer_size() < self._untaken_bytes:
+            self._be_patient()
+        else:
+            self._transport.abort()
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # who says `close` with the first may send more
         return parser
 
-    def _parse(self, data: bytes) -> None:
-        rest: bytes | memoryview = data
+    def _parse_slices(self, data: memoryview) -> None:
+        """Parse as much as may wait: a large piece holds thousands of small requests."""
+        while data and not self._paused and not self._deaf:
+            self._parse(data[:_SLICE_BYTES])
+            data = data[_SLICE_BYTES:]
+        self._unread = data if self._paused else b""
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        if self._deaf:
+            return
+        self._quiet_bytes += len(data)
+        try:
+            self._parse_requests(data)
+            if self._quiet_bytes > self.max_head_bytes + len(data):  # of this piece nobody knows yet where it belongs
+                raise self._head_too_large()
+        except httptools.HttpParserError as error:
+            self._refuse(self._reason(error))
+        except ApiError as error:
+            self._refuse(error)
+        else:
+            if not self._calls and not self._awaits_head:
+                self._awaits_head = True
+                self._alarm.set(HEAD_SECS)
+
+    def _reason(self, error: httptools.HttpParserError) -> ApiError:
+        cause = error.__context__  # what a callback raised
+        if isinstance(cause, ApiError):
+            return cause
+        if cause is None or isinstance(cause, httptools.HttpParserError):
+            return malformed("this is not a valid HTTP/1.1 request")
+        log.error("a fault in the server", exc_info=cause)
+        return internal_error()
+
+    def _parse_requests(self, rest: bytes | memoryview) -> None:
         while True:
             try:
                 self._parser.feed_data(rest)
@@ -279,7 +374,7 @@ class Connection(asyncio.Protocol):
     def _check_size(self) -> None:
         if len(self._headers) > self.max_headers:
             raise self._head_too_large()
-        if self._quiet_bytes + self._piece_bytes > self.max_head_bytes:  # else it cannot be that large
+        if self._quiet_bytes + _SLICE_BYTES > self.max_head_bytes:  # else it cannot be that large
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             if size > self.max_head_bytes:
                 raise self._head_too_large()
@@ -288,19 +383,11 @@ class Connection(asyncio.Protocol):
         limits = f"{self.max_head_bytes} bytes or {self.max_headers} headers"
         return ApiError(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
-    def _too_late(self) -> None:
-        if self._transport.is_closing():
-            self._transport.abort()
-        else:
-            self._transport.close()
-
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be a request, and hear no more from here."""
+        if self._deaf:
+            return
         log.info("%s: %s", self._client[0], error)
-        for call, _ in self._calls:
-            call.lose()
         if not self._calls or not self._calls[0][0].started:
-            body = orjson.dumps(error.envelope())
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.write(STATUS_LINES[error.status] + head + body)
-        self.close()
+            self.write(refusal(error))
+        self._linger()

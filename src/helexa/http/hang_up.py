@@ -1,6 +1,8 @@
 """What ends when the client of a request hangs up."""
 
 import asyncio
+import select
+import sys
 from types import TracebackType
 
 
@@ -56,3 +58,16 @@ class HangUp:
         if self.gone and self.task is not None and kind is asyncio.CancelledError:
             self.task.uncancel()
             raise ClientGone from None
+
+
+def is_gone(socket: int) -> bool:
+    """Whether the other side of a socket closed it, however much of what it sent is unread; only Linux tells that.
+
+    Args:
+        socket: its file descriptor.
+    """
+    if sys.platform != "linux":
+        return False
+    poll = select.poll()
+    poll.register(socket, select.POLLRDHUP)
+    return bool(poll.poll(0))

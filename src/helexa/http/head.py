@@ -5,8 +5,10 @@ import re
 from collections.abc import Iterable
 
 import httptools
+import orjson
 
 from helexa.core.errors import ApiError
+from helexa.http.call import STATUS_LINES
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _JUDGED = frozenset({b"host", b"expect", b"transfer-encoding"})
@@ -70,3 +72,10 @@ def target(url: bytes) -> tuple[bytes, bytes]:
 def malformed(why: str) -> ApiError:
     """A request that cannot be read."""
     return ApiError(400, "malformed_http", why)
+
+
+def refusal(error: ApiError) -> bytes:
+    """The last answer on a connection, to what is no request."""
+    body = orjson.dumps(error.envelope())
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINES[error.status] + head + body
