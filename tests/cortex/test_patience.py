@@ -118,6 +118,7 @@ async def test_what_never_ends_is_cut(
     cortex: Cortex, node: FakeNode, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.3)
+    monkeypatch.setattr(connection, "LINGER_SECS", 0.3)
     begin, more = ENDLESS[what]
     async with connected(cortex) as (_, writer):
         writer.write(begin)

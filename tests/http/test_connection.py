@@ -1,8 +1,6 @@
 """A listener with applications that do what they should not, and clients that do what they may; over raw sockets."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -12,63 +10,7 @@ from helexa.core.errors import HelexaError
 from helexa.http import connection
 from helexa.http.hang_up import ClientGone, HangUp
 from helexa.http.listener import Listener, bind
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Answer = Callable[[Any, Any, Any], Awaitable[None]]
-
-GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
-OK = {"type": "http.response.start", "status": 200, "headers": []}
-
-
-def body(content: bytes, more: bool = False) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": content, "more_body": more}
-
-
-def start(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
-    return {**OK, "headers": list(headers)}
-
-
-@asynccontextmanager
-async def listening(answer: Answer, **options: Any) -> AsyncIterator[tuple[Listener, Callable[[], Awaitable[Streams]]]]:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await answer(scope, receive, send)
-            return
-        for _ in range(2):
-            await send({"type": (await receive())["type"] + ".complete"})
-
-    listener, bound = Listener(app, **options), bind(("127.0.0.1", 0))
-    address = bound.getsockname()
-    serving = asyncio.create_task(listener.serve(bound))
-    writers: list[asyncio.StreamWriter] = []
-
-    async def connect() -> Streams:
-        reader, writer = await asyncio.open_connection(*address)
-        writers.append(writer)
-        return reader, writer
-
-    try:
-        async with asyncio.timeout(20):
-            yield listener, connect
-    finally:
-        for writer in writers:
-            writer.close()
-        listener.should_exit = True
-        await serving
-
-
-async def hello(scope: Any, receive: Any, send: Any) -> None:
-    await send(start((b"x-a", b"b")))
-    await send(body(b"hello ", more=True))
-    await send(body(b"", more=True))
-    await send(body(scope["path"].encode()))
-
-
-async def said(streams: Streams, request: bytes) -> tuple[bytes, bytes]:
-    """Head and body of an answer that ends the connection."""
-    streams[1].write(request)
-    head, _, content = (await streams[0].read()).partition(b"\r\n\r\n")
-    return head, content
+from listening import GET, OK, body, hello, listening, said, start
 
 
 async def test_an_answer_without_a_length_is_in_chunks() -> None:
@@ -196,7 +138,12 @@ async def test_no_more_is_written_than_is_taken() -> None:
         assert written == 200
 
 
-@pytest.mark.parametrize("waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:"])
+HELD = b"POST /second HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + bytes(70000)
+
+
+@pytest.mark.parametrize(
+    "waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:", GET % b"more" * 17, HELD], ids=range(5)
+)
 async def test_a_hang_up_ends_what_is_under_way(waiting: bytes) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     begun = asyncio.Event()
@@ -257,6 +204,7 @@ FAULTS = {
     "framing": [start((b"transfer-encoding", b"chunked"))],
     "a body first": [body(b"a")],
     "no such status": [{**OK, "status": 999}],
+    "a status that is no answer's": [{**OK, "status": 101}],
     "a length that is none": [start((b"content-length", b"x"))],
 }
 
