@@ -6,14 +6,14 @@ from collections import deque
 from typing import cast
 from urllib.parse import unquote
 
-import httptools
 from starlette.types import Scope
 
-from helexa.core.errors import ApiError, internal_error
+from helexa.core.errors import ApiError
 from helexa.http.alarm import Alarm
 from helexa.http.call import Call
 from helexa.http.hang_up import HangUp, is_gone
-from helexa.http.head import is_expecting, malformed, refusal, target
+from helexa.http.head import refusal, target
+from helexa.http.intake import PIECE_BYTES, Intake
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,6 @@ TAKE_SECS = 300.0
 LINGER_SECS = 5.0
 
 _LOOK_SECS = 0.05
-_SLICE_BYTES = 8 << 10
 _MAX_HELD_BYTES = 64 << 10
 _MAX_WAITING = 16
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
@@ -63,16 +62,12 @@ class Connection(asyncio.Protocol):
         self.service = service
         self.room: asyncio.Event | None = None
         self._loop = loop
-        self._parser = self._new_parser()
+        self._intake = Intake(self)
         self._alarm = Alarm(loop, self.close)
         self._patience = Alarm(loop, self._lose_patience)
         self._lookout = Alarm(loop, self._look)
         self._awaits_head = True
-        self._in_head = False
         self._deaf = False  # what still comes is dropped
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._quiet_bytes = 0
         self._held_bytes = 0
         self._untaken_bytes = 0
         self._paused = False
@@ -100,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._lose()
         self._unsent.clear()
         self.service.leave(self)
-        del self._parser  # it refers to us
+        self._intake.close()
 
     def eof_received(self) -> None:
         """The client sends no more, so it is gone."""
@@ -123,39 +118,20 @@ class Connection(asyncio.Protocol):
         """Parse what came; what cannot be parsed ends the connection."""
         if self._paused:
             self._unread = b"".join((self._unread, data))
-        elif len(data) <= _SLICE_BYTES:
+        elif len(data) <= PIECE_BYTES:
             self._parse(data)
         else:
             self._parse_slices(memoryview(data))
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._in_head = True
-        self._url = b""
-        self._headers = []
-
-    def on_url(self, url: bytes) -> None:
-        """Some of its target is there."""
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is there, or a trailer."""
-        self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        """A head is there: start the request, or let it wait for the answers before its own."""
+    def take_head(
+        self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], *, keeps: bool, expects: bool
+    ) -> None:
+        """Start a request, or let it wait for the answers before its own."""
         if self._deaf:
             return
-        parser, headers, service = self._parser, self._headers, self.service
-        version, method = parser.get_http_version(), parser.get_method()
-        self._check_size()
-        expects = is_expecting(version, method, headers)
-        if parser.should_upgrade():
-            return
-        self._quiet_bytes = 0
-        self._in_head = self._awaits_head = False
+        self._awaits_head = False
         self._alarm.clear()
-        raw_path, query = target(self._url)
+        raw_path, query = target(url)
         path = raw_path.decode("ascii")
         hang_up = HangUp()
         scope = {
@@ -173,13 +149,12 @@ class Connection(asyncio.Protocol):
             "server": self._server,
             "extensions": {HangUp.NAME: hang_up},
         }
-        self._headers = []  # trailers end there
         self._call = call = Call(
             self,
             hang_up,
             is_head=method == b"HEAD",
             speaks_1_1=version == "1.1",
-            keep_alive=version == "1.1" and parser.should_keep_alive() and not service.stopping,
+            keep_alive=keeps and version == "1.1" and not self.service.stopping,
         )
         if expects:
             call.expect()
@@ -189,22 +164,20 @@ class Connection(asyncio.Protocol):
         else:
             self._regulate()
 
-    def on_body(self, body: bytes) -> None:
-        """Some of a body is there."""
-        self._quiet_bytes = 0
+    def take_body(self, body: bytes) -> None:
+        """Hold some of a body."""
         if self._call is not None:
             self._held_bytes += self._call.feed(body)
             if self._held_bytes > _MAX_HELD_BYTES:
                 self._regulate()
 
-    def on_message_complete(self) -> None:
+    def take_end(self, *, keeps: bool) -> None:
         """A request is complete."""
         call, self._call = self._call, None
         if call is None:
             return
-        self._quiet_bytes = 0
         call.feed_end()
-        if not (call.keep_alive and self._parser.should_keep_alive()):  # a trailer may have said so
+        if not (call.keep_alive and keeps):  # a trailer may have said so
             call.keep_alive = False
             self._deaf = True
             if call.complete:
@@ -234,8 +207,8 @@ class Connection(asyncio.Protocol):
         elif self._calls:
             self._begin(*self._calls[0])
         else:
-            self._awaits_head = self._in_head
-            self._alarm.set(HEAD_SECS if self._in_head else self.service.keep_alive_secs)
+            self._awaits_head = self._intake.in_head
+            self._alarm.set(HEAD_SECS if self._intake.in_head else self.service.keep_alive_secs)
         if self._paused:
             self._regulate()
 
@@ -252,6 +225,7 @@ class Connection(asyncio.Protocol):
         self._lose()
         self._flush()
         self._alarm.clear()
+        self._lookout.clear()
         if not self._transport.is_closing():
             self._be_patient()
             self._transport.close()
@@ -320,68 +294,24 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.abort()
 
-    def _new_parser(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # who says `close` with the first may send more
-        return parser
-
     def _parse_slices(self, data: memoryview) -> None:
         """Parse as much as may wait: a large piece holds thousands of small requests."""
-        while data and not self._paused and not self._deaf:
-            self._parse(data[:_SLICE_BYTES])
-            data = data[_SLICE_BYTES:]
-        self._unread = data if self._paused else b""
+        while data and len(self._calls) <= _MAX_WAITING and not self._deaf:
+            self._parse(data[:PIECE_BYTES])
+            data = data[PIECE_BYTES:]
+        self._unread = b"" if self._deaf else data
 
     def _parse(self, data: bytes | memoryview) -> None:
         if self._deaf:
             return
-        self._quiet_bytes += len(data)
         try:
-            self._parse_requests(data)
-            if self._quiet_bytes > self.max_head_bytes + len(data):  # of this piece nobody knows yet where it belongs
-                raise self._head_too_large()
-        except httptools.HttpParserError as error:
-            self._refuse(self._reason(error))
+            self._intake.feed(data)
         except ApiError as error:
             self._refuse(error)
         else:
             if not self._calls and not self._awaits_head:
                 self._awaits_head = True
                 self._alarm.set(HEAD_SECS)
-
-    def _reason(self, error: httptools.HttpParserError) -> ApiError:
-        cause = error.__context__  # what a callback raised
-        if isinstance(cause, ApiError):
-            return cause
-        if cause is None or isinstance(cause, httptools.HttpParserError):
-            return malformed("this is not a valid HTTP/1.1 request")
-        log.error("a fault in the server", exc_info=cause)
-        return internal_error()
-
-    def _parse_requests(self, rest: bytes | memoryview) -> None:
-        while True:
-            try:
-                self._parser.feed_data(rest)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
-                version = self._parser.get_http_version().encode()
-                head = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
-                kept = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
-                self._parser = self._new_parser()
-                self._parser.feed_data(head + b"".join(kept) + b"\r\n")
-
-    def _check_size(self) -> None:
-        if len(self._headers) > self.max_headers:
-            raise self._head_too_large()
-        if self._quiet_bytes + _SLICE_BYTES > self.max_head_bytes:  # else it cannot be that large
-            size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
-            if size > self.max_head_bytes:
-                raise self._head_too_large()
-
-    def _head_too_large(self) -> ApiError:
-        limits = f"{self.max_head_bytes} bytes or {self.max_headers} headers"
-        return ApiError(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be a request, and hear no more from here."""
