@@ -81,6 +81,17 @@ async def test_a_batch_that_fails_leaves_nothing(database: Database):
     assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "guard", "spent": 0}]
 
 
+async def test_many_rows_are_written_as_few_are(database: Database):
+    await database.execute(INSERT, "guard", 0, 0)
+    guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
+    more = [(f"k{number}", number, 2 * number) for number in range(75)]
+    again = [("k74", 74, 5), *((f"k{number}", number, 1) for number in range(75, 140))]
+    ignore = INSERT + " ON CONFLICT DO NOTHING"
+    assert await database.write(guard, [(INSERT, more), (ignore, again)])
+    rows = await database.fetch("SELECT key_id, window_id, spent FROM windows WHERE key_id <> 'guard'")
+    assert {tuple(row.values()) for row in rows} == {*more, *again[1:]}
+
+
 async def test_any_number_of_processes_may_migrate_at_once(url: str):
     databases = [await open_database(url) for _ in range(4)]
     await asyncio.gather(*(database.migrate() for database in databases))
