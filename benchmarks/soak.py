@@ -8,9 +8,9 @@ minute tells what happened, JSON at the end what was measured, and the exit code
     answers     every answer that was completed is its reference, byte for byte
     errors      every other request got an error that the API has
     back        after each fault a request is answered within 10 seconds
-    leaks       memory of all processes in the last round of faults is within 5 % of what it was in the first one
-                after 5 minutes (it takes 22 minutes to tell); open files and processes are no more; in the end nothing
-                is left in the queues and no page is held
+    leaks       memory that all processes wrote is in the last round of faults within 5 % of what it was in the first
+                one after 5 minutes (it takes 22 minutes to tell); open files and processes are no more; in the end
+                nothing is left in the queues and no page is held
 """
 
 import argparse

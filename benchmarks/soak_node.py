@@ -91,7 +91,7 @@ class SoakNode:
     def figures(self) -> tuple[float, float, int, int]:
         """MiB of the server, MiB of all processes, open files of the server, number of processes."""
         family = self._family()
-        memory = [_share_mb(one) for one in family]
+        memory = [_written_mb(one) for one in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
@@ -111,7 +111,12 @@ class SoakNode:
         return [server, *server.children(recursive=True)]
 
 
-def _share_mb(process: psutil.Process) -> float:
-    """Its memory, of which pages that others have mapped too are divided among them: the sum is what all take."""
-    memory: Any = process.memory_full_info()
-    return (memory.pss if sys.platform == "linux" else memory.uss) / 2**20
+def _written_mb(process: psutil.Process) -> float:
+    """Memory that only this process can let go of: what it wrote. Libraries and weights that it has mapped are shared
+    with whoever else has, and count for more or less as others come and go."""
+    if sys.platform != "linux":
+        memory: Any = process.memory_full_info()
+        return memory.uss / 2**20
+    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    kib = {line.split(":")[0]: int(line.split()[-2]) for line in lines[1:]}
+    return (kib["Pss_Anon"] + kib["Pss_Shmem"]) / 1024
