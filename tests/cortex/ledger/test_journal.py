@@ -21,6 +21,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cortex.db"
 
 
+async def at_work(path: Path) -> tuple[Database, Ledger]:
+    """A gateway that works, whose tokens are taken."""
+    database = await open_database(f"sqlite:{path}")
+    await database.migrate()
+    ledger = Ledger(database)
+    await ledger.start()
+    await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
+    await ledger.flush()
+    return database, ledger
+
+
 def lines(path: Path) -> list[bytes]:
     return [line for file in sorted(path.parent.glob("*.journal.*")) for line in file.read_bytes().splitlines()]
 
@@ -45,12 +56,7 @@ async def test_requests_do_not_wait_for_the_database_and_are_in_it_after_a_death
 
 async def test_the_next_gateway_reads_what_the_dead_one_had_promised(path: Path):
     url = f"sqlite:{path}"
-    database = await open_database(url)
-    await database.migrate()
-    ledger = Ledger(database)
-    await ledger.start()
-    await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
-    await ledger.flush()
+    database, ledger = await at_work(path)
     async with database.transaction():
         before = await ledger.reserve(holder(1000), "a", "Org/M", 10)
         await before.settle(3, 4)
@@ -124,17 +130,6 @@ async def test_files_stay_small_while_the_ledger_works(path: Path):
         await eventually(lambda: lines(path) == [])
 
 
-async def two_open(path: Path) -> tuple[Database, Ledger]:
-    """A gateway that works, whose tokens are taken."""
-    database = await open_database(f"sqlite:{path}")
-    await database.migrate()
-    ledger = Ledger(database)
-    await ledger.start()
-    await (await ledger.reserve(holder(1000), "first", "Org/M", 10)).settle(1, 1)
-    await ledger.flush()
-    return database, ledger
-
-
 def refuse(ledger: Ledger, sign: bytes) -> None:
     """Let the disk refuse lines in which this stands, while other lines still fit."""
     journal = ledger._committer._journal
@@ -145,7 +140,7 @@ def refuse(ledger: Ledger, sign: bytes) -> None:
 
 
 async def test_what_was_promised_before_a_batch_failed_outlives_a_database_that_fails_right_after(path: Path):
-    database, ledger = await two_open(path)
+    database, ledger = await at_work(path)
     await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
     write, calls = database.write, 0
 
@@ -170,7 +165,7 @@ async def test_what_was_promised_before_a_batch_failed_outlives_a_database_that_
 
 
 async def test_after_a_line_that_did_not_fit_none_is_added_until_a_batch_has_it(path: Path):
-    database, ledger = await two_open(path)
+    database, ledger = await at_work(path)
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     second = await ledger.reserve(holder(1000), "b", "Org/M", 100)
     await ledger.flush()
@@ -190,7 +185,7 @@ async def test_after_a_line_that_did_not_fit_none_is_added_until_a_batch_has_it(
 
 
 async def test_a_settlement_that_only_a_failed_batch_had_is_made_once_more(path: Path):
-    database, ledger = await two_open(path)
+    database, ledger = await at_work(path)
     first = await ledger.reserve(holder(1000), "a", "Org/M", 100)
     await ledger.flush()
     write, entered, go = database.write, asyncio.Event(), asyncio.Event()
@@ -218,7 +213,7 @@ async def test_a_settlement_that_only_a_failed_batch_had_is_made_once_more(path:
 
 
 async def test_a_ledger_that_stopped_leaves_its_journal_to_the_next(path: Path):
-    database, ledger = await two_open(path)
+    database, ledger = await at_work(path)
     async with database.transaction():
         await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
 
@@ -239,7 +234,7 @@ async def test_it_lies_beside_the_file_whatever_that_is_called(path: Path, tmp_p
     link = tmp_path / "elsewhere" / "link.db"
     link.parent.mkdir()
     link.symlink_to(path)
-    database, ledger = await two_open(link)
+    database, ledger = await at_work(link)
     async with database.transaction():
         await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
         await kill(ledger)
