@@ -33,7 +33,8 @@ async def at_work(path: Path) -> tuple[Database, Ledger]:
 
 
 def lines(path: Path) -> list[bytes]:
-    return [line for file in sorted(path.parent.glob("*.journal.*")) for line in file.read_bytes().splitlines()]
+    files = sorted(path.parent.glob("*.journal.*"))
+    return [line for file in files for line in file.read_bytes().partition(b"\0")[0].splitlines()]
 
 
 async def test_requests_do_not_wait_for_the_database_and_are_in_it_after_a_death(path: Path):
@@ -74,15 +75,22 @@ async def test_the_next_gateway_reads_what_the_dead_one_had_promised(path: Path)
         assert await spent(url) == await charged(url) == 29
 
 
-async def test_a_torn_line_is_left_out(path: Path):
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'["closed",1,"key",0,5,"settled","n",5,',  # the power failed
+        b'\0"closed",1,"key",0,5,"settled","n",5,5,0,0,0,2]\n\0',  # its first byte is still to be set
+        b'\0["closed",1,"key",0,5,"settled","n",5,5,0,0,0,2]\n',  # of a longer journal before this one
+    ],
+)
+async def test_a_line_that_is_not_whole_is_left_out(path: Path, rest: bytes):
     url = f"sqlite:{path}"
     database = await open_database(url)
     await database.migrate()
     (gateway,) = await database.fetch("SELECT COALESCE(MAX(id), 0) + 1 AS id FROM gateways")
     await database.execute("INSERT INTO gateways (name, batch, low) VALUES ('a', 3, 1)")
     first = b'["opened",1,"a","acme","key",0,"m",10,1]\n'
-    torn = b'["closed",1,"key",0,5,"settled","n",5,'
-    path.with_name("cortex.db.journal.0").write_bytes(b"[%d,4]\n" % gateway["id"] + first + torn)
+    path.with_name("cortex.db.journal.0").write_bytes(b"[%d,4]\n" % gateway["id"] + first + rest)
     await catch_up(path, database)
     await catch_up(path, database)
     found = await database.fetch("SELECT request_id, state FROM entries")
@@ -91,8 +99,11 @@ async def test_a_torn_line_is_left_out(path: Path):
     await database.close()
 
 
-async def test_without_room_on_the_disk_each_request_waits_for_the_database(path: Path):
+async def test_where_the_journal_cannot_grow_each_request_waits_for_the_database(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     url = f"sqlite:{path}"
+    monkeypatch.setattr("helexa.cortex.ledger.journal._BLOCK_BYTES", 1)
     async with running(url) as [ledger]:
         before = await ledger.reserve(holder(1000), "a", "Org/M", 10)
         journal = ledger._committer._journal
@@ -109,6 +120,36 @@ async def test_without_room_on_the_disk_each_request_waits_for_the_database(path
         assert [row["request_id"] for row in found] == ["a", "b"]
         await database.close()
         assert await spent(url) == await charged(url) == 9
+
+
+async def test_on_a_disk_that_is_nearly_full_each_request_waits_for_the_database(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    url = f"sqlite:{path}"
+    monkeypatch.setattr("helexa.cortex.ledger.journal._LEAST_FREE_BYTES", 1 << 62)
+    async with running(url) as [ledger]:
+        await (await ledger.reserve(holder(1000), "a", "Org/M", 10)).settle(3, 4)
+        assert await states(url) == ["settled"]
+        monkeypatch.setattr("helexa.cortex.ledger.journal._LEAST_FREE_BYTES", 0)
+        await (await ledger.reserve(holder(1000), "b", "Org/M", 10)).settle(1, 1)
+        await ledger.flush()
+        async with ledger._database.transaction():  # there is room again: nobody waits
+            await (await ledger.reserve(holder(1000), "c", "Org/M", 10)).settle(1, 1)
+    assert await spent(url) == await charged(url) == 11
+
+
+async def test_a_journal_grows_with_what_is_promised(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("helexa.cortex.ledger.journal._BLOCK_BYTES", 64)
+    database, ledger = await at_work(path)
+    async with database.transaction():
+        for number in range(12):
+            await (await ledger.reserve(holder(1000), f"later {number}", "Org/M", 10)).settle(number, 0)
+        await kill(ledger)
+    await database.close()
+    url = f"sqlite:{path}"
+    async with running(url):
+        assert await states(url) == ["settled"] * 13
+        assert await charged(url) == 2 + sum(range(12))
 
 
 async def test_it_is_its_owners_alone_and_goes_when_nothing_is_in_it(path: Path):

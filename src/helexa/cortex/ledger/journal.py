@@ -1,7 +1,11 @@
 """What a gateway has promised and its database does not know yet: lines in a file, each there before anyone is told.
 
-A line costs a twentieth of a transaction. It is for a database that is one gateway's alone, since no other could see
+A line costs far less than a transaction. It is for a database that is one gateway's alone, since no other could see
 it, and it is as durable as the database's own log: against the death of the process, not against a power failure.
+
+The files are mapped into memory: to write to them would let go of the interpreter, and to get that back from the thread
+that writes the database costs more than all the rest of a line. A line is in a file as soon as its first byte is, which
+is set last; the lines end before a zero byte.
 
 Two files are written in turns. The lines of one belong to the batch that is gathered now; when that is made, what comes
 meanwhile goes into the other, and once the batch is in the database its file is emptied. A file begins with the batch
@@ -9,6 +13,7 @@ it belongs to, so whoever finds it later knows whether the database has it.
 """
 
 import logging
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -31,6 +36,9 @@ _SPENT = (
 )
 _KINDS = (entries.OPENED, entries.CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
+_BLOCK_BYTES = 1 << 20  # by which a file grows; none shrinks while it is at work
+# Some file systems find a place for a page only after it was written to in memory, and end who wrote if there is none.
+_LEAST_FREE_BYTES = 64 << 20
 
 
 class Journal:
@@ -51,6 +59,7 @@ class Journal:
         self._head = b""
         self._batch = 0
         self._lacks: int | None = None  # a batch that has what is not in the journal
+        self._tight = False
 
     @property
     def whole(self) -> bool:
@@ -62,6 +71,14 @@ class Journal:
         self._files.reverse()
         self._batch = batch
         self._head = orjson.dumps([gateway, batch]) + b"\n"
+        tight = self._files[0].free() < _LEAST_FREE_BYTES
+        if tight:
+            self._lacks = batch
+        if tight != self._tight:
+            self._tight = tight
+            log.warning(
+                "the ledger's disk %s", "is nearly full; requests wait for the database" if tight else "has room"
+            )
 
     def add(self, record: entries.Record) -> bool:
         """Add a line; False if the disk does not take it, or did not take one before it."""
@@ -85,43 +102,67 @@ class Journal:
 
 
 class _File:
+    """Lines in a mapped file.
+
+    Attributes:
+        size: their bytes.
+    """
+
     def __init__(self, path: Path, opened: ExitStack) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         opened.callback(self._close, path)
-        self._broken = False  # there is more in it than `size` says
-        self.size = 0
         os.ftruncate(self._descriptor, 0)
+        self.size = 0
+        self._room = 0
+        self._map: mmap.mmap | None = None
+        self._grow(_BLOCK_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        if self._broken:
-            return False
-        try:
-            if os.write(self._descriptor, lines) != len(lines):
-                raise OSError("the disk is full")
-        except OSError as error:
-            log.error("the ledger's journal cannot be written (%s); requests wait for the database", error)
+        """Add lines; False if they do not fit and the disk has no room for more."""
+        begin, end = self.size, self.size + len(lines)
+        if end >= self._room:
             try:
-                os.ftruncate(self._descriptor, self.size)
-            except OSError:
-                self._broken = True
-            return False
-        self.size += len(lines)
+                self._grow(end + 1)
+            except OSError as error:
+                log.error("the ledger's journal cannot grow (%s); requests wait for the database", error)
+                return False
+        assert self._map is not None
+        self._map[begin + 1 : end + 1] = lines[1:] + b"\0"
+        self._map[begin] = lines[0]
+        self.size = end
         return True
 
     def empty(self) -> None:
-        if not (self.size or self._broken):
-            return
-        try:
-            os.ftruncate(self._descriptor, 0)
-        except OSError as error:
-            self._broken = True  # its lines belong to a batch that is written
-            log.error("the ledger's journal cannot be emptied (%s); requests wait for the database", error)
-        else:
-            self.size, self._broken = 0, False
+        """Have no lines."""
+        if self.size:
+            assert self._map is not None
+            self._map[0] = self.size = 0
+
+    def free(self) -> int:
+        """Bytes that its file system has left."""
+        found = os.fstatvfs(self._descriptor)
+        return found.f_bavail * found.f_frsize
+
+    def _grow(self, least: int) -> None:
+        """Have room for this many bytes, all of them on the disk.
+
+        Raises:
+            OSError: there is none.
+        """
+        room = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
+        size = self._room
+        while size < room:
+            size += os.pwrite(self._descriptor, bytes(room - size), size)
+        grown = mmap.mmap(self._descriptor, room)
+        if self._map is not None:
+            self._map.close()
+        self._map, self._room = grown, room
 
     def _close(self, path: Path) -> None:
+        if self._map is not None:
+            self._map.close()
         os.close(self._descriptor)
-        if not (self.size or self._broken):
+        if not self.size:
             path.unlink(missing_ok=True)
 
 
@@ -157,7 +198,7 @@ def _paths(database: Path) -> list[Path]:
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
     """Gateway, batch and lines of a file, None for an empty one. A line that a power failure tore ends it."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().partition(b"\0")[0].split(b"\n")
     except FileNotFoundError:
         return None
     records: list[Any] = []
