@@ -1,4 +1,7 @@
-"""What a run of the engine says, in no dialect: `Started`, any number of `TextDelta`, then `Finished` or `Failed`."""
+"""What a run of the engine says, in no dialect: `Started`, any number of `TextDelta`, then `Finished` or `Failed`.
+
+An `OutputEvent` is what a parser reads out of the text.
+"""
 
 from typing import Literal
 
@@ -17,6 +20,27 @@ class TextDelta(msgspec.Struct, frozen=True):
     """The next piece of the answer: never empty, never half a character."""
 
     text: str
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """The next piece of what the model thinks before it answers: never empty."""
+
+    text: str
+
+
+class ToolCallStart(msgspec.Struct, frozen=True):
+    """The model calls a tool. `index` counts the answer's calls from 0; the deltas until the next start are of this."""
+
+    index: int
+    id: str
+    name: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True):
+    """The next piece of a call's arguments, which together are the text of one JSON object: never empty."""
+
+    index: int
+    arguments: str
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,4 +65,5 @@ class Failed(msgspec.Struct, frozen=True):
     error: ApiError
 
 
+OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
 InferenceEvent = Started | TextDelta | Finished | Failed

@@ -1,0 +1,1 @@
+"""A model's raw text read as reasoning, tool calls and text, while it is generated."""

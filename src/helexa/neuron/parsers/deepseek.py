@@ -1,0 +1,53 @@
+"""DeepSeek: calls between special tokens, with the arguments in a code block (V3, R1) or bare (V3.1)."""
+
+from helexa.neuron.parsers.json_call import read_arguments
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+
+_OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_OPENS, _CALLS, _NEXT = Markers([_OPEN]), Markers([_CALL]), Markers([_CALL, _CLOSE])
+_SEPARATORS, _ENDS, _FENCE, _FENCE_END = Markers([_SEPARATOR]), Markers([_END]), Markers(["```json"]), Markers(["```"])
+
+
+class DeepSeek:
+    """`function SEP NAME, ```json, {...}, ``` END` and `NAME SEP {...} END`, several in one frame or without it."""
+
+    name = "deepseek"
+    markers = frozenset({_OPEN, _CLOSE, _CALL, _SEPARATOR, _END})
+    openers = (_OPEN, _CALL)
+    leading: tuple[str, ...] = ()
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        if not (yield from source.marker(_OPENS)):
+            yield from source.expect(_CALLS)
+            yield from _read_one(source, output)
+            return
+        while True:
+            yield from source.space()
+            if (yield from source.expect(_NEXT)) == _CLOSE:
+                source.settle()
+                return
+            yield from _read_one(source, output)
+
+
+def _read_one(source: Source, output: Output) -> Reading[None]:
+    name = yield from source.name()
+    yield from source.expect(_SEPARATORS)
+    if (yield from source.peek()) == "{":
+        output.check(name)
+        yield from read_arguments(source, output, name)
+    else:
+        name = yield from source.name()  # what stood first is the call's type
+        output.check(name)
+        yield from source.space()
+        yield from source.expect(_FENCE)
+        yield from source.space()
+        yield from read_arguments(source, output, name)
+        yield from source.space()
+        yield from source.expect(_FENCE_END)
+    yield from source.space()
+    yield from source.expect(_ENDS)
+    source.settle()

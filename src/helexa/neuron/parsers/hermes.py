@@ -1,0 +1,33 @@
+"""Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from helexa.neuron.parsers.function_xml import OPEN as FUNCTION
+from helexa.neuron.parsers.function_xml import read_function
+from helexa.neuron.parsers.json_call import read_call, read_surplus
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION])
+
+
+class Hermes:
+    """One call between each pair of tags, as JSON, or as XML where a model falls into that.
+
+    Repaired are those faults that `read_call` names, up to three surplus braces at the end, and a missing end tag.
+    """
+
+    name = "hermes"
+    markers = frozenset({OPEN, CLOSE})
+    openers: tuple[str, ...] = (OPEN,)
+    leading: tuple[str, ...] = ()
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        yield from source.marker(_OPEN)
+        yield from source.space()
+        if (yield from source.upcoming(_FUNCTION)):
+            yield from read_function(source, output)
+        else:
+            yield from read_call(source, output)
+        yield from read_surplus(source, _CLOSE)

@@ -1,0 +1,141 @@
+"""One JSON value, checked character by character while it arrives."""
+
+import re
+from collections.abc import Callable
+
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+
+MAX_DEPTH = 100
+MAX_NUMBER = 400  # characters; it is held back as a whole, because its end shows only in what follows
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_NUMBER_RUN = re.compile(r"[-+.0-9eE]+")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = ("true", "false", "null")
+
+# What may come next.
+_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _STRING, _KEY_STRING = range(8)
+
+
+class JsonValue:
+    """A grammar machine: says how far a text goes on to be one JSON value.
+
+    Attributes:
+        done: the value is complete.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self._state = _VALUE
+        self._open: list[str] = []  # the closing brackets that are due, innermost last
+
+    def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
+        """How far `text` from `at` on continues the value, and whether that is as far as it can: what follows is wrong.
+
+        Less than six characters are left for later, or `MAX_NUMBER` if they are a number's.
+        """
+        while not self.done:
+            if self._state in (_STRING, _KEY_STRING):
+                at, wait = self._in_string(text, at)
+            else:
+                at = _SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] - matches anything
+                if at == len(text):
+                    return at, ended
+                at, wait = self._token(text, at, ended)
+            if wait is not None:
+                return at, wait or ended
+        return at, False
+
+    def _in_string(self, text: str, at: int) -> tuple[int, bool | None]:
+        at = _PLAIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
+        if at == len(text):
+            return at, False
+        if text[at] == '"':
+            if self._state == _KEY_STRING:
+                self._state = _COLON
+            else:
+                self._value_ends()
+            return at + 1, None
+        if escape := _ESCAPE.match(text, at):
+            return escape.end(), None
+        return at, _HALF_ESCAPE.fullmatch(text, at) is None
+
+    def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
+        """One token that is no string: where it ends, and None, or whether the text is wrong if it cannot be read."""
+        char, state = text[at], self._state
+        if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER) and self._open and char == self._open[-1]:
+            self._open.pop()
+            self._value_ends()
+        elif state == _AFTER and char == ",":
+            self._state = _KEY if self._open[-1] == "}" else _VALUE
+        elif state == _COLON and char == ":":
+            self._state = _VALUE
+        elif state in (_FIRST_KEY, _KEY) and char == '"':
+            self._state = _KEY_STRING
+        elif state in (_VALUE, _FIRST_ITEM):
+            return self._value(text, at, ended)
+        else:
+            return at, True
+        return at + 1, None
+
+    def _value(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
+        char = text[at]
+        if char == '"':
+            self._state = _STRING
+            return at + 1, None
+        if char in "{[":
+            if len(self._open) == MAX_DEPTH:
+                return at, True
+            self._open.append("}" if char == "{" else "]")
+            self._state = _FIRST_KEY if char == "{" else _FIRST_ITEM
+            return at + 1, None
+        if run := _NUMBER_RUN.match(text, at):
+            end = run.end()
+            if end == len(text) and not ended and end - at <= MAX_NUMBER:
+                return at, False
+            if end - at > MAX_NUMBER or not _NUMBER.fullmatch(text, at, end):
+                return at, True
+            self._value_ends()
+            return end, None
+        for word in _WORDS:
+            if text.startswith(word, at):
+                self._value_ends()
+                return at + len(word), None
+        rest = text[at : at + 5]
+        return at, not any(word.startswith(rest) for word in _WORDS)
+
+    def _value_ends(self) -> None:
+        self.done = not self._open
+        self._state = _AFTER
+
+
+def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
+    """Take one JSON value into `sink`, as it comes.
+
+    Raises:
+        NotACall: the text is no JSON from where it is left, or ended too early.
+    """
+    value = JsonValue()
+    while True:
+        end, wrong = value.advance(source.text, source.at, source.ended)
+        if end > source.at:
+            sink(source.take(end))
+        if value.done:
+            return
+        if wrong:
+            raise NotACall
+        yield
+
+
+def read_json_text(source: Source) -> Reading[str]:
+    """Take one JSON value; its text.
+
+    Raises:
+        NotACall: as `read_json`.
+    """
+    pieces: list[str] = []
+    yield from read_json(source, pieces.append)
+    return "".join(pieces)

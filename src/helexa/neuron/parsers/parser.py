@@ -1,0 +1,119 @@
+"""A model's text while it is generated: reasoning, tool calls, and the text that is neither."""
+
+from collections.abc import Callable
+
+from helexa.neuron.events import OutputEvent, TextDelta
+from helexa.neuron.parsers.family import Family
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output, Tools, random_call_id
+from helexa.neuron.parsers.reasoning import ReasoningMarks
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+
+
+class OutputParser:
+    """Tells apart what a model says, as it says it; the same however its text is cut.
+
+    What is no call of a known tool is text, as it was written. Left out are the markers, the syntax around names and
+    arguments, and white space before a call that begins the answer, between calls, after them, and around reasoning.
+    A call's arguments are checked as they are passed on: where they go wrong or stop, the call stays as far as it
+    came, not valid JSON, and the rest is text. A client must not run such a call, and will not be able to.
+
+    Args:
+        family: the notation of the model's tool calls; None reads none.
+        reasoning: the marks around its reasoning; None looks for none.
+        in_reasoning: the prompt has opened such a block already.
+        tools: the tools that may be called; None where any name counts.
+        new_id: makes the id of a call.
+    """
+
+    def __init__(
+        self,
+        family: Family | None,
+        *,
+        reasoning: ReasoningMarks | None = None,
+        in_reasoning: bool = False,
+        tools: Tools | None = None,
+        new_id: Callable[[], str] = random_call_id,
+    ) -> None:
+        self._family = family
+        self._reasoning = reasoning
+        openers = [*(family.openers if family else ()), *([reasoning.open] if reasoning else ())]
+        self._openers = Markers(openers)
+        self._first_openers = Markers([*openers, *(family.leading if family else ())])
+        self._source = Source()
+        self._output = Output(tools, new_id)
+        self._plain = False  # what comes is text, unless a marker begins in it
+        self._reading = self._read(in_reasoning and reasoning is not None)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, by what is known now.
+
+        A token belongs to the reasoning if this was true before it was pushed or is true afterwards.
+        """
+        return self._output.reasoning
+
+    @property
+    def call_is_open(self) -> bool:
+        """Whether the arguments of the last call are incomplete, as they stay if this is so after `flush`."""
+        return self._output.open_call
+
+    def push(self, text: str) -> list[OutputEvent]:
+        """Take the next text; return what it shows."""
+        if self._plain and self._source.empty and self._openers.cannot_begin_in(text):
+            return [TextDelta(text)] if text else []
+        self._source.feed(text)
+        next(self._reading, None)
+        return self._output.drain()
+
+    def flush(self) -> list[OutputEvent]:
+        """What was held back, once no more text will come."""
+        self._source.ended = True
+        return self.push("")
+
+    def _read(self, in_reasoning: bool) -> Reading[None]:
+        output = self._output
+        if in_reasoning and self._reasoning is not None:
+            yield from self._reasoning.read_inside(self._source, output)
+        found = yield from self._margin(self._first_openers)
+        while True:
+            if not found:
+                self._plain = True
+                found = yield from self._source.until(self._openers, self._say)
+                self._plain = False
+            if not found:
+                return
+            found = yield from self._block(found)
+
+    def _block(self, opener: str) -> Reading[str]:
+        """Take what `opener` begins; the opener of what comes directly after it, or ""."""
+        source = self._source
+        if self._reasoning is not None and opener == self._reasoning.open:
+            yield from self._reasoning.read(source, self._output)
+            return (yield from self._margin(self._first_openers))
+        assert self._family is not None
+        try:
+            yield from self._family.read(source, self._output)
+        except NotACall:
+            self._say(source.give_back())
+            return ""
+        if source.unsettled.strip():
+            self._say(source.give_back())
+            return ""
+        return (yield from self._margin(self._openers))
+
+    def _margin(self, openers: Markers) -> Reading[str]:
+        """Take white space, which is text unless a call or nothing follows; the opener that follows, or ""."""
+        source = self._source
+        if found := (yield from source.upcoming(openers)):
+            return found
+        yield from source.space()
+        if not (found := (yield from source.upcoming(openers))):
+            space = source.give_back()
+            if self._output.calls == 0 or (yield from source.peek()):
+                self._say(space)
+        return found
+
+    def _say(self, text: str) -> None:
+        self._source.settle()
+        self._output.text(text)

@@ -1,0 +1,68 @@
+"""The reasoning in a model's text, between a pair of markers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+
+
+@dataclass(frozen=True)
+class ReasoningMarks:
+    """What stands before and after reasoning. Both may be special tokens, to be let through into the text."""
+
+    open: str
+    close: str
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether `prompt` ends with an open block, so that the answer begins inside it."""
+        return prompt.rstrip().endswith(self.open)
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """Take a block from its opening marker on."""
+        source.take(source.at + len(self.open))
+        yield from self.read_inside(source, output)
+
+    def read_inside(self, source: Source, output: Output) -> Reading[None]:
+        """Take the rest of a block, which may never end. White space at both its ends and after it is dropped."""
+        output.reasoning = True
+        yield from source.space()
+        source.settle()
+        space: list[str] = []  # what may be the block's margin
+
+        def pass_on(piece: str) -> None:
+            source.settle()
+            if body := piece.rstrip():
+                output.thought("".join(space) + body)
+                space.clear()
+            space.append(piece[len(body) :])
+
+        if (yield from source.until(self._end, pass_on)):
+            source.take(source.at + len(self.close))
+        output.reasoning = False
+        yield from source.space()
+        source.settle()
+
+    @cached_property
+    def _end(self) -> Markers:
+        return Markers([self.close])
+
+
+_KNOWN = (
+    ReasoningMarks("<think>", "</think>"),
+    ReasoningMarks("[THINK]", "[/THINK]"),
+    ReasoningMarks("<seed:think>", "</seed:think>"),
+    ReasoningMarks("<thought>", "</thought>"),
+    ReasoningMarks("<reasoning>", "</reasoning>"),
+)
+
+
+def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
+    """The marks that a model uses: a pair of its tokens, else one that its chat template writes."""
+    for present in (is_token, template.__contains__):
+        for marks in _KNOWN:
+            if present(marks.open) and present(marks.close):
+                return marks
+    return None

@@ -1,0 +1,69 @@
+"""Running a parser over text cut in some way, and what it says, put together again."""
+
+from collections.abc import Iterable
+from itertools import count
+
+from helexa.neuron.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.output import Tools
+from helexa.neuron.parsers.parser import OutputParser
+from helexa.neuron.parsers.reasoning import ReasoningMarks
+
+THINK = ReasoningMarks("<think>", "</think>")
+
+TOOLS: Tools = {
+    "get_weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "metric": {"type": "boolean"}},
+    },
+    "write_file": {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "content": {"type": "string"}, "lines": {"type": "array"}},
+    },
+    "ping": {"type": "object", "properties": {}},
+}
+
+# `("text", ...)`, `("thought", ...)` or `("call", name, arguments)`.
+Said = tuple[str, ...]
+
+
+def parser(family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False) -> OutputParser:
+    """A parser with call ids that count up."""
+    numbers = count()
+    return OutputParser(
+        FAMILIES[family] if family else None,
+        reasoning=None if family == "harmony" else THINK,
+        in_reasoning=in_reasoning,
+        tools=tools,
+        new_id=lambda: f"call_{next(numbers)}",
+    )
+
+
+def said(reader: OutputParser, pieces: Iterable[str]) -> list[Said]:
+    """What a stream of pieces becomes, neighbours of one kind joined."""
+    joined: list[Said] = []
+    events = [event for piece in pieces for event in reader.push(piece)] + reader.flush()
+    calls = 0
+    for event in events:
+        kind = joined[-1][0] if joined else ""
+        match event:
+            case TextDelta(text):
+                assert text
+                joined.append(("text", joined.pop()[1] + text) if kind == "text" else ("text", text))
+            case ReasoningDelta(text):
+                assert text
+                joined.append(("thought", joined.pop()[1] + text) if kind == "thought" else ("thought", text))
+            case ToolCallStart(index, id, name):
+                assert (index, id) == (calls, f"call_{calls}")
+                calls += 1
+                joined.append(("call", name, ""))
+            case ToolCallDelta(index, arguments):
+                assert arguments and index == calls - 1 and kind == "call"
+                joined.append(("call", joined[-1][1], joined.pop()[2] + arguments))
+    return joined
+
+
+def pieces_at(text: str, cuts: Iterable[int]) -> list[str]:
+    """`text` cut at these positions."""
+    ends = [*sorted(cuts), len(text)]
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,0 +1,81 @@
+"""Which notation real models' templates and tokens show."""
+
+import pytest
+
+from helexa.neuron.parsers.choice import FAMILIES, find_family
+from helexa.neuron.parsers.reasoning import find_reasoning_marks
+
+SPOKEN = {
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen-Qwen3-0.6B": "hermes",
+    "Qwen-QwQ-32B": "hermes",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "ibm-granite-granite-4.0": "hermes",
+    "MiMo-VL": "hermes",
+    "Qwen3-Coder": "qwen_xml",
+    "Qwen3.5-4B": "qwen_xml",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen_xml",
+    "StepFun3.5-Flash": "qwen_xml",
+    "GLM-4.6": "glm",
+    "GLM-4.7-Flash": "glm",
+    "poolside-Laguna-XS.2": "glm",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "unsloth-mistral-Devstral-Small-2507": "mistral",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
+    "llama-cpp-deepseek-r1": "deepseek",
+    "openai-gpt-oss-120b": "harmony",
+    "google-gemma-2-2b-it": None,
+    "google-gemma-4-31B-it": None,
+    "microsoft-Phi-3.5-mini-instruct": None,
+    "MiniMax-M3": None,
+    "ByteDance-Seed-OSS": None,
+    "moonshotai-Kimi-K2": None,
+    "meetkai-functionary-medium-v3.2": None,
+}
+
+
+def no_token(_: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("model", SPOKEN)
+def test_a_template_shows_the_notation(templates: dict[str, str], model: str):
+    family = find_family(no_token, templates[model])
+    assert (family and family.name) == SPOKEN[model]
+
+
+def test_tokens_show_it_where_the_template_does_not():
+    for name in ("harmony", "deepseek", "mistral", "glm", "hermes"):
+        family = find_family(FAMILIES[name].markers.__contains__, "{{ messages }}")
+        assert family is FAMILIES[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "mark"),
+    [
+        ("Qwen-Qwen3-0.6B", "<think>"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]"),
+        ("ByteDance-Seed-OSS", "<seed:think>"),
+        ("Qwen-Qwen2.5-7B-Instruct", None),
+        ("openai-gpt-oss-120b", None),
+    ],
+)
+def test_reasoning_marks_are_found(templates: dict[str, str], model: str, mark: str | None):
+    marks = find_reasoning_marks(no_token, templates[model])
+    assert (marks and marks.open) == mark
+
+
+def test_tokens_count_before_the_template():
+    tokens = {"[THINK]", "[/THINK]", "<think>"}
+    marks = find_reasoning_marks(tokens.__contains__, "<think></think>")
+    assert marks is not None
+    assert marks.open == "[THINK]"
+    assert marks.opened_by("...[/INST][THINK]\n")
+    assert not marks.opened_by("[THINK] said the user[/INST]")

@@ -1,0 +1,63 @@
+"""The work for a text grows as the text does, however small its pieces are: counted, not timed."""
+
+import sys
+
+import pytest
+
+from neuron.parsers.streams import parser, pieces_at
+
+BODIES = {
+    "hermes": ('<tool_call>{"name": "write_file", "arguments": {"content": "', '"}}</tool_call>'),
+    "qwen_xml": ("<tool_call><function=write_file><parameter=content>", "</parameter></function></tool_call>"),
+    "glm": ("<tool_call>write_file<arg_key>content</arg_key><arg_value>", "</arg_value></tool_call>"),
+    "llama3_json": ('{"name": "write_file", "parameters": {"content": "', '"}}'),
+    "pythonic": ('[write_file(content="', '")]'),
+    "mistral": ('[TOOL_CALLS]write_file[ARGS]{"content": "', '"}'),
+    "deepseek": ('<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "', '"}<｜tool▁call▁end｜>'),
+    "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
+}
+LATE = {"hermes": ('<tool_call>{"arguments": {"content": "', '"}, "name": "write_file"}</tool_call>')}
+
+
+def work(family: str, text: str, piece: int) -> tuple[int, int]:
+    """Python lines run to read `text`, and the most characters that were kept unread between pushes."""
+    lines = unread = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if "parsers" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    reader = parser(family)
+    pieces = pieces_at(text, range(piece, len(text), piece))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for part in pieces:
+            reader.push(part)
+            unread = max(unread, len(reader._source.text) - reader._source.at)  # pyright: ignore[reportPrivateUsage]
+        reader.flush()
+    finally:
+        sys.settrace(before)
+    return lines, unread
+
+
+@pytest.mark.parametrize("family", BODIES)
+@pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
+def test_twice_the_text_is_twice_the_work(family: str, filling: str):
+    head, tail = BODIES[family]
+    once, unread = work(family, head + filling * 60 + tail, 1)
+    twice, still = work(family, head + filling * 120 + tail, 1)
+    assert twice < 2.2 * once
+    assert max(unread, still) < 32
+
+
+def test_100_kb_of_arguments_in_single_characters():
+    for family, (head, tail) in (BODIES | LATE).items():
+        reader = parser(family)
+        text = head + "ab cdefghi" * 10_000 + tail
+        events = [event for char in text for event in reader.push(char)] + reader.flush()
+        assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000
+        assert not reader.call_is_open
