@@ -21,11 +21,11 @@ class DeepSeek:
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """As `Family` says."""
-        if not (yield from source.marker(_OPENS)):
-            yield from source.expect(_CALLS)
-            yield from _read_one(source, output)
-            return
-        while True:
+        framed = yield from source.marker(_OPENS)
+        yield from source.space()
+        yield from source.expect(_CALLS)
+        yield from _read_one(source, output)
+        while framed:
             yield from source.space()
             if (yield from source.expect(_NEXT)) == _CLOSE:
                 source.settle()

@@ -1,0 +1,202 @@
+"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` says how many per family (100)."""
+
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helexa.neuron.events import OutputEvent
+from helexa.neuron.parsers.choice import FAMILIES
+from neuron.parsers.respelling import respelling
+from neuron.parsers.streams import TOOLS, Said, parser, pieces_at, said
+
+FUZZ = os.environ.get("HELEXA_FUZZ")
+EXAMPLES = settings(max_examples=int(FUZZ or 100), deadline=None, derandomize=FUZZ is None)
+
+SHARED = ["text", " ", "\n", "<", "é日", "😀", "x<y", "<think>", "</think>", "ping", "get_weather", "rm"]
+JSON = [
+    '{"name": "ping", "arguments": ',
+    '{"name": "rm", "arguments": ',
+    "{",
+    "}",
+    '"a": ',
+    "[",
+    "]",
+    ",",
+    '"x"',
+    '"',
+    "\\",
+]
+JSON += ["1", "-", "true", "nul", "\\u00e9", "{}", '{"name": "ping", "arguments": {"a": 1}}', '{"name": "ping"}', ":"]
+JSON += ['{"arguments": {"a": [1, null]}, "name": "ping"}', '"city": "Paris"']
+XML = [
+    "<function=ping>",
+    "<function=rm>",
+    "<function=",
+    ">",
+    "<parameter=a>",
+    "<parameter=city>",
+    "</parameter>",
+    "</function>",
+]
+XML += ["1", "true", "[1, 2]"]
+TAGS = ["<tool_call>", "</tool_call>"]
+KEYWORDS = [
+    "ping(",
+    "rm(",
+    "a=",
+    "city=",
+    "1",
+    "'x,)'",
+    '"y"',
+    ",",
+    ", ",
+    ")",
+    "[1, 'z']",
+    "[",
+    "]",
+    "True",
+    "(",
+    "\\",
+    "'",
+]
+ALPHABETS = {
+    "hermes": SHARED + TAGS * 3 + JSON + XML,
+    "qwen_xml": SHARED + TAGS * 2 + XML * 2 + ['{"name": "ping", "arguments": {}}'],
+    "glm": SHARED
+    + TAGS * 3
+    + ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "a", "1", "true", "[1, 2]"] * 2,
+    "llama3_json": SHARED + ["<|python_tag|>"] * 3 + JSON * 2 + [";", "; ", "ping.call(", *KEYWORDS],
+    "pythonic": SHARED + ["<|python_start|>", "<|python_end|>"] * 2 + KEYWORDS * 2,
+    "mistral": SHARED + ["[TOOL_CALLS]", "[TOOL_CALLS]ping", "[TOOL_CALLS][", "[ARGS]", "[CALL_ID]"] * 3 + JSON,
+    "deepseek": SHARED
+    + ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>"] * 3
+    + ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "function", "\n```json\n", "\n```"] * 3
+    + JSON,
+    "harmony": SHARED
+    + ["<|start|>assistant", "<|channel|>analysis", "<|channel|>commentary", "<|channel|>final"] * 2
+    + [
+        "<|message|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+        " to=functions.ping",
+        " to=functions.rm",
+        "<|constrain|>json",
+    ]
+    * 3
+    + JSON,
+}
+HEADS = {
+    "llama3_json": [""], "pythonic": ["", "["], "harmony": ["", " to=functions.ping", "<|channel|>analysis<|message|>"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_and_calls_make_up_what_was_generated(family: str):
+    @EXAMPLES
+    @given(
+        head=st.sampled_from(HEADS.get(family, [""])),
+        parts=st.lists(st.sampled_from(ALPHABETS[family]), max_size=30),
+        cuts=st.lists(st.integers(0, 300), max_size=20),
+    )
+    def check(head: str, parts: list[str], cuts: list[int]) -> None:
+        raw = head + "".join(parts)
+        reader = parser(family)
+        events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
+        assert respelling(family, events).fullmatch(raw), events
+        whole = said(parser(family), [raw])
+        assert said(parser(family), pieces_at(raw, [cut for cut in cuts if cut < len(raw)])) == whole
+        assert said(parser(family), raw) == whole
+        calls = [item[2] for item in whole if item[0] == "call"]
+        for index, arguments in enumerate(calls):
+            complete = _is_object(arguments)
+            assert complete or index < len(calls) - 1 or reader.call_is_open
+        assert not (reader.call_is_open and calls and _is_object(calls[-1]))
+
+    check()
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=12)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+ARGUMENTS = st.dictionaries(st.sampled_from(["city", "x", "名", "a_b"]), VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3)
+
+
+def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: int | None) -> str:
+    """These calls as a model of the family writes them."""
+    texts = [(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
+    match family:
+        case "hermes":
+            bodies = (f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in texts)
+            return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        case "llama3_json":
+            return "; ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in texts)
+        case "mistral" if indent is None:
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{arguments}" for name, arguments in texts)
+        case "mistral":
+            inner = ", ".join(f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in texts)
+            return f"[TOOL_CALLS][{inner}]"
+        case "deepseek":
+            inner = "".join(
+                f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{text}<｜tool▁call▁end｜>" for name, text in texts
+            )
+            return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
+        case "harmony":
+            return "".join(
+                f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{text}<|call|>"
+                for name, text in texts
+            )
+        case _:
+            inner = (
+                f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+                for name, arguments in calls
+            )
+            return f"[{', '.join(inner)}]"
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
+def test_calls_come_out_as_they_were_made(family: str):
+    @EXAMPLES
+    @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
+    def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
+        text = _spelled(family, calls, indent)
+        pieces = pieces_at(text, range(size, len(text), size))
+        items: list[Said] = said(parser(family), pieces)
+        assert [item[0] for item in items] == ["call"] * len(calls)
+        assert [(item[1], json.loads(item[2])) for item in items] == calls
+
+    check()
+
+
+STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map(str.strip)
+
+
+@pytest.mark.parametrize(
+    ("family", "head", "pair", "tail"),
+    [
+        ("qwen_xml", "<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n", "</function>\n</tool_call>"),
+        ("glm", "<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
+    ],
+)
+def test_bare_values_come_out_typed(family: str, head: str, pair: str, tail: str):
+    @EXAMPLES
+    @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
+    def check(city: str, days: int, metric: bool, other: object, size: int) -> None:
+        written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
+        text = head.format("get_weather") + "".join(pair.format(*item) for item in written.items()) + tail
+        [call] = said(parser(family), pieces_at(text, range(size, len(text), size)))
+        assert json.loads(call[2]) == {"city": city, "days": days, "metric": metric, "other": other}
+
+    check()
