@@ -1,9 +1,14 @@
 """Which notation real models' templates and tokens show."""
 
+import re
+from typing import Any
+
 import pytest
 
 from helexa.neuron.parsers.choice import FAMILIES, find_family
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
+from helexa.neuron.text.chat_template import ChatTemplate
+from neuron.parsers.streams import TOOLS, parser, said
 
 SPOKEN = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
@@ -35,6 +40,7 @@ SPOKEN = {
     "google-gemma-4-31B-it": None,
     "microsoft-Phi-3.5-mini-instruct": None,
     "MiniMax-M3": None,
+    "unsloth-Apriel-1.5": None,
     "ByteDance-Seed-OSS": None,
     "moonshotai-Kimi-K2": None,
     "meetkai-functionary-medium-v3.2": None,
@@ -79,3 +85,34 @@ def test_tokens_count_before_the_template():
     assert marks.open == "[THINK]"
     assert marks.opened_by("...[/INST][THINK]\n")
     assert not marks.opened_by("[THINK] said the user[/INST]")
+
+
+ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
+ASK: dict[str, Any] = {"role": "user", "content": "How is the weather in Paris?"}
+CALL: dict[str, Any] = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": ARGUMENTS},
+}
+ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>"
+# What the template writes into the prompt differs from how it shows the answer later.
+RESHAPED = {"Qwen-QwQ-32B", "GLM-4.7-Flash", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
+RESHAPED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
+
+
+@pytest.mark.parametrize("model", [model for model, family in SPOKEN.items() if family and model not in RESHAPED])
+def test_a_call_is_read_as_the_template_shows_it(templates: dict[str, str], model: str):
+    source = templates[model]
+    family, marks = find_family(no_token, source), find_reasoning_marks(no_token, source)
+    template = ChatTemplate(source, special_tokens={"bos_token": "<BEGIN>", "eos_token": "<END>"})
+    offered = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
+    for tool in offered:
+        tool["function"]["description"] = "A tool."
+    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    prompt = template.render([ASK], tools=offered)
+    whole = template.render([ASK, answer], tools=offered, add_generation_prompt=False)
+    assert whole.startswith(prompt.rstrip())
+    written = re.split(ENDS, whole[len(prompt.rstrip()) :])[0]
+    assert family is not None
+    reader = parser(family.name, in_reasoning=marks is not None and marks.opened_by(prompt))
+    assert said(reader, written) == [("call", "get_weather", ARGUMENTS)]

@@ -57,8 +57,8 @@ QWEN_XML: list[tuple[str, list[Said]]] = [
     ),
     (
         "<function=get_weather><parameter=city>7</parameter><parameter=days>many</parameter>"
-        "<parameter=metric>True</parameter><parameter=other>[1, 2]</parameter></function></tool_call>",
-        [("call", "get_weather", '{"city": "7", "days": "many", "metric": "True", "other": [1, 2]}')],
+        "<parameter=metric>False</parameter><parameter=other>[1, 2]</parameter></function></tool_call>",
+        [("call", "get_weather", '{"city": "7", "days": "many", "metric": false, "other": [1, 2]}')],
     ),
     (
         "<tool_call><function=write_file><parameter=content>\n\nif a < b:\n    '<tag>'\n\n</parameter>\n"

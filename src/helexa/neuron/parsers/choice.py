@@ -19,13 +19,14 @@ FAMILIES: dict[str, Family] = {
 """All notations by name."""
 
 # What a template writes only in that family's notation, the most particular first: several share `<tool_call>`.
-_IN_TEMPLATE = (
+_IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|channel|>", "harmony"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
     ("<arg_key>", "glm"),
     ("<tool_call>\\n<function=", "qwen_xml"),
     ("<tool_call>\n<function=", "qwen_xml"),
+    ("</tool_calls>", None),  # a list of calls, whose templates speak of `<tool_call>` too
     ("<tool_call></tool_call>", "hermes"),
     ("<tool_call>\\n{", "hermes"),
     ("<tool_call>\n{", "hermes"),
@@ -50,7 +51,7 @@ def find_family(is_token: Callable[[str], bool], template: str) -> Family | None
     """The notation that a model speaks, by its chat template, else by its tokens; None where neither shows one."""
     for sign, name in _IN_TEMPLATE:
         if sign in template:
-            return FAMILIES[name]
+            return FAMILIES[name] if name else None
     for signs, name in _IN_VOCABULARY:
         if all(map(is_token, signs)):
             return FAMILIES[name]

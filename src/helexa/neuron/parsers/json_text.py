@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates show models their own calls
 _NUMBERS = {"integer": int, "number": (int, float)}
 
 
@@ -34,15 +35,17 @@ def argument_text(written: str, schema: Mapping[str, Any]) -> str:
     """The JSON text of a parameter that was written bare, of the type that its schema wants.
 
     What is not of that type is a string. Where the schema names no type, JSON is what it says, and all else a string.
+    Python's spelling counts where a boolean or null is wanted.
     """
     types = frozenset(_types(schema))
     if "string" in types and not ("null" in types and written == "null"):
         return dumps(written)
+    text = _PYTHON.get(written.strip(), written.strip()) if types else written.strip()
     try:
-        value = strict_loads(written)
+        value = strict_loads(text)
     except ValueError:
         return dumps(written)
-    return written.strip() if not types or any(_is(value, kind) for kind in types) else dumps(written)
+    return text if not types or any(_is(value, kind) for kind in types) else dumps(written)
 
 
 def _types(schema: Mapping[str, Any], depth: int = 4) -> Iterable[str]:
