@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 
+from helexa.neuron.parsers.parser import OutputParser
 from neuron.parsers.streams import Said, parser, pieces_at, said
 
 PARIS = ("call", "get_weather", '{"city": "Paris"}')
@@ -243,12 +244,19 @@ def test_arguments_are_passed_on_while_they_are_generated():
 def test_a_prompt_that_opened_the_block_starts_inside():
     assert said(parser("hermes", in_reasoning=True), "\nHm.\n</think>\n\nHi.") == [("thought", "Hm."), ("text", "Hi.")]
     reader = parser(None, in_reasoning=True)
+    assert reader.in_reasoning
     reader.push("\nHm")
     assert reader.in_reasoning
     reader.push("</thi")
     assert reader.in_reasoning
     reader.push("nk>")
     assert not reader.in_reasoning
+
+
+def test_the_markers_to_let_through_are_named():
+    assert parser("mistral").markers == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>"}
+    assert OutputParser(None).markers == frozenset()
+    assert said(OutputParser(None), ["<think> ", "x"]) == [("text", "<think> x")]
 
 
 def test_any_name_counts_where_no_tools_are_known():

@@ -1,4 +1,4 @@
-"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` says how many per family (100)."""
+"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` says how many per family (300)."""
 
 import json
 import os
@@ -13,7 +13,8 @@ from neuron.parsers.respelling import respelling
 from neuron.parsers.streams import TOOLS, Said, parser, pieces_at, said
 
 FUZZ = os.environ.get("HELEXA_FUZZ")
-EXAMPLES = settings(max_examples=int(FUZZ or 100), deadline=None, derandomize=FUZZ is None)
+STREAMS = settings(max_examples=int(FUZZ or 300), derandomize=FUZZ is None)
+CALLED = settings(max_examples=int(FUZZ or 300) // 5, derandomize=FUZZ is None)
 
 SHARED = ["text", " ", "\n", "<", "é日", "😀", "x<y", "<think>", "</think>", "ping", "get_weather", "rm"]
 JSON = [
@@ -96,7 +97,7 @@ HEADS = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_and_calls_make_up_what_was_generated(family: str):
-    @EXAMPLES
+    @STREAMS
     @given(
         head=st.sampled_from(HEADS.get(family, [""])),
         parts=st.lists(st.sampled_from(ALPHABETS[family]), max_size=30),
@@ -168,7 +169,7 @@ def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: in
 
 @pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
 def test_calls_come_out_as_they_were_made(family: str):
-    @EXAMPLES
+    @CALLED
     @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
     def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
         text = _spelled(family, calls, indent)
@@ -191,7 +192,7 @@ STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map
     ],
 )
 def test_bare_values_come_out_typed(family: str, head: str, pair: str, tail: str):
-    @EXAMPLES
+    @CALLED
     @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
     def check(city: str, days: int, metric: bool, other: object, size: int) -> None:
         written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}

@@ -21,8 +21,9 @@ _MAX_HEADER = 512
 class Harmony:
     """`analysis` is reasoning, what is addressed to a tool a call, and all else text.
 
-    All of a message's framing is special tokens, so that the end tokens among them end the generation as a rule. The
-    prompt ends within the first header, behind `<|start|>assistant`.
+    It frames every answer, so that it is needed without tools too: with none known, a call is text. All of a message's
+    framing is special tokens, so that the end tokens among them end the generation as a rule. The prompt ends within
+    the first header, behind `<|start|>assistant`.
     """
 
     name = "harmony"

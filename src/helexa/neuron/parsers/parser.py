@@ -24,6 +24,9 @@ class OutputParser:
         in_reasoning: the prompt has opened such a block already.
         tools: the tools that may be called; None where any name counts.
         new_id: makes the id of a call.
+
+    Attributes:
+        markers: special tokens that must be let through into the text, because what they mark cannot be told without.
     """
 
     def __init__(
@@ -37,6 +40,8 @@ class OutputParser:
     ) -> None:
         self._family = family
         self._reasoning = reasoning
+        marks = {reasoning.open, reasoning.close} if reasoning else set[str]()
+        self.markers: frozenset[str] = (family.markers if family else frozenset()) | marks
         openers = [*(family.openers if family else ()), *([reasoning.open] if reasoning else ())]
         self._openers = Markers(openers)
         self._first_openers = Markers([*openers, *(family.leading if family else ())])
@@ -44,6 +49,7 @@ class OutputParser:
         self._output = Output(tools, new_id)
         self._plain = False  # what comes is text, unless a marker begins in it
         self._reading = self._read(in_reasoning and reasoning is not None)
+        next(self._reading)  # to where the first text is needed
 
     @property
     def in_reasoning(self) -> bool:

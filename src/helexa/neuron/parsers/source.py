@@ -74,14 +74,13 @@ class Source:
             yield
         return self.text[self.at : self.at + 1]
 
-    def space(self) -> Reading[str]:
+    def space(self) -> Reading[None]:
         """Take white space, as far as it goes."""
-        taken = ""
         while True:
             if not self.empty and (found := _SPACE.match(self.text, self.at)):
-                taken += self.take(found.end())
+                self.take(found.end())
             if not self.empty or self.ended:
-                return taken
+                return
             yield
 
     def name(self) -> Reading[str]:
