@@ -14,7 +14,7 @@ from neuron.parsers.streams import TOOLS, Said, parser, pieces_at, said
 
 FUZZ = os.environ.get("HELEXA_FUZZ")
 STREAMS = settings(max_examples=int(FUZZ or 300), derandomize=FUZZ is None)
-CALLED = settings(max_examples=int(FUZZ or 300) // 5, derandomize=FUZZ is None)
+CALLED = settings(max_examples=int(FUZZ or 300) // 8, derandomize=FUZZ is None)
 
 SHARED = ["text", " ", "\n", "<", "é日", "😀", "x<y", "<think>", "</think>", "ping", "get_weather", "rm"]
 JSON = [

@@ -38,7 +38,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-@settings(max_examples=1000, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
 def test_what_is_accepted_is_json(text: str, size: int):
     assert accepts(text, size) == is_json(text)
@@ -50,7 +50,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(VALUES, st.sampled_from([None, 2]), st.booleans(), st.integers(1, 5))
 def test_json_is_accepted(value: object, indent: int | None, ascii_only: bool, size: int):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)

@@ -16,7 +16,8 @@ BODIES = {
     "deepseek": ('<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "', '"}<｜tool▁call▁end｜>'),
     "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
 }
-LATE = {"hermes": ('<tool_call>{"arguments": {"content": "', '"}, "name": "write_file"}</tool_call>')}
+# The name after the arguments, which wait for it.
+LATE = {"llama3_json": ('{"parameters": {"content": "', '"}, "name": "write_file"}')}
 
 
 def work(family: str, text: str, piece: int) -> tuple[int, int]:
@@ -54,10 +55,11 @@ def test_twice_the_text_is_twice_the_work(family: str, filling: str):
     assert max(unread, still) < 32
 
 
-def test_100_kb_of_arguments_in_single_characters():
-    for family, (head, tail) in (BODIES | LATE).items():
-        reader = parser(family)
-        text = head + "ab cdefghi" * 10_000 + tail
-        events = [event for char in text for event in reader.push(char)] + reader.flush()
-        assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000
-        assert not reader.call_is_open
+@pytest.mark.parametrize("family", ["hermes", "llama3_json", "qwen_xml", "pythonic"])
+def test_100_kb_of_arguments_in_single_characters(family: str):
+    head, tail = (BODIES | LATE)[family]
+    reader = parser(family)
+    text = head + "ab cdefghi" * 10_000 + tail
+    events = [event for char in text for event in reader.push(char)] + reader.flush()
+    assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000
+    assert not reader.call_is_open
