@@ -4,11 +4,10 @@ from typing import Any
 import pytest
 from openai.types import CompletionUsage
 from openai.types import Model as OpenAIModel
-from openai.types.chat import ChatCompletion
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelInfo
-from helexa.core.wire.openai_chat import ChatRequest, chat_completion
+from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.openai_models import model_entry, model_list
 from helexa.core.wire.usage import usage
@@ -78,7 +77,7 @@ def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
     "fields",
     [
         {"tools": []},
-        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tool_choice": "auto"},
         {"n": 1},
         {"logprobs": False, "top_logprobs": 0},
@@ -86,6 +85,7 @@ def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
         {"modalities": ["text"]},
         {"audio": None, "functions": [], "function_call": "none"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"tools": [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]},
     ],
 )
 def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]) -> None:
@@ -159,19 +159,6 @@ def test_usage_is_whole_and_details_are_absent_at_zero() -> None:
     read = CompletionUsage.model_validate(full)
     assert read.prompt_tokens_details is not None and read.prompt_tokens_details.cached_tokens == 8
     assert read.completion_tokens_details is not None and read.completion_tokens_details.reasoning_tokens == 2
-
-
-def test_a_completion_is_openais() -> None:
-    built = chat_completion(
-        id="c",
-        created=1,
-        model="m",
-        content="hi",
-        finish_reason="length",
-        usage=usage(1, 1, prefill_ms=0, decode_ms=0),
-    )
-    read = ChatCompletion.model_validate(built)
-    assert (read.choices[0].message.content, read.choices[0].finish_reason) == ("hi", "length")
 
 
 def test_limits_are_nested_and_flat_and_absent_when_unknown() -> None:

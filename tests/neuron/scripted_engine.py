@@ -16,32 +16,42 @@ from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
 
 MODEL = "Org/Scripted"
-CONTEXT = 256
+CONTEXT = 1024
 TIMING = Timing(queue_ms=1.0, prefill_ms=12.0, decode_ms=34.0)
 
 Say = Callable[..., None]
 Script = Callable[[Generate, Say], Awaitable[None]]
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte, then the control tokens of ChatML."""
+def byte_tokenizer(*special: str) -> Tokenizer:
+    """One token per byte, then the control tokens of ChatML, then further ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    control = ("<|im_start|>", "<|im_end|>", *special)
+    backend.add_special_tokens([AddedToken(token, special=True) for token in control])
     return Tokenizer(backend, eos_id=backend.token_to_id("<|im_end|>"))
 
 
+# ChatML with Hermes' tools, and with thinking that a prompt begins.
+AGENT_TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "{# calls look like <tool_call>\n{...}</tool_call>, thoughts like <think>...</think> #}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    "{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }};{% endfor %}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}"
+)
 TOKENIZER = byte_tokenizer()
 END = TOKENIZER.eos_id or 0
 
 
-def answer(text: str, *, finish: str = "stop", cached: int = 0) -> Script:
+def answer(text: str, *, finish: str = "stop", cached: int = 0, tokenizer: Tokenizer = TOKENIZER) -> Script:
     """Says `text` a byte per step, then ends; `cached` of the prompt's tokens were found."""
 
     async def script(request: Generate, say: Say) -> None:
-        for index, token in enumerate(TOKENIZER.encode(text)):
+        for index, token in enumerate(tokenizer.encode(text)):
             say(tokens=[token], cached_tokens=0 if index else cached)
             await asyncio.sleep(0)
         say(tokens=[END] if finish == "stop" else [], finish=finish, timing=TIMING)
@@ -74,7 +84,7 @@ def failing(text: str, error: str) -> Script:
 class ScriptedEngine:
     """Stands where the engine client does."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, vocab_size: int = TOKENIZER.vocab_size) -> None:
         self.script = script
         self.options = EngineOptions()
         self.ready = Ready(
@@ -83,7 +93,7 @@ class ScriptedEngine:
             dtype="float32",
             kernels="none",
             context_length=CONTEXT,
-            vocab_size=TOKENIZER.vocab_size,
+            vocab_size=vocab_size,
             kv_pages=100,
             page_size=16,
             weight_bytes=1,
@@ -143,8 +153,12 @@ class Registry:
 
 
 def scripted_model(
-    script: Script, *, template: str | None = None, defaults: dict[str, float | int] | None = None
+    script: Script,
+    *,
+    template: str | None = None,
+    defaults: dict[str, float | int] | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
 ) -> ServedModel:
     """A served model whose engine follows `script`."""
-    text = ModelText(TOKENIZER, template, defaults or {})
-    return ServedModel(MODEL, ModelSpec(model_id=MODEL), text, ScriptedEngine(script))  # type: ignore[arg-type]
+    engine: Any = ScriptedEngine(script, tokenizer.vocab_size)
+    return ServedModel(MODEL, ModelSpec(model_id=MODEL), ModelText(tokenizer, template, defaults or {}), engine)

@@ -4,97 +4,24 @@ import asyncio
 import io
 import json
 import logging
-import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Any
 
-import aiohttp
 import msgspec
 import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from starlette.applications import Starlette
 
-from helexa.core.sse import EventParser
-from helexa.http.listener import Listener
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.model import ServedModel
-from helexa.neuron.routes import body, chat, completions, models, reply
-from helexa.neuron.routes.refusal import HANDLERS
-from neuron.scripted_engine import (
-    CONTEXT,
-    MODEL,
-    TOKENIZER,
-    Registry,
-    Script,
-    answer,
-    endless,
-    failing,
-    scripted_model,
-)
+from helexa.neuron.routes import body, reply
+from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer, endless, failing
+from neuron.scripted_node import CHAT, TEXT, Node, serve
 
-PATIENCE = 30.0  # seconds until a test gives up
-
-USER = {"role": "user", "content": "hi"}
-CHAT: dict[str, Any] = {"model": MODEL, "messages": [USER]}
-TEXT: dict[str, Any] = {"model": MODEL, "prompt": "once"}
-
-
-class Node:
-    """A running server and what to ask it with."""
-
-    def __init__(self, model: ServedModel, url: str, http: aiohttp.ClientSession) -> None:
-        self.model = model
-        self.engine: Any = model.engine
-        self.url = url
-        self.http = http
-        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-
-    async def post(self, path: str, value: object) -> tuple[int, Any]:
-        headers = {"content-type": "application/json"}
-        async with self.http.post(f"{self.url}{path}", data=json.dumps(value), headers=headers) as response:
-            return response.status, await response.json()
-
-    async def error(self, path: str, value: object) -> tuple[int, str, str]:
-        """Status, code and message of a refusal."""
-        status, answer = await self.post(path, value)
-        assert answer.keys() == {"error"}
-        assert {"message", "type", "code", "param"} <= answer["error"].keys()
-        return status, answer["error"]["code"], answer["error"]["message"]
-
-    async def events(self, path: str, value: dict[str, Any]) -> list[str]:
-        """The data of a stream's events."""
-        parser, events = EventParser(), []
-        async with self.http.post(f"{self.url}{path}", json={**value, "stream": True}) as response:
-            assert response.status == 200, await response.text()
-            assert response.content_type == "text/event-stream"
-            async for chunk in response.content.iter_any():
-                events += [event.data for event in parser.feed(chunk)]
-        return events
-
-
-@asynccontextmanager
-async def serve(script: Script, template: str | None = None) -> AsyncIterator[Node]:
-    model = scripted_model(script, template=template)
-    app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
-    app.state.registry = Registry(model)
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    server = Listener(app)
-    serving = asyncio.create_task(server.serve(listener))
-    try:
-        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
-            node = Node(model, f"http://127.0.0.1:{listener.getsockname()[1]}", http)
-            async with node.openai:
-                yield node
-    finally:
-        server.should_exit = True
-        await serving
+USER = CHAT["messages"][0]
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(autouse=True)
@@ -441,7 +368,13 @@ BAD_CHATS = [
     (_with(CHAT, logit_bias={"1": 101}), 422, "invalid_request_body", "logit_bias.1: "),
     (_with(CHAT, logit_bias={"100000": 1}), 422, "invalid_request_body", "logit_bias.100000: "),
     (_with(CHAT, n=2), 400, "unsupported_parameter", "'n'"),
-    (_with(CHAT, tools=[{"type": "function"}]), 400, "unsupported_parameter", "'tools'"),
+    (_with(CHAT, tools=[{"type": "function"}]), 422, "invalid_request_body", "tools.0: 'function' must be"),
+    (_with(CHAT, tools=[{"type": "function", "function": {"name": ""}}]), 422, "invalid_request_body", "tools.0: "),
+    (_with(CHAT, tools=[{"type": "web_search"}]), 400, "unsupported_parameter", "'tools.0.type'"),
+    (_with(CHAT, tools=[TOOL]), 400, "unsupported_parameter", "was not made for tools"),
+    (_with(CHAT, tools=[TOOL] * 513), 422, "invalid_request_body", "tools: "),
+    (_with(CHAT, parallel_tool_calls="no"), 422, "invalid_request_body", "parallel_tool_calls: "),
+    (_with(CHAT, reasoning_effort="enormous"), 422, "invalid_request_body", "reasoning_effort: "),
     (_with(CHAT, tool_choice="required"), 400, "unsupported_parameter", "'tool_choice'"),
     (_with(CHAT, logprobs=True), 400, "unsupported_parameter", "'logprobs'"),
     (_with(CHAT, top_logprobs=2), 400, "unsupported_parameter", "'top_logprobs'"),

@@ -1,6 +1,7 @@
-"""What a run of the engine says, in no dialect: `Started`, any number of `TextDelta`, then `Finished` or `Failed`.
+"""What a run of the engine says, in no dialect: `Started`, any number of `OutputEvent`, then `Finished` or `Failed`.
 
-An `OutputEvent` is what a parser reads out of the text.
+Where several answers to one prompt were asked for, `OfChoice` says whose each event is, and a last `Finished` speaks of
+all.
 """
 
 from typing import Literal
@@ -8,6 +9,8 @@ from typing import Literal
 import msgspec
 
 from helexa.core.errors import ApiError
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -44,19 +47,21 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit.
+    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit;
+    `tool_calls`: the model ended it to have its calls answered.
 
-    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again. `stop_string` is the one
-    that ended the answer, if one did.
+    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again. `reasoning_tokens` are
+    part of the `completion_tokens`. `stop_string` is the one that ended the answer, if one did.
     """
 
-    reason: Literal["stop", "length"]
+    reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     prefill_ms: float
     decode_ms: float
     stop_string: str | None = None
+    reasoning_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -66,4 +71,13 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
-InferenceEvent = Started | TextDelta | Finished | Failed
+
+
+class OfChoice(msgspec.Struct, frozen=True):
+    """What one of several answers says."""
+
+    index: int
+    event: OutputEvent | Finished
+
+
+InferenceEvent = Started | OutputEvent | OfChoice | Finished | Failed

@@ -11,7 +11,7 @@ class RunRecord:
 
     Attributes:
         model: its id.
-        reason: `stop`, `length`, `error` or `cancelled`.
+        reason: `stop`, `length`, `tool_calls`, `error` or `cancelled`.
         cached_tokens: of the prompt, found in the KV cache.
         queue, prefill, decode: seconds.
         first_token: seconds from the prompt to the first token, waiting included; None when there was none.
@@ -36,7 +36,7 @@ class Exchange:
         method, path: as they came.
         status: sent to the client, 0 before that.
         refusals: codes of the errors that were sent; each has its line in the log.
-        run: of a model, if there was one; it has its line in the log.
+        runs: of a model, one for each answer; each has its line in the log.
         started: when the request came (`time.perf_counter`).
     """
 
@@ -44,7 +44,7 @@ class Exchange:
     path: str = ""
     status: int = 0
     refusals: list[str] = field(default_factory=list[str])
-    run: RunRecord | None = None
+    runs: list[RunRecord] = field(default_factory=list[RunRecord])
     started: float = field(default_factory=time.perf_counter)
 
     @property

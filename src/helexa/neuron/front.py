@@ -47,7 +47,7 @@ class Front:
     def _end(self, one: Exchange, scope: Scope) -> None:
         one.status = one.status or CLIENT_CLOSED_REQUEST
         self._metrics.observe(one, scope.get("endpoint"))
-        if one.run is None and not one.refusals:
+        if not one.runs and not one.refusals:
             quiet = one.status < 400 and one.path in _POLLED
             tell(
                 log,

@@ -2,10 +2,8 @@
 
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Literal
 
 from helexa.core.errors import (
     ApiError,
@@ -14,14 +12,12 @@ from helexa.core.errors import (
     invalid_body,
     service_unavailable,
 )
-from helexa.core.logs import tell
 from helexa.core.wire.generation import GenerationRequest
-from helexa.neuron.engine.messages import SamplingParams, Timing, TokenOutput
-from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
-from helexa.neuron.exchange import RunRecord, current
+from helexa.neuron.answer import AnswerForm, AnswerReader
+from helexa.neuron.engine.messages import SamplingParams, TokenOutput
+from helexa.neuron.events import InferenceEvent
 from helexa.neuron.model import ServedModel
-from helexa.neuron.text.detokenizer import Detokenizer
-from helexa.neuron.text.stop_strings import StopStrings
+from helexa.neuron.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_OUTPUT_TOKENS = 8192
@@ -34,11 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 async def run(
-    model: ServedModel, prompt: list[int], request: GenerationRequest, *, principal: str = "", turn: int = 0
+    model: ServedModel,
+    prompt: list[int],
+    request: GenerationRequest,
+    *,
+    form: AnswerForm | None = None,
+    principal: str = "",
+    turn: int = 0,
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Answer `prompt`; closing the iterator cancels the run in the engine.
 
     Args:
+        form: of an assistant's answer; None where all is text.
         principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
             is shared with requests of the same principal only.
         turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
@@ -56,8 +59,8 @@ async def run(
         raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
     sampling = sampling_params(request, model.text.sampling_defaults)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
-    reader = _Reader(Detokenizer(model.text.tokenizer), StopStrings(request.stop or ()), stop_ids)
-    end = _End(model, len(prompt))
+    reader = AnswerReader(model.text, prompt, stops=request.stop or (), stop_ids=stop_ids, form=form)
+    end = RunEnd(model, len(prompt), reader)
     try:
         async with model.admission.seat(principal, len(prompt), limit) as seat:
             outputs = model.engine.generate(
@@ -68,18 +71,18 @@ async def run(
                 while True:
                     output = await anext(outputs)
                     seat.hold(end.count(output))
-                    text, stopped = reader.read(output)
-                    if stopped or output.finish is not None:
+                    said = reader.read(output)
+                    if reader.stopped or output.finish is not None:
                         break
-                    if text:
-                        yield TextDelta(text)
+                    for event in said:
+                        yield event
         # The engine is done with the request by now, however slowly the rest is read.
-        if text:
-            yield TextDelta(text)
-        if output.finish == "error" and not stopped:
+        for event in said:
+            yield event
+        if output.finish == "error" and not reader.stopped:
             yield end.fail(_engine_error(output))
         else:
-            yield end.finish("length" if output.finish == "length" and not stopped else "stop", reader.stop_string)
+            yield end.finish(reader.reason(output), reader.stop_string)
     except Exception as error:
         if not end.admitted:
             end.closed = True  # a refusal, which is logged as one
@@ -129,129 +132,3 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float]) -
 def _engine_error(output: TokenOutput) -> ApiError:
     message = output.error or "the model's engine failed"
     return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)
-
-
-class _Reader:
-    """Reads the text out of a sequence's outputs."""
-
-    def __init__(self, detokenizer: Detokenizer, stops: StopStrings, stop_ids: frozenset[int]) -> None:
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self._stop_ids = stop_ids
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._stops.found
-
-    def read(self, output: TokenOutput) -> tuple[str, bool]:
-        """The text that can be shown by now, and whether a stop string ended it."""
-        tokens = output.tokens
-        if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
-            tokens = tokens[:-1]
-        text = self._detokenizer.push(tokens)
-        if output.finish is not None:
-            text += self._detokenizer.flush()
-        text, stopped = self._stops.push(text)
-        if output.finish is not None and not stopped:
-            text += self._stops.flush()
-        return text, stopped
-
-
-class _End:
-    """The one way out of a run: the last event, the accounting and the completion log line, once, on every path."""
-
-    def __init__(self, model: ServedModel, prompt_tokens: int) -> None:
-        self.closed = False
-        self._model = model
-        self._prompt_tokens = prompt_tokens
-        self._cached_tokens = 0
-        self._completion_tokens = 0
-        self._timing: Timing | None = None
-        self._begin = time.perf_counter()
-        self._entered: float | None = None
-        self._first_token: float | None = None
-
-    @property
-    def admitted(self) -> bool:
-        return self._entered is not None
-
-    def started(self) -> Started:
-        self._entered = time.perf_counter()
-        return Started(self._prompt_tokens)
-
-    def count(self, output: TokenOutput) -> int:
-        """Take note of an output; how many tokens of prompt and answer the engine holds now."""
-        if output.tokens and self._first_token is None:
-            self._first_token = time.perf_counter()
-        self._completion_tokens += len(output.tokens)
-        self._cached_tokens += output.cached_tokens
-        self._timing = output.timing or self._timing
-        return self._prompt_tokens + self._completion_tokens if self._first_token is not None else 0
-
-    def finish(self, reason: Literal["stop", "length"], stop_string: str | None) -> Finished:
-        timing = self._close(reason)
-        return Finished(
-            reason=reason,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
-            completion_tokens=self._completion_tokens,
-            prefill_ms=timing.prefill_ms,
-            decode_ms=timing.decode_ms,
-            stop_string=stop_string,
-        )
-
-    def fail(self, error: ApiError) -> Failed:
-        self._close("error")
-        return Failed(error)
-
-    def abandon(self) -> None:
-        """The end of a run that nobody reads any more; does nothing after `finish` or `fail`."""
-        if not self.closed:
-            self._close("cancelled", client_gone=True)
-
-    def _close(self, reason: str, client_gone: bool = False) -> Timing:
-        self.closed = True
-        timing = self._timing or self._measured()
-        if self._first_token is not None:
-            # As seen from here, a wait in the engine looks like prefill.
-            prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
-            self._model.record(timing, prefilled, self._completion_tokens)
-        first_token = None if self._first_token is None else self._first_token - self._begin
-        waited = 0.0 if self._entered is None else self._entered - self._begin
-        run = RunRecord(
-            model=self._model.id,
-            reason=reason,
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
-            cached_tokens=self._cached_tokens,
-            queue=waited + timing.queue_ms / 1000,
-            prefill=timing.prefill_ms / 1000,
-            decode=timing.decode_ms / 1000,
-            first_token=first_token,
-        )
-        current().run = run
-        tell(
-            logger,
-            logging.INFO,
-            "completed",
-            model=run.model,
-            prompt_tokens=run.prompt_tokens,
-            completion_tokens=run.completion_tokens,
-            cached_tokens=run.cached_tokens,
-            finish_reason=reason,
-            queue_ms=round(run.queue * 1000),
-            ttft_ms=None if first_token is None else round(first_token * 1000),
-            prefill_ms=round(timing.prefill_ms),
-            decode_ms=round(timing.decode_ms),
-            client_gone=client_gone,
-        )
-        return timing
-
-    def _measured(self) -> Timing:
-        """The timing as seen from here, for runs that ended before the engine reported its own."""
-        now = time.perf_counter()
-        if self._entered is None:
-            return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)
-        first = self._first_token or now
-        return Timing(queue_ms=0.0, prefill_ms=(first - self._entered) * 1000, decode_ms=(now - first) * 1000)

@@ -61,8 +61,8 @@ class Metrics:
         self._duration.labels(route).observe(exchange.duration)
         for code in exchange.refusals:
             self._refusals.labels(code).inc()
-        if exchange.run is not None:
-            self._observe_run(exchange.run)
+        for run in exchange.runs:
+            self._observe_run(run)
 
     def watch(self, collector: Collector) -> None:
         """Ask `collector` too, at every scrape."""

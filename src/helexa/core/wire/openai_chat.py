@@ -1,20 +1,23 @@
-"""OpenAI chat completions: the request, and the shapes of the answer."""
+"""OpenAI chat completions: the request."""
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import unsupported_parameter
 from helexa.core.wire.generation import GenerationRequest
 from helexa.core.wire.request import WireObject
-from helexa.core.wire.usage import Usage
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
 _TEXT_PARTS = frozenset({"text", "refusal"})  # each holds its text under the name of its type
 _Content = str | list[dict[str, Any]] | None
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
+_MAX_TOOLS = 512
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 def _content(value: Any) -> Any:
@@ -36,6 +39,25 @@ def _content(value: Any) -> Any:
         if not isinstance(part.get(kind), str):
             raise PydanticCustomError("content", "part {index} has no '{kind}' string", {"index": index, "kind": kind})
     return value
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Accept a function with a name; tools of other types are refused by name later."""
+    if tool.get("type") != "function":
+        return tool
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise PydanticCustomError("tool", "'function' must be an object")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise PydanticCustomError("tool", "'function.name' must be a string that is not empty")
+    for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+        if not isinstance(function.get(field), kind | None):
+            raise PydanticCustomError("tool", "'function.{field}' is of the wrong type", {"field": field})
+    return tool
+
+
+Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
 
 
 class ChatMessage(WireObject):
@@ -65,19 +87,41 @@ class ChatRequest(GenerationRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     @property
     def has_image(self) -> bool:
         """Whether any turn contains an image."""
         return any(message.has_image for message in self.messages)
 
+    @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as a chat template takes them; none if the client forbids all calls."""
+        return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Variables that the client sets for the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | (self.chat_template_kwargs or {})
+
+    def thinks(self, default: bool) -> bool:
+        """Whether the model is to think before it answers: as the client says, else `default`."""
+        said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
+        if isinstance(said, bool):
+            return said
+        return default if self.reasoning_effort is None else self.reasoning_effort != "none"
+
     def refuse_unsupported(self) -> None:
-        """Refuse tools, log probabilities, structured output and anything that is not text, by name."""
+        """Refuse forced calls, log probabilities, structured output and anything that is not text, by name."""
         super().refuse_unsupported()
-        if self.tools and self.tool_choice != "none":
-            raise unsupported_parameter("tools")
+        for index, tool in enumerate(self.tools or ()):
+            if tool.get("type") != "function":
+                raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
         if self.tool_choice not in (None, "none", "auto"):
             raise unsupported_parameter("tool_choice")
         for name in ("functions", "logprobs", "top_logprobs", "audio", "web_search_options"):
@@ -92,78 +136,7 @@ class ChatRequest(GenerationRequest):
                 )
 
 
-class ChatAnswer(TypedDict):
-    """The assistant's turn."""
-
-    role: Literal["assistant"]
-    content: str
-    refusal: None
-
-
-class ChatChoice(TypedDict):
-    """One answer."""
-
-    index: int
-    message: ChatAnswer
-    logprobs: None
-    finish_reason: str
-    stop_reason: NotRequired[str]
-
-
-class ChatCompletion(TypedDict):
-    """The body of a reply that is not streamed."""
-
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class ChatDelta(TypedDict, total=False):
-    """What a chunk adds to the assistant's turn."""
-
-    role: Literal["assistant"]
-    content: str
-
-
-class ChatChunkChoice(TypedDict):
-    """One answer's part of a chunk."""
-
-    index: int
-    delta: ChatDelta
-    finish_reason: str | None
-    stop_reason: NotRequired[str]
-
-
-class ChatChunk(TypedDict):
-    """One event of a streamed reply. The one with `usage` has no choices."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage]
-
-
-def chat_completion(
-    *, id: str, created: int, model: str, content: str, finish_reason: str, usage: Usage
-) -> ChatCompletion:
-    """Build a reply that is not streamed."""
-    return ChatCompletion(
-        id=id,
-        object="chat.completion",
-        created=created,
-        model=model,
-        choices=[
-            ChatChoice(
-                index=0,
-                message=ChatAnswer(role="assistant", content=content, refusal=None),
-                logprobs=None,
-                finish_reason=finish_reason,
-            )
-        ],
-        usage=usage,
-    )
+def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool without fields that are null, and with the parameters that templates expect of all."""
+    function = {key: value for key, value in tool["function"].items() if value is not None}
+    return {**tool, "function": function if "parameters" in function else {**function, "parameters": _NO_PARAMETERS}}

@@ -1,32 +1,26 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, vision_unsupported
-from helexa.core.sse import frame
-from helexa.core.wire.openai_chat import (
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
-    ChatMessage,
-    ChatRequest,
-    chat_completion,
-)
-from helexa.core.wire.usage import Usage
+from helexa.core.errors import ApiError, unsupported_parameter, vision_unsupported
+from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
+from helexa.neuron.answer import AnswerForm
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
+from helexa.neuron.parsers.output import Tools
 from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.chat_projector import ChatProjector
 from helexa.neuron.routes.principal import principal_of
-from helexa.neuron.routes.projector import OpenAIProjector
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.text.chat_template import TemplateError
+
+_THINKING_HEADER = "x-include-thinking"
+_THINKING_VARIABLES = ("enable_thinking", "thinking")  # as templates call it
 
 
 async def chat_completions(request: Request) -> Reply:
@@ -35,9 +29,13 @@ async def chat_completions(request: Request) -> Reply:
     model: ServedModel = request.app.state.registry.get(chat.model)
     if chat.has_image:
         raise vision_unsupported(model.id)
+    tools = chat.offered_tools
+    spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
+    variables = thinking_variables(model, chat.thinks(default=spelled)) | chat.template_variables
     # Long conversations take a while to cut into tokens.
-    prompt, turn = await asyncio.to_thread(_prompt, model, chat)
-    events = run(model, prompt, chat, principal=principal_of(request), turn=turn)
+    prompt, turn = await asyncio.to_thread(prompt_of, model, chat.messages, tools, variables)
+    form = AnswerForm(tool_schemas(tools), parallel=chat.parallel_tool_calls is not False, spelled_thoughts=spelled)
+    events = run(model, prompt, chat, form=form, principal=principal_of(request), turn=turn)
     return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
 
 
@@ -51,49 +49,36 @@ def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[
     return turns
 
 
-def _prompt(model: ServedModel, chat: ChatRequest) -> tuple[list[int], int]:
-    """The prompt, and where its last turn begins if the engine has a use for that."""
-    turns = template_turns(model, chat.messages)
-    variables = chat.chat_template_kwargs or {}
+def thinking_variables(model: ServedModel, thinks: bool) -> dict[str, Any]:
+    """What tells the model's chat template whether to have it think, under the names that it knows."""
+    return {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
+
+
+def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """The JSON Schema of each tool's arguments, by name."""
+    return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+
+
+def prompt_of(
+    model: ServedModel,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+) -> tuple[list[int], int]:
+    """The prompt, and where its last turn begins if the engine has a use for that.
+
+    Raises:
+        ApiError: 400 `unsupported_parameter` for tools that the template would leave out, 422 `template_render_failed`.
+    """
+    if tools and not model.text.template.mentions("tools"):
+        raise unsupported_parameter("tools", f"model '{model.id}' was not made for tools: its chat template has none")
+    turns = template_turns(model, messages)
     try:
         if model.engine.ready.state_bytes:
-            return model.text.prompt_and_turn_start(turns, **variables)
-        return model.text.prompt_ids(turns, **variables), 0
+            return model.text.prompt_and_turn_start(turns, tools, **variables)
+        return model.text.prompt_ids(turns, tools, **variables), 0
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
-
-
-class ChatProjector(OpenAIProjector):
-    """Renders a run as a chat completion, or as its chunks."""
-
-    id_prefix = "chatcmpl"
-
-    def opening(self) -> bytes:
-        """The chunk that names the role."""
-        return frame(orjson.dumps(self._chunk({"role": "assistant"}, None)))
-
-    def chunk(self, text: str | None, finish_reason: str | None) -> ChatChunk:
-        """A chunk with a piece of text, or with the finish reason."""
-        return self._chunk({} if text is None else {"content": text}, finish_reason)
-
-    def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """The chunk that carries the usage and no choices."""
-        return {**self._chunk({}, None), "choices": [], "usage": usage}
-
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> ChatCompletion:
-        """The chat completion."""
-        return chat_completion(
-            id=self.id, created=self.created, model=self.model, content=text, finish_reason=finish_reason, usage=usage
-        )
-
-    def _chunk(self, delta: ChatDelta, finish_reason: str | None) -> ChatChunk:
-        return ChatChunk(
-            id=self.id,
-            object="chat.completion.chunk",
-            created=self.created,
-            model=self.model,
-            choices=[ChatChunkChoice(index=0, delta=delta, finish_reason=finish_reason)],
-        )
 
 
 routes = [Route("/v1/chat/completions", chat_completions, methods=["POST"])]

@@ -11,7 +11,7 @@ from helexa.core.errors import ApiError, invalid_body, vision_unsupported
 from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.chat import template_turns
+from helexa.neuron.routes.chat import template_turns, thinking_variables
 from helexa.neuron.text.chat_template import TemplateError
 
 
@@ -47,7 +47,7 @@ def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }
-    variables = ending | (asked.chat_template_kwargs or {})
+    variables = ending | thinking_variables(model, False) | (asked.chat_template_kwargs or {})
     try:
         return model.text.prompt_ids(template_turns(model, asked.messages), asked.tools, **variables)
     except TemplateError as error:

@@ -1,7 +1,7 @@
 """Token ids to text while they are generated."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from helexa.neuron.text.tokenizer import Tokenizer
 
@@ -11,15 +11,20 @@ class Detokenizer:
 
     Characters whose bytes are spread over tokens are held back until they are whole; bytes that can no longer become
     a character read as U+FFFD. Control tokens have no text.
+
+    Args:
+        shown: control tokens that have text nevertheless: the bytes that stand for each.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, bytes] | None = None) -> None:
         self._token_bytes = tokenizer.token_bytes
+        self._shown = shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next tokens; return the text they complete."""
-        return self._decoder.decode(b"".join([self._token_bytes(token_id) for token_id in ids]))
+        spell, shown = self._token_bytes, self._shown
+        return self._decoder.decode(b"".join([shown.get(token_id) or spell(token_id) for token_id in ids]))
 
     def flush(self) -> str:
         """The end of the text: an incomplete character becomes U+FFFD."""

@@ -9,20 +9,13 @@ from typing import Any
 from helexa.core.errors import ModelFileError
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate
 from helexa.neuron.text.message_shaper import Message
+from helexa.neuron.text.notation import Notation
 from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
 from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
 from helexa.neuron.text.template_renderer import TemplateError
 from helexa.neuron.text.template_sources import TemplateSources
 from helexa.neuron.text.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf import GgufFile, gguf_models
-
-_REASONING_MARKS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-)
-_TOOL_MARKS = (("<tool_call>", "</tool_call>"),)
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,7 @@ class ModelText:
         sampling_defaults: what the model's maker recommends, of `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
         capabilities: what the model was made for.
+        notation: how it writes reasoning and calls.
     """
 
     def __init__(
@@ -57,9 +51,10 @@ class ModelText:
         self.sampling_defaults = sampling_defaults
         source = CHATML if template_source is None else template_source
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
+        self.notation = Notation(tokenizer, (template_source or "") + (tool_use or ""))
         self.capabilities = TextCapabilities(
-            tool_call=self._has_marks(_TOOL_MARKS) or self.template.mentions("tools"),
-            reasoning=self._has_marks(_REASONING_MARKS) or self.template.mentions("enable_thinking"),
+            tool_call=self.notation.family is not None or self.template.mentions("tools"),
+            reasoning=self.notation.reasons or self.template.mentions("enable_thinking"),
         )
         # A template writes the first token itself; the fallback does not know of one.
         first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
@@ -148,9 +143,6 @@ class ModelText:
             return prompt, 0
         common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, anew, strict=False)))
         return prompt, max(common - 1, 0)
-
-    def _has_marks(self, pairs: Sequence[tuple[str, str]]) -> bool:
-        return any(all(self.tokenizer.token_id(mark) is not None for mark in pair) for pair in pairs)
 
 
 def _gguf_in(path: Path) -> Path:

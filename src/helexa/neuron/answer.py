@@ -1,0 +1,166 @@
+"""Reading one answer while it is generated: from token ids to what they say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from helexa.neuron.engine.messages import TokenOutput
+from helexa.neuron.events import FinishReason, OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.parsers.output import Tools
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.stop_strings import StopStrings
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What an assistant's answer may hold beside text, and what becomes of it.
+
+    Attributes:
+        tools: that may be called: the JSON Schema of each one's arguments, by name.
+        parallel: more than one may be called; else the answer ends where a second call begins.
+        spelled_thoughts: reasoning is part of the text, between the model's marks.
+    """
+
+    tools: Tools = field(default_factory=dict[str, dict[str, object]])
+    parallel: bool = True
+    spelled_thoughts: bool = False
+
+
+class AnswerReader:
+    """Reads what a sequence's outputs say.
+
+    Stop strings count in the text only, not in reasoning and calls.
+
+    Args:
+        stop_ids: the tokens that end the answer and are none of it.
+        form: of an assistant's answer; None where all is text.
+
+    Attributes:
+        reasoning_tokens: how many tokens were reasoning, or its marks.
+        stopped: a stop string was found, or a call too many: what the engine generates from here on is not wanted.
+    """
+
+    def __init__(
+        self,
+        text: ModelText,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        form: AnswerForm | None = None,
+    ) -> None:
+        self.reasoning_tokens = 0
+        self.stopped = False
+        self._stop_ids = stop_ids
+        self._stops = StopStrings(stops)
+        self._parallel = form is None or form.parallel
+        self._parser = None if form is None else text.notation.parser(prompt, form.tools)
+        self._detokenizer = text.notation.detokenizer(self._parser)
+        self._marks = text.notation.thought_marks if form is not None and form.spelled_thoughts else None
+        self._spelling = False
+        self._calls = 0
+        self._events: list[OutputEvent] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    def reason(self, output: TokenOutput) -> FinishReason:
+        """Why the answer ended with `output`, the last one that was read."""
+        if output.finish == "length" and not self.stopped:
+            return "length"
+        if self.stop_string is not None or self._calls == 0 or self._parser is None:
+            return "stop"
+        # A call that is not whole cannot be answered.
+        return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
+
+    def read(self, output: TokenOutput) -> list[OutputEvent]:
+        """What can be shown by now."""
+        tokens = output.tokens
+        if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
+            tokens = tokens[:-1]
+        if self._parser is None:
+            self._say(self._detokenizer.push(tokens))
+        else:
+            for token in tokens:
+                before = self._parser.in_reasoning
+                self._parse(self._parser.push(self._detokenizer.push((token,))))
+                self.reasoning_tokens += before or self._parser.in_reasoning
+                if self.stopped:
+                    break
+        if output.finish is not None and not self.stopped:
+            self._end()
+        events, self._events = self._events, []
+        return events if len(events) < 2 else _joined(events)
+
+    def _end(self) -> None:
+        rest = self._detokenizer.flush()
+        if self._parser is None:
+            self._say(rest)
+        else:
+            self._parse(self._parser.push(rest))
+            self._parse(self._parser.flush())
+        if not self.stopped:
+            self._let_go()
+            self._close_thoughts()
+
+    def _parse(self, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            if self.stopped:
+                return
+            match event:
+                case TextDelta(text):
+                    self._say(text)
+                case ToolCallStart() if self._calls > 0 and not self._parallel:
+                    self._let_go()
+                    self.stopped = True
+                case _:
+                    self._let_go()
+                    self._calls += isinstance(event, ToolCallStart)
+                    self._show(event)
+
+    def _say(self, text: str) -> None:
+        text, self.stopped = self._stops.push(text)
+        if text:
+            self._show(TextDelta(text))
+
+    def _let_go(self) -> None:
+        """The text ends, or is interrupted: what might have become a stop string did not."""
+        if held := self._stops.flush():
+            self._show(TextDelta(held))
+
+    def _show(self, event: OutputEvent) -> None:
+        if self._marks is not None:
+            if isinstance(event, ReasoningDelta):
+                event = TextDelta(event.text if self._spelling else f"{self._marks.open}\n{event.text}")
+                self._spelling = True
+            else:
+                self._close_thoughts()
+        self._events.append(event)
+
+    def _close_thoughts(self) -> None:
+        if self._spelling and self._marks is not None:
+            self._events.append(TextDelta(f"\n{self._marks.close}\n\n"))
+            self._spelling = False
+
+
+def _kind(event: OutputEvent) -> tuple[object, int]:
+    return type(event), event.index if isinstance(event, ToolCallDelta | ToolCallStart) else 0
+
+
+def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """The same in fewer events: one for all that goes on."""
+    joined: list[OutputEvent] = []
+    for _, group in groupby(events, _kind):
+        first, *more = group
+        match first:
+            case TextDelta() | ReasoningDelta() if more:
+                texts = [event.text for event in (first, *more) if isinstance(event, TextDelta | ReasoningDelta)]
+                joined.append(type(first)("".join(texts)))
+            case ToolCallDelta() if more:
+                pieces = [event.arguments for event in (first, *more) if isinstance(event, ToolCallDelta)]
+                joined.append(ToolCallDelta(first.index, "".join(pieces)))
+            case _:
+                joined.append(first)
+    return joined

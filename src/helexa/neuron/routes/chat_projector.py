@@ -1,0 +1,100 @@
+"""A run rendered as a chat completion, or as its chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from helexa.core.wire.openai_chat_answer import (
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    FunctionDelta,
+    ToolCall,
+)
+from helexa.core.wire.usage import Usage
+from helexa.neuron.events import (
+    Finished,
+    OutputEvent,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from helexa.neuron.routes.projector import OpenAIProjector
+
+
+class ChatProjector(OpenAIProjector):
+    """Renders a run as a chat completion, or as its chunks."""
+
+    id_prefix = "chatcmpl"
+
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk:
+        """The chunk that says so of an answer; the first one names the role."""
+        reason = event.reason if isinstance(event, Finished) else None
+        return self._chunk([ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)])
+
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """The chunk that carries the usage and no choices."""
+        return {**self._chunk([]), "usage": usage}
+
+    def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
+        """A whole answer."""
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        arguments: list[list[str]] = []
+        for event in events:
+            match event:
+                case TextDelta(piece):
+                    text.append(piece)
+                case ReasoningDelta(piece):
+                    thoughts.append(piece)
+                case ToolCallStart(_, id, name):
+                    calls.append(ToolCall(id=id, type="function", function={"name": name, "arguments": ""}))
+                    arguments.append([])
+                case ToolCallDelta(number, piece):
+                    arguments[number].append(piece)
+        for call, pieces in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = "".join(pieces)
+        message = ChatAnswer(role="assistant", content="".join(text), refusal=None)
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=end.reason)
+
+    def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
+        """The chat completion."""
+        return ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=list(choices),
+            usage=usage,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
+        )
+
+
+def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
+    match event:
+        case Started():
+            return {"role": "assistant"}
+        case TextDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ToolCallDelta(index, arguments):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        case Finished():
+            return {}

@@ -1,0 +1,56 @@
+"""How a model writes what is not plain text: its reasoning and its calls of tools."""
+
+from collections.abc import Sequence
+
+from helexa.neuron.parsers.choice import find_family
+from helexa.neuron.parsers.harmony import Harmony
+from helexa.neuron.parsers.output import Tools
+from helexa.neuron.parsers.parser import OutputParser
+from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
+from helexa.neuron.text.detokenizer import Detokenizer
+from helexa.neuron.text.tokenizer import Tokenizer
+
+_TAIL = 16  # tokens: a prompt's last ones, among which a mark that opens reasoning is
+
+
+class Notation:
+    """What one model's vocabulary and chat template show of it.
+
+    Attributes:
+        family: of its calls, None where it knows none.
+        reasoning: the marks around its reasoning, None where it has none; harmony has its own.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: str) -> None:
+        def is_token(text: str) -> bool:
+            return tokenizer.token_id(text) is not None
+
+        self.family = find_family(is_token, template)
+        self.reasoning = find_reasoning_marks(is_token, template)
+        self._tokenizer = tokenizer
+        self._channels = isinstance(self.family, Harmony)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the model's reasoning can be told from its answer."""
+        return self._channels or self.reasoning is not None
+
+    @property
+    def thought_marks(self) -> ReasoningMarks:
+        """The marks in which reasoning is spelled out for who wants it as text."""
+        return self.reasoning or ReasoningMarks("<think>", "</think>")
+
+    def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
+        """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
+        family = self.family if tools or self._channels else None
+        if family is None and self.reasoning is None:
+            return None
+        tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False) if self.reasoning else ""
+        inside = self.reasoning is not None and self.reasoning.opened_by(tail)
+        return OutputParser(family, reasoning=self.reasoning, in_reasoning=inside, tools=tools)
+
+    def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
+        """One that lets through what `parser` has to see."""
+        markers = parser.markers if parser else frozenset[str]()
+        ids = {self._tokenizer.token_id(marker): marker.encode() for marker in markers}
+        return Detokenizer(self._tokenizer, {number: spelled for number, spelled in ids.items() if number is not None})

@@ -1,0 +1,82 @@
+"""The OpenAI routes on a real socket, in front of a scripted engine."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import openai
+from starlette.applications import Starlette
+
+from helexa.core.sse import EventParser
+from helexa.http.listener import Listener
+from helexa.neuron.model import ServedModel
+from helexa.neuron.routes import chat, completions, models
+from helexa.neuron.routes.refusal import HANDLERS
+from helexa.neuron.text.tokenizer import Tokenizer
+from neuron.scripted_engine import MODEL, TOKENIZER, Registry, Script, scripted_model
+
+PATIENCE = 30.0  # seconds until a test gives up
+
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "once"}
+
+
+class Node:
+    """A running server and what to ask it with."""
+
+    def __init__(self, model: ServedModel, url: str, http: aiohttp.ClientSession) -> None:
+        self.model = model
+        self.engine: Any = model.engine
+        self.url = url
+        self.http = http
+        self.openai = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    async def post(self, path: str, value: object) -> tuple[int, Any]:
+        headers = {"content-type": "application/json"}
+        async with self.http.post(f"{self.url}{path}", data=json.dumps(value), headers=headers) as response:
+            return response.status, await response.json()
+
+    async def error(self, path: str, value: object) -> tuple[int, str, str]:
+        """Status, code and message of a refusal."""
+        status, answer = await self.post(path, value)
+        assert answer.keys() == {"error"}
+        assert {"message", "type", "code", "param"} <= answer["error"].keys()
+        return status, answer["error"]["code"], answer["error"]["message"]
+
+    async def events(self, path: str, value: dict[str, Any]) -> list[str]:
+        """The data of a stream's events."""
+        parser, events = EventParser(), []
+        async with self.http.post(f"{self.url}{path}", json={**value, "stream": True}) as response:
+            assert response.status == 200, await response.text()
+            assert response.content_type == "text/event-stream"
+            async for chunk in response.content.iter_any():
+                events += [event.data for event in parser.feed(chunk)]
+        return events
+
+
+@asynccontextmanager
+async def serve(
+    script: Script, template: str | None = None, *, tokenizer: Tokenizer = TOKENIZER
+) -> AsyncIterator[Node]:
+    """A node whose model says what the script does."""
+    model = scripted_model(script, template=template, tokenizer=tokenizer)
+    app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
+    app.state.registry = Registry(model)
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    server = Listener(app)
+    serving = asyncio.create_task(server.serve(listener))
+    try:
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
+            node = Node(model, f"http://127.0.0.1:{listener.getsockname()[1]}", http)
+            async with node.openai:
+                yield node
+    finally:
+        server.should_exit = True
+        await serving

@@ -1,0 +1,258 @@
+"""Reasoning and tool calls over a real socket, streamed and whole, in front of a scripted engine."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from neuron.scripted_engine import AGENT_TEMPLATE, TOKENIZER, answer, byte_tokenizer
+from neuron.scripted_node import CHAT, Node, serve
+
+PATH = "/v1/chat/completions"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    },
+}
+TIME = {"type": "function", "function": {"name": "time", "description": None}}
+AGENT: dict[str, Any] = {**CHAT, "tools": [WEATHER, TIME]}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</tool_call>'
+NEXT = '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
+THINKING: dict[str, Any] = {**CHAT, "enable_thinking": True}
+
+
+def folded(data: list[str]) -> dict[str, Any]:
+    """What a stream's chunks add up to, in the shape of a whole reply."""
+    message: dict[str, Any] = {"role": None, "content": "", "refusal": None}
+    choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None}
+    calls: list[dict[str, Any]] = []
+    for chunk in [ChatCompletionChunk.model_validate_json(event) for event in data[:-2]]:
+        (said,) = chunk.choices
+        delta = said.delta.to_dict()
+        message["role"] = delta.get("role") or message["role"]
+        message["content"] += delta.get("content") or ""
+        if thought := delta.get("reasoning_content"):
+            message["reasoning_content"] = message.get("reasoning_content", "") + str(thought)
+        for piece in said.delta.tool_calls or []:
+            if piece.index == len(calls):
+                assert piece.id and piece.function and piece.type
+                calls.append({"id": piece.id, "type": piece.type, "function": {"name": piece.function.name}})
+            function = calls[piece.index]["function"]
+            assert piece.function is not None
+            function["arguments"] = function.get("arguments", "") + (piece.function.arguments or "")
+        if said.finish_reason is not None:
+            choice["finish_reason"] = said.finish_reason
+            if stop := said.to_dict().get("stop_reason"):
+                choice["stop_reason"] = stop
+    if calls:
+        message["tool_calls"] = calls
+    return {"choice": choice, "usage": json.loads(data[-2])["usage"]}
+
+
+async def both(node: Node, request: dict[str, Any], **headers: str) -> dict[str, Any]:
+    """The choice and the usage of the reply, which are the same streamed and not."""
+    node.http.headers.update(headers)
+    status, whole = await node.post(PATH, request)
+    assert status == 200, whole
+    ChatCompletion.model_validate(whole)
+    streamed = folded(await node.events(PATH, request))
+    calls = [reply["message"].get("tool_calls", []) for reply in (whole["choices"][0], streamed["choice"])]
+    ids = [call.pop("id") for one in calls for call in one]
+    for usage in (whole["usage"], streamed["usage"]):
+        del usage["helexa_timing"]  # what is stopped from here has no times of the engine's
+    assert len(set(ids)) == len(ids) and all(id.startswith("call_") for id in ids)
+    assert streamed == {"choice": whole["choices"][0], "usage": whole["usage"]}
+    return streamed
+
+
+async def test_a_call_is_told_from_the_text_around_it() -> None:
+    async with serve(answer(f"I look it up.\n{CALL}\n{NEXT}"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, AGENT))["choice"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] == "I look it up.\n"
+        functions = [call["function"] for call in choice["message"]["tool_calls"]]
+        assert [(function["name"], json.loads(function["arguments"])) for function in functions] == [
+            ("weather", {"place": "Köln"}),
+            ("time", {}),
+        ]
+        prompt = TOKENIZER.decode(node.engine.requests[0].prompt)
+        assert '"name": "weather"' in prompt and '"place"' in prompt and "null" not in prompt
+
+
+async def test_arguments_come_while_they_are_generated() -> None:
+    async with serve(answer(CALL), AGENT_TEMPLATE) as node:
+        data = await node.events(PATH, AGENT)
+    pieces = [
+        call["function"]["arguments"]
+        for event in data[:-2]
+        for choice in json.loads(event)["choices"]
+        for call in choice["delta"].get("tool_calls", [])
+    ]
+    assert len(pieces) > 10 and "".join(pieces) == '{"place": "Köln"}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "unheard_of", "arguments": {}}\n</tool_call>',
+        "<tool_call>garbage</tool_call>",
+        "<tool_call>",
+    ],
+)
+async def test_what_is_no_call_comes_back_as_text(text: str) -> None:
+    async with serve(answer(text), AGENT_TEMPLATE) as node:
+        choice = (await both(node, AGENT))["choice"]
+        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+        assert choice["finish_reason"] == "stop"
+
+
+async def test_without_tools_nothing_is_a_call() -> None:
+    async with serve(answer(CALL), AGENT_TEMPLATE) as node:
+        for request in (CHAT, {**AGENT, "tool_choice": "none"}):
+            choice = (await both(node, request))["choice"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (CALL, "stop")
+        assert "weather" not in TOKENIZER.decode(node.engine.requests[-1].prompt)
+
+
+async def test_a_call_that_is_cut_off_ended_by_length() -> None:
+    async with serve(answer(CALL[:60], finish="length"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, AGENT))["choice"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"place"')
+
+
+async def test_a_call_that_the_model_broke_off_is_none_to_answer() -> None:
+    async with serve(answer(CALL[:60]), AGENT_TEMPLATE) as node:
+        assert (await both(node, AGENT))["choice"]["finish_reason"] == "stop"
+
+
+async def test_one_call_at_a_time() -> None:
+    async with serve(answer(f"{CALL}\n{NEXT} and on"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**AGENT, "parallel_tool_calls": False}))["choice"]
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert node.engine.cancelled.is_set()
+
+
+@pytest.mark.parametrize("arguments", ['{"place": "Köln"}', {"place": "Köln"}])
+async def test_the_template_gets_arguments_of_the_history_as_objects(arguments: object) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    history = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]
+    async with serve(answer("Rain."), AGENT_TEMPLATE) as node:
+        await both(node, {**AGENT, "messages": [*CHAT["messages"], *history]})
+        assert "place=Köln;" in TOKENIZER.decode(node.engine.requests[0].prompt)
+
+
+async def test_tools_that_the_template_fails_on_are_a_422() -> None:
+    template = "{% if tools %}{{ raise_exception('no such tools') }}{% endif %}hello"
+    async with serve(answer("x"), template) as node:
+        assert (await node.error(PATH, AGENT))[:2] == (422, "template_render_failed")
+        assert (await node.post(PATH, CHAT))[0] == 200
+
+
+# Reasoning
+
+
+@pytest.mark.parametrize(
+    ("said", "thoughts", "text"),
+    [
+        ("Hm, 🦊.\n</think>\n\nYes.", "Hm, 🦊.", "Yes."),
+        ("Hm", "Hm", ""),
+        ("\n</think>\n\nYes.", None, "Yes."),
+    ],
+)
+async def test_a_prompt_that_opens_the_block_is_answered_inside_it(said: str, thoughts: str | None, text: str) -> None:
+    async with serve(answer(said, finish="length"), AGENT_TEMPLATE) as node:
+        reply = await both(node, THINKING)
+        message = reply["choice"]["message"]
+        assert (message.get("reasoning_content"), message["content"]) == (thoughts, text)
+        marks = said.partition("</think>")
+        details = reply["usage"]["completion_tokens_details"]
+        inside = len((marks[0] + marks[1]).encode())
+        assert inside <= details["reasoning_tokens"] <= len(said.encode()) - len(text.encode())
+
+
+async def test_a_block_that_the_model_opens_is_reasoning_too() -> None:
+    async with serve(answer("<think>Hm.</think>Yes."), AGENT_TEMPLATE) as node:
+        reply = await both(node, CHAT)
+        assert reply["choice"]["message"]["reasoning_content"] == "Hm."
+        assert reply["choice"]["message"]["content"] == "Yes."
+
+
+async def test_thinking_and_calling() -> None:
+    async with serve(answer(f"The weather.\n</think>\n\n{CALL}"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**AGENT, "enable_thinking": True}))["choice"]
+        assert choice["message"]["reasoning_content"] == "The weather."
+        assert choice["message"]["content"] == ""
+        assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_marks_that_are_control_tokens_are_seen_and_not_shown() -> None:
+    tokenizer = byte_tokenizer("<think>", "</think>", "<tool_call>", "</tool_call>")
+    script = answer(f"<think>Hm.</think>\nYes.\n{CALL}", tokenizer=tokenizer)
+    async with serve(script, AGENT_TEMPLATE, tokenizer=tokenizer) as node:
+        reply = await both(node, AGENT)
+        message = reply["choice"]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.\n")
+        assert message["tool_calls"][0]["function"]["name"] == "weather"
+        assert reply["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<Hm.>")}
+        # Without tools a call's marks have no text, as other control tokens.
+        assert "tool_call" not in (await both(node, CHAT))["choice"]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "header", "thinks"),
+    [
+        ({}, None, False),
+        ({}, "true", True),
+        ({}, "0", False),
+        ({"reasoning_effort": "low"}, None, True),
+        ({"reasoning_effort": "none"}, "yes", False),
+        ({"enable_thinking": True}, None, True),
+        ({"enable_thinking": False, "reasoning_effort": "high"}, "1", False),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, None, True),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "true", False),
+    ],
+)
+async def test_the_client_decides_whether_the_model_thinks(
+    fields: dict[str, Any], header: str | None, thinks: bool
+) -> None:
+    async with serve(answer("x"), AGENT_TEMPLATE) as node:
+        if header is not None:
+            node.http.headers["x-include-thinking"] = header
+        assert (await node.post(PATH, {**CHAT, **fields}))[0] == 200
+        prompt = TOKENIZER.decode(node.engine.requests[0].prompt)
+        assert prompt.endswith("<think>\n") is thinks
+
+
+@pytest.mark.parametrize(("said", "text"), [
+    ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."),
+    ("Hm", "<think>\nHm\n</think>\n\n"),
+    (f"Hm.</think>{CALL}", "<think>\nHm.\n</think>\n\n"),
+])  # fmt: skip
+async def test_thoughts_are_text_for_who_says_so(said: str, text: str) -> None:
+    async with serve(answer(said), AGENT_TEMPLATE) as node:
+        message = (await both(node, AGENT, **{"x-include-thinking": "true"}))["choice"]["message"]
+        assert message["content"] == text
+        assert "reasoning_content" not in message
+
+
+# Stop strings
+
+
+async def test_stop_strings_are_looked_for_in_the_text_alone() -> None:
+    said = f"Köln or not?</think>Is it Kö\n{CALL}"
+    async with serve(answer(said), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**AGENT, "enable_thinking": True, "stop": ["Köln"]}))["choice"]
+        assert choice["message"]["content"] == "Is it Kö\n"
+        assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"place": "Köln"}
+        assert "stop_reason" not in choice
+        choice = (await both(node, {**AGENT, "enable_thinking": True, "stop": ["it K"]}))["choice"]
+        assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("Is ", "stop", "it K")
