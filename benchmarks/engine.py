@@ -103,7 +103,7 @@ class Engine:
 
     def _step(self, scheduler: Scheduler) -> None:
         plan = scheduler.plan()
-        scheduler.commit(plan, self._runner.run(plan))
+        scheduler.commit(plan, self._runner.run(plan).tokens)
 
     def _read_bandwidth(self) -> float:
         """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""

@@ -9,9 +9,10 @@ The name of the "model" says how it behaves, a word each, joined by dots:
 
 As soon as there is a file `<model>.bad`, loads fail as with `bad-file`.
 
-A prompt `[1, n]` is answered by the tokens 0..n-1, one per step; `[2]` kills the process after one token; `[3]` answers
-one token and never ends; `[4]` is refused; `[5]` ends as soon as a request was cancelled, answering its id; `[6, n]`
-is answered like `[1, n]`, after twelve cached tokens; with `[7]` the process hangs.
+A prompt `[1, n]` is answered by the tokens 0..n-1, one per step, with log-probabilities if they are asked for, but for
+the last; `[2]` kills the process after one token; `[3]` answers one token and never ends; `[4]` is refused; `[5]` ends
+as soon as a request was cancelled, answering its id; `[6, n]` is answered like `[1, n]`, after twelve cached tokens;
+with `[7]` the process hangs.
 """
 
 import argparse
@@ -68,7 +69,8 @@ class FakeEngine:
         match request.prompt:
             case [1, count]:
                 for token in range(count - 1):
-                    self.report(TokenOutput(id=request.id, tokens=[token]))
+                    thought = [(-float(token), [(token, -float(token))])] if request.sampling.logprobs else []
+                    self.report(TokenOutput(id=request.id, tokens=[token], logprobs=thought))
                 self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
             case [2]:
                 self.report(TokenOutput(id=request.id, tokens=[7]))

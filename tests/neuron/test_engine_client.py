@@ -60,6 +60,15 @@ async def test_what_a_slow_consumer_misses_is_merged(engine: EngineClient):
         await anext(slow)
 
 
+async def test_log_probabilities_are_merged_with_their_tokens(engine: EngineClient):
+    slow = engine.generate([1, 300], max_tokens=1000, sampling=SamplingParams(logprobs=1))
+    outputs = [await anext(slow)]
+    await outputs_of(engine, 1, 1)
+    outputs.append(await anext(slow))
+    told = [logprob for output in outputs for logprob in output.logprobs]
+    assert told == [(-float(token), [(token, -float(token))]) for token in range(299)]
+
+
 async def test_cached_tokens_come_once_however_outputs_are_merged(engine: EngineClient):
     slow = stream_of(engine, 6, 20)
     first = await anext(slow)

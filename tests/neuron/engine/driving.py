@@ -29,7 +29,7 @@ def generate(
     tokens: list[list[int]] = [[] for _ in prompts]
     while not scheduler.idle:
         plan = scheduler.plan()
-        for output in scheduler.commit(plan, runner.run(plan)):
+        for output in scheduler.commit(plan, runner.run(plan).tokens):
             tokens[output.id] += output.tokens
     scheduler.check_idle()
     return tokens

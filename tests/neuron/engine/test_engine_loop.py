@@ -21,7 +21,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.process import Engine
-from helexa.neuron.engine.runner import ModelFacts
+from helexa.neuron.engine.runner import ModelFacts, Outcome
 from helexa.neuron.engine.scheduler import UNSOUND, Plan
 
 GREEDY = SamplingParams(temperature=0)
@@ -41,7 +41,7 @@ class Runner:
     facts = ModelFacts(**FACTS)
 
     def __init__(self, step: Callable[[Plan], list[int]]) -> None:
-        self.run = step
+        self.run = lambda plan: Outcome(step(plan), {})
         self.cleared: list[int] = []
 
     def clear(self, pages: list[int]) -> None:

@@ -111,7 +111,7 @@ def prefill(
         slot, ends = sequence.slot, plan[0].samples
         with monkeypatch.context() as patch:
             patch.setattr(runner, "forward", lambda plan: seen.append(Runner.forward(runner, plan).clone()) or seen[-1])
-            sampled = runner.run(plan)
+            sampled = runner.run(plan).tokens
         scheduler.commit(plan, sampled)
         if ends:
             state = [part[slot].clone() for cache in runner._states for part in (cache.conv, cache.state)]

@@ -18,6 +18,8 @@ _LENGTH = struct.Struct("<I")
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
+Logprob = tuple[float, list[tuple[int, float]]]
+"""The log-probability of a token, and the likeliest tokens in its place with theirs."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         seed: with a position, it determines every draw, whatever else is in the batch; logits may still differ in their
             last bits between batch sizes.
         logit_bias: token id -> added logit.
+        logprobs: how many alternatives to tell of with the log-probability of each token; None tells neither.
     """
 
     temperature: float = 1.0
@@ -90,6 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     seed: int = 0
     logit_bias: dict[int, float] = {}
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -233,12 +237,15 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What one step brought one sequence. `finish`, `timing` and `error` come with the last one only.
 
     Attributes:
+        logprobs: of each of the tokens, if the request asks for them: those of the model itself, at temperature 1 and
+            before anything else that has a say in the choice.
         cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
         retry: the error is none of the request's doing; the same may succeed in a moment.
     """
 
     id: int
     tokens: list[int] = []
+    logprobs: list[Logprob] = []
     cached_tokens: int = 0
     finish: FinishReason | None = None
     timing: Timing | None = None

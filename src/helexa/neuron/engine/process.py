@@ -92,7 +92,7 @@ class Engine:
         """
         begun = time.perf_counter()
         try:
-            sampled = self._runner.run(plan)
+            outcome = self._runner.run(plan)
         except Exception as error:
             exhausted = is_out_of_memory(error)
             if is_device_fault(error) or (exhausted and self._strikes.out()):
@@ -101,15 +101,16 @@ class Engine:
             if exhausted and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
             return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
+        sampled, seconds = outcome.tokens, time.perf_counter() - begun
         if UNSOUND not in sampled:
             if sampled:  # a piece of a prompt proves nothing
                 self._strikes.sound()
-            return self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
+            return self._scheduler.commit(plan, sampled, seconds, outcome.logprobs)
         _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
         several = sum(entry.samples for entry in plan) > 1
         if self._strikes.out() or (several and all(token == UNSOUND for token in sampled)):
             raise ArithmeticError("the device computes no numbers any more")
-        outputs = self._scheduler.commit(plan, sampled, time.perf_counter() - begun)
+        outputs = self._scheduler.commit(plan, sampled, seconds, outcome.logprobs)
         self._runner.clear(self._scheduler.take_unsound())
         return outputs
 

@@ -15,7 +15,8 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.fit import alone
-from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
+from helexa.neuron.engine.logprobs import Logprobs
+from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logprob, Needs, SamplingParams
 from helexa.neuron.engine.needs import MOST_DRAFTS, free_memory, needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.sampler import rows_of, sample
@@ -28,7 +29,7 @@ from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.quant_form import AUTO, quant_named
 from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
 
-__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Runner", "load"]
+__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Outcome", "Runner", "load"]
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,6 +73,19 @@ class ModelFacts:
     max_sequences: int
     memory_bytes: int
     quant: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step brought.
+
+    Attributes:
+        tokens: for each entry that samples, in plan order: one, and one more per draft.
+        logprobs: of those of them whose sequences ask, by their place in `tokens`.
+    """
+
+    tokens: list[int]
+    logprobs: dict[int, Logprob]
 
 
 class Runner:
@@ -153,13 +167,17 @@ class Runner:
         self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> list[int]:
-        """Run one step; return tokens for each entry that samples, in plan order: one, and one more per draft."""
+    def run(self, plan: Plan) -> Outcome:
+        """Run one step."""
         rows = rows_of(plan)
         self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
         logits = self.forward(plan)
         self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
-        return sample(logits, rows, self.ops.argmax) if rows else []
+        if not rows:
+            return Outcome([], {})
+        logprobs = Logprobs(logits, rows)
+        tokens = sample(logits, rows, self.ops.argmax)
+        return Outcome(tokens, logprobs.of(tokens))
 
     @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:

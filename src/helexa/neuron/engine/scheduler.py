@@ -12,15 +12,15 @@ one's first comes first, then each one's second; and a step may leave out some o
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from types import MappingProxyType
 
 import msgspec
 
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.memory import Memory
-from helexa.neuron.engine.messages import EngineOptions, FinishReason, TokenOutput
+from helexa.neuron.engine.messages import EngineOptions, FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
@@ -126,7 +126,13 @@ class Scheduler:
             self._suspects.clear()
         return self._plan_together()
 
-    def commit(self, plan: Plan, sampled: list[int], seconds: float | None = None) -> list[TokenOutput]:
+    def commit(
+        self,
+        plan: Plan,
+        sampled: list[int],
+        seconds: float | None = None,
+        logprobs: Mapping[int, Logprob] = MappingProxyType({}),
+    ) -> list[TokenOutput]:
         """Record a finished step.
 
         Args:
@@ -135,6 +141,7 @@ class Scheduler:
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
                 depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
                 ends its sequence; nobody will find what it has computed.
+            logprobs: of those whose sequences ask, by their place in `sampled`.
         """
         prompts = sum(entry.count for entry in plan if not entry.sequence.decoding)
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.sequence.decoding)
@@ -144,7 +151,7 @@ class Scheduler:
             for entry in plan:
                 entry.sequence.read_tokens += entry.count
                 entry.sequence.read_seconds += seconds * entry.count / prompts
-        tokens = iter(sampled)
+        row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
@@ -152,7 +159,8 @@ class Scheduler:
             if not entry.samples:
                 self._memory.advance(sequence, entry.count)
                 continue
-            kept = _kept(entry.drafts, list(islice(tokens, len(entry.drafts) + 1)))
+            first, row = row, row + len(entry.drafts) + 1
+            kept = _kept(entry.drafts, sampled[first:row])
             if sequence in self._suspects:
                 self._suspects.remove(sequence)
             if kept[-1] == UNSOUND:
@@ -170,13 +178,20 @@ class Scheduler:
                     break
             sequence.fresh = len(said)
             self._memory.advance(sequence, entry.count + (len(said) - 1 if self.states is None else 0))
-            if finish is None:
-                outputs.append(TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached))
-                continue
-            self.running.remove(sequence)
-            self._memory.release(sequence)
+            timing = None
+            if finish is not None:
+                timing = sequence.timing()
+                self.running.remove(sequence)
+                self._memory.release(sequence)
             outputs.append(
-                TokenOutput(id=sequence.id, tokens=said, cached_tokens=cached, finish=finish, timing=sequence.timing())
+                TokenOutput(
+                    id=sequence.id,
+                    tokens=said,
+                    logprobs=[logprobs[first + i] for i in range(len(said))] if first in logprobs else [],
+                    cached_tokens=cached,
+                    finish=finish,
+                    timing=timing,
+                )
             )
         return outputs
 

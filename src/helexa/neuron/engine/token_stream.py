@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from helexa.neuron.engine.messages import Generate, TokenOutput
+from helexa.neuron.engine.messages import Generate, Logprob, TokenOutput
 
 
 class Submits(Protocol):
@@ -32,6 +32,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._submitted = False
         self._news = asyncio.Event()
         self._tokens: list[int] = []
+        self._logprobs: list[Logprob] = []
         self._cached_tokens = 0
         self._last: TokenOutput | None = None
         self._ended = False
@@ -47,15 +48,17 @@ class TokenStream(AsyncIterator[TokenOutput]):
             raise StopAsyncIteration
         self._news.clear()
         tokens, self._tokens = self._tokens, []
+        logprobs, self._logprobs = self._logprobs, []
         cached, self._cached_tokens = self._cached_tokens, 0
         if self._last is None:
-            return TokenOutput(id=self._message.id, tokens=tokens, cached_tokens=cached)
+            return TokenOutput(id=self._message.id, tokens=tokens, logprobs=logprobs, cached_tokens=cached)
         self._ended = True
-        return msgspec.structs.replace(self._last, tokens=tokens, cached_tokens=cached)
+        return msgspec.structs.replace(self._last, tokens=tokens, logprobs=logprobs, cached_tokens=cached)
 
     def put(self, output: TokenOutput) -> None:
         """Take the next output; never waits."""
         self._tokens += output.tokens
+        self._logprobs += output.logprobs
         self._cached_tokens += output.cached_tokens
         if output.finish is not None:
             self._last = output
