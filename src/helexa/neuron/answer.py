@@ -9,6 +9,7 @@ from helexa.neuron.events import FinishReason, OutputEvent, ReasoningDelta, Text
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.stop_strings import StopStrings
+from helexa.neuron.token_logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class AnswerReader:
     Args:
         stop_ids: the tokens that end the answer and are none of it.
         form: of an assistant's answer; None where all is text.
+        logprobs: the outputs have log-probabilities, to be told.
 
     Attributes:
         reasoning_tokens: how many tokens were reasoning, or its marks.
@@ -48,6 +50,7 @@ class AnswerReader:
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
         form: AnswerForm | None = None,
+        logprobs: bool = False,
     ) -> None:
         self.reasoning_tokens = 0
         self.stopped = False
@@ -57,6 +60,7 @@ class AnswerReader:
         self._parser = None if form is None else text.notation.parser(prompt, form.tools)
         self._detokenizer = text.notation.detokenizer(self._parser)
         self._marks = text.notation.thought_marks if form is not None and form.spelled_thoughts else None
+        self._logprobs = TokenLogprobs(text.tokenizer) if logprobs else None
         self._spelling = False
         self._calls = 0
         self._events: list[OutputEvent] = []
@@ -80,19 +84,30 @@ class AnswerReader:
         tokens = output.tokens
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
-        if self._parser is None:
-            self._say(self._detokenizer.push(tokens))
-        else:
-            for token in tokens:
-                before = self._parser.in_reasoning
-                self._parse(self._parser.push(self._detokenizer.push((token,))))
-                self.reasoning_tokens += before or self._parser.in_reasoning
-                if self.stopped:
-                    break
+        if self._logprobs is not None and len(output.logprobs) < len(tokens):
+            raise ValueError("the engine told too few log-probabilities")
+        for index, token in enumerate(tokens):
+            if self._logprobs is not None:
+                self._logprobs.add(token, output.logprobs[index])
+            self._read(token)
+            if self.stopped:
+                break
         if output.finish is not None and not self.stopped:
             self._end()
         events, self._events = self._events, []
         return events if len(events) < 2 else _joined(events)
+
+    def _read(self, token: int) -> None:
+        text = self._detokenizer.push((token,))
+        if self._parser is None:
+            self._say(text)
+            return
+        before = self._parser.in_reasoning
+        self._parse(self._parser.push(text))
+        if before or self._parser.in_reasoning:
+            self.reasoning_tokens += 1
+            if self._logprobs is not None:
+                self._logprobs.clear()
 
     def _end(self) -> None:
         rest = self._detokenizer.flush()
@@ -118,17 +133,22 @@ class AnswerReader:
                 case _:
                     self._let_go()
                     self._calls += isinstance(event, ToolCallStart)
+                    if self._logprobs is not None:
+                        self._logprobs.clear()
                     self._show(event)
 
     def _say(self, text: str) -> None:
         text, self.stopped = self._stops.push(text)
         if text:
-            self._show(TextDelta(text))
+            self._tell(text)
 
     def _let_go(self) -> None:
         """The text ends, or is interrupted: what might have become a stop string did not."""
         if held := self._stops.flush():
-            self._show(TextDelta(held))
+            self._tell(held)
+
+    def _tell(self, text: str) -> None:
+        self._show(TextDelta(text) if self._logprobs is None else TextDelta(text, self._logprobs.of(text)))
 
     def _show(self, event: OutputEvent) -> None:
         if self._marks is not None:
@@ -155,9 +175,13 @@ def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
     for _, group in groupby(events, _kind):
         first, *more = group
         match first:
-            case TextDelta() | ReasoningDelta() if more:
-                texts = [event.text for event in (first, *more) if isinstance(event, TextDelta | ReasoningDelta)]
-                joined.append(type(first)("".join(texts)))
+            case TextDelta() if more:
+                deltas = [event for event in (first, *more) if isinstance(event, TextDelta)]
+                logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
+                joined.append(TextDelta("".join([delta.text for delta in deltas]), logprobs))
+            case ReasoningDelta() if more:
+                thoughts = [event.text for event in (first, *more) if isinstance(event, ReasoningDelta)]
+                joined.append(ReasoningDelta("".join(thoughts)))
             case ToolCallDelta() if more:
                 pieces = [event.arguments for event in (first, *more) if isinstance(event, ToolCallDelta)]
                 joined.append(ToolCallDelta(first.index, "".join(pieces)))

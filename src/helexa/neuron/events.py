@@ -12,6 +12,9 @@ from helexa.core.errors import ApiError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
+Alternative = tuple[str, bytes, float]
+"""Text and bytes of a token, and its log-probability."""
+
 
 class Started(msgspec.Struct, frozen=True):
     """The request was admitted."""
@@ -19,10 +22,20 @@ class Started(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of the answer was, and the likeliest in its place."""
+
+    token: str
+    bytes: bytes
+    logprob: float
+    top: tuple[Alternative, ...] = ()
+
+
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of the answer: never empty, never half a character."""
+    """The next piece of the answer: never empty, never half a character. `logprobs` are of its tokens, if asked for."""
 
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):

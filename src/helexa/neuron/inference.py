@@ -14,6 +14,7 @@ from helexa.core.errors import (
 )
 from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.answer import AnswerForm, AnswerReader
+from helexa.neuron.choices import all_choices
 from helexa.neuron.engine.messages import SamplingParams, TokenOutput
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.model import ServedModel
@@ -29,7 +30,7 @@ _RETRY_AFTER_SECONDS = 2
 logger = logging.getLogger(__name__)
 
 
-async def run(
+def run(
     model: ServedModel,
     prompt: list[int],
     request: GenerationRequest,
@@ -38,7 +39,7 @@ async def run(
     principal: str = "",
     turn: int = 0,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Answer `prompt`; closing the iterator cancels the run in the engine.
+    """Answer `prompt`, as often as is asked for; closing the iterator cancels it in the engine.
 
     Args:
         form: of an assistant's answer; None where all is text.
@@ -50,6 +51,19 @@ async def run(
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
             or the engine is down. Later failures are a `Failed` event.
     """
+    runs = [_one(model, prompt, request, form, principal, turn, choice) for choice in range(request.n or 1)]
+    return runs[0] if len(runs) == 1 else all_choices(runs)
+
+
+async def _one(
+    model: ServedModel,
+    prompt: list[int],
+    request: GenerationRequest,
+    form: AnswerForm | None,
+    principal: str,
+    turn: int,
+    choice: int,
+) -> AsyncGenerator[InferenceEvent, None]:
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length)
     vocab_size = model.engine.ready.vocab_size
@@ -57,9 +71,16 @@ async def run(
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
         token = model.text.tokenizer.token_text(largest)
         raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
-    sampling = sampling_params(request, model.text.sampling_defaults)
+    sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
-    reader = AnswerReader(model.text, prompt, stops=request.stop or (), stop_ids=stop_ids, form=form)
+    reader = AnswerReader(
+        model.text,
+        prompt,
+        stops=request.stop or (),
+        stop_ids=stop_ids,
+        form=form,
+        logprobs=sampling.logprobs is not None,
+    )
     end = RunEnd(model, len(prompt), reader)
     try:
         async with model.admission.seat(principal, len(prompt), limit) as seat:
@@ -107,8 +128,12 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int) 
     return min(requested or DEFAULT_OUTPUT_TOKENS, room)
 
 
-def sampling_params(request: GenerationRequest, defaults: Mapping[str, float]) -> SamplingParams:
-    """Resolve each parameter: the request's value, else the model's own (`defaults`), else helexa's."""
+def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
+    """Resolve each parameter: the request's value, else the model's own (`defaults`), else helexa's.
+
+    Args:
+        choice: which of several answers it is for; each draws with a seed of its own.
+    """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:
         asked: float | None = getattr(request, name)
@@ -124,8 +149,9 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float]) -
         repetition_penalty=resolve("repetition_penalty", 1.0, 0.01, 100.0),
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
-        seed=secrets.randbits(63) if request.seed is None else request.seed & _SEED_MASK,
+        seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
         logit_bias=request.logit_bias or {},
+        logprobs=request.alternatives,
     )
 
 

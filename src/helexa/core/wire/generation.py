@@ -7,6 +7,9 @@ from pydantic import BeforeValidator, Field
 from helexa.core.errors import invalid_body, unsupported_parameter
 from helexa.core.wire.request import WireRequest
 
+MAX_CHOICES = 16
+MAX_ALTERNATIVES = 20
+
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
@@ -35,13 +38,18 @@ class GenerationRequest(WireRequest):
     ] = None
     logit_bias: dict[int, LogitBias] | None = None
     ignore_eos: bool | None = None
-    n: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     user: str | None = None
 
     @property
     def output_limit(self) -> int | None:
         """Tokens that the answer may have, None when the client did not say."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        return None
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
@@ -52,11 +60,6 @@ class GenerationRequest(WireRequest):
         for token in self.logit_bias or {}:
             if not 0 <= token < vocab_size:
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
-
-    def refuse_unsupported(self) -> None:
-        """Refuse more than one answer per request."""
-        if self.n not in (None, 1):
-            raise unsupported_parameter("n", "'n' must be 1: one answer per request is supported")
 
     def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
         """Refuse the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""

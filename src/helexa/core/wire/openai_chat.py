@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from helexa.core.errors import unsupported_parameter
-from helexa.core.wire.generation import GenerationRequest
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
@@ -90,6 +90,8 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=_MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     enable_thinking: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
 
@@ -97,6 +99,11 @@ class ChatRequest(GenerationRequest):
     def has_image(self) -> bool:
         """Whether any turn contains an image."""
         return any(message.has_image for message in self.messages)
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
@@ -109,7 +116,7 @@ class ChatRequest(GenerationRequest):
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return effort | (self.chat_template_kwargs or {})
 
-    def thinks(self, default: bool) -> bool:
+    def thinks(self, default: bool | None) -> bool | None:
         """Whether the model is to think before it answers: as the client says, else `default`."""
         said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(said, bool):
@@ -117,14 +124,15 @@ class ChatRequest(GenerationRequest):
         return default if self.reasoning_effort is None else self.reasoning_effort != "none"
 
     def refuse_unsupported(self) -> None:
-        """Refuse forced calls, log probabilities, structured output and anything that is not text, by name."""
-        super().refuse_unsupported()
+        """Refuse forced calls, structured output and anything that is not text, by name."""
+        if self.top_logprobs and not self.logprobs:
+            raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
         for index, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
         if self.tool_choice not in (None, "none", "auto"):
             raise unsupported_parameter("tool_choice")
-        for name in ("functions", "logprobs", "top_logprobs", "audio", "web_search_options"):
+        for name in ("functions", "audio", "web_search_options"):
             self.refuse(name)
         self.refuse("function_call", ("none", "auto"))
         self.refuse("response_format", ({"type": "text"},))

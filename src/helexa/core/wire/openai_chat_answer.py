@@ -20,6 +20,27 @@ class ToolCall(TypedDict):
     function: CalledFunction
 
 
+class Alternative(TypedDict):
+    """A token and its log-probability; `bytes` are its own, `token` is what can be read of them."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(Alternative):
+    """A token of the answer, and the likeliest ones in its place."""
+
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(TypedDict):
+    """The tokens of the text."""
+
+    content: list[ChatToken]
+    refusal: None
+
+
 class ChatAnswer(TypedDict):
     """The assistant's turn."""
 
@@ -35,7 +56,7 @@ class ChatChoice(TypedDict):
 
     index: int
     message: ChatAnswer
-    logprobs: None
+    logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: NotRequired[str]
 
@@ -81,6 +102,7 @@ class ChatChunkChoice(TypedDict):
 
     index: int
     delta: ChatDelta
+    logprobs: NotRequired[ChatLogprobs]
     finish_reason: str | None
     stop_reason: NotRequired[str]
 

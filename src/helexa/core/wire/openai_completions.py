@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from pydantic import PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.wire.generation import GenerationRequest
+from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.usage import Usage
 
 _Prompt = str | list[int] | list[str] | list[list[int]]
@@ -33,17 +33,26 @@ class CompletionRequest(GenerationRequest):
     """The body of `POST /v1/completions`: `prompt` is text, or the token ids themselves."""
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=_Prompt)]
+    echo: bool | None = None
+    logprobs: Annotated[
+        int | None,
+        Field(ge=0, le=MAX_ALTERNATIVES),
+        BeforeValidator(lambda value: None if value is False else value),
+    ] = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        return self.logprobs
 
     def refuse_unsupported(self) -> None:
         """Refuse several prompts, and what is neither continuing a prompt nor text, by name."""
-        super().refuse_unsupported()
         if not isinstance(self.prompt, str) and not _is_ids(self.prompt):
             raise unsupported_parameter("prompt", "several prompts in one request are not supported; send one each")
-        for name in ("suffix", "echo"):
-            self.refuse(name)
-        self.refuse("best_of", (1,))
-        if self.extra("logprobs") is not None and self.extra("logprobs") is not False:  # 0 asks for one
-            raise unsupported_parameter("logprobs")
+        self.refuse("suffix")
+        self.refuse("best_of", (1, self.n))
+        if self.echo and self.logprobs is not None:
+            raise unsupported_parameter("echo", "'echo' with 'logprobs' is not supported: prompts have none")
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids, in the prompt too, that the model does not have."""
@@ -54,12 +63,22 @@ class CompletionRequest(GenerationRequest):
                     raise invalid_body(f"prompt.{index}: {token} is not a token id below {vocab_size}", "prompt")
 
 
+class CompletionLogprobs(TypedDict):
+    """Of each token: its text, its log-probability, those of the likeliest ones, itself included, and where it stands
+    in the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
 class CompletionChoice(TypedDict):
     """One continuation, whole or in part."""
 
     index: int
     text: str
-    logprobs: None
+    logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str]
 

@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, unsupported_parameter, vision_unsupported
 from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
 from helexa.neuron.answer import AnswerForm
+from helexa.neuron.events import InferenceEvent
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.parsers.output import Tools
@@ -27,16 +28,37 @@ async def chat_completions(request: Request) -> Reply:
     """Answer a conversation."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
+    spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
+    events = await converse(model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled)
+    return Reply(events, ChatProjector(model.id, choices=chat.n or 1), stream=bool(chat.stream))
+
+
+async def converse(
+    model: ServedModel,
+    chat: ChatRequest,
+    principal: str,
+    *,
+    thinks: bool | None = None,
+    spelled_thoughts: bool = False,
+) -> AsyncGenerator[InferenceEvent, None]:
+    """Go on with a conversation, in no dialect.
+
+    Args:
+        thinks: whether the model is to think before it answers if the client does not say; None leaves it to the chat
+            template.
+        spelled_thoughts: what it thinks is part of the text.
+
+    Raises:
+        ApiError: the conversation is nothing that the model's template can render, or has images.
+    """
     if chat.has_image:
         raise vision_unsupported(model.id)
     tools = chat.offered_tools
-    spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
-    variables = thinking_variables(model, chat.thinks(default=spelled)) | chat.template_variables
+    variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
     # Long conversations take a while to cut into tokens.
-    prompt, turn = await asyncio.to_thread(prompt_of, model, chat.messages, tools, variables)
-    form = AnswerForm(tool_schemas(tools), parallel=chat.parallel_tool_calls is not False, spelled_thoughts=spelled)
-    events = run(model, prompt, chat, form=form, principal=principal_of(request), turn=turn)
-    return Reply(events, ChatProjector(model.id), stream=bool(chat.stream))
+    prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
+    form = AnswerForm(_schemas(tools), chat.parallel_tool_calls is not False, spelled_thoughts)
+    return run(model, prompt, chat, form=form, principal=principal, turn=turn)
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -49,27 +71,25 @@ def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[
     return turns
 
 
-def thinking_variables(model: ServedModel, thinks: bool) -> dict[str, Any]:
+def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
     """What tells the model's chat template whether to have it think, under the names that it knows."""
-    return {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
+    return (
+        {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
+    )
 
 
-def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
+def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
     """The JSON Schema of each tool's arguments, by name."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
-def prompt_of(
+def _prompt(
     model: ServedModel,
     messages: Sequence[ChatMessage],
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """The prompt, and where its last turn begins if the engine has a use for that.
-
-    Raises:
-        ApiError: 400 `unsupported_parameter` for tools that the template would leave out, 422 `template_render_failed`.
-    """
+    """The prompt, and where its last turn begins if the engine has a use for that."""
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter("tools", f"model '{model.id}' was not made for tools: its chat template has none")
     turns = template_turns(model, messages)

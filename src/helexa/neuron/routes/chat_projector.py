@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from helexa.core.wire.openai_chat_answer import (
+    Alternative,
     ChatAnswer,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
+    ChatToken,
     FunctionDelta,
     ToolCall,
 )
@@ -20,6 +23,7 @@ from helexa.neuron.events import (
     ReasoningDelta,
     Started,
     TextDelta,
+    TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
 )
@@ -34,7 +38,10 @@ class ChatProjector(OpenAIProjector):
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk:
         """The chunk that says so of an answer; the first one names the role."""
         reason = event.reason if isinstance(event, Finished) else None
-        return self._chunk([ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)])
+        said = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
+        if isinstance(event, TextDelta) and event.logprobs:
+            said["logprobs"] = _logprobs(event.logprobs)
+        return self._chunk([said])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The chunk that carries the usage and no choices."""
@@ -46,10 +53,12 @@ class ChatProjector(OpenAIProjector):
         thoughts: list[str] = []
         calls: list[ToolCall] = []
         arguments: list[list[str]] = []
+        tokens: list[TokenLogprob] = []
         for event in events:
             match event:
-                case TextDelta(piece):
+                case TextDelta(piece, logprobs):
                     text.append(piece)
+                    tokens += logprobs
                 case ReasoningDelta(piece):
                     thoughts.append(piece)
                 case ToolCallStart(_, id, name):
@@ -64,7 +73,8 @@ class ChatProjector(OpenAIProjector):
             message["reasoning_content"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = calls
-        return ChatChoice(index=index, message=message, logprobs=None, finish_reason=end.reason)
+        told = _logprobs(tokens) if tokens else None
+        return ChatChoice(index=index, message=message, logprobs=told, finish_reason=end.reason)
 
     def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
         """The chat completion."""
@@ -98,3 +108,14 @@ def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
         case Finished():
             return {}
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+    def told(token: str, spelled: bytes, logprob: float) -> Alternative:
+        return Alternative(token=token, logprob=logprob, bytes=list(spelled))
+
+    content = [
+        ChatToken(**told(one.token, one.bytes, one.logprob), top_logprobs=[told(*other) for other in one.top])
+        for one in tokens
+    ]
+    return ChatLogprobs(content=content, refusal=None)

@@ -104,7 +104,7 @@ class OpenAIProjector(ABC):
         return orjson.dumps(self.whole(choices, _usage(end)))
 
     def _frame(self, choice: int, event: Started | OutputEvent | Finished) -> bytes:
-        if isinstance(event, TextDelta | ReasoningDelta):
+        if isinstance(event, ReasoningDelta) or (isinstance(event, TextDelta) and not event.logprobs):
             # Such a chunk differs from the next one in its text only, so the rest is encoded once.
             kind = (choice, type(event))
             if kind not in self._frames:

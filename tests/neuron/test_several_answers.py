@@ -1,0 +1,238 @@
+"""`n`, `logprobs` and `echo` over a real socket, in front of a scripted engine."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion
+
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import AdmissionConfig
+from helexa.neuron.engine.messages import Generate
+from neuron.scripted_engine import AGENT_TEMPLATE, END, TIMING, TOKENIZER, Say, answer
+from neuron.scripted_node import CHAT, TEXT, Node, serve
+
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+
+
+async def by_number(request: Generate, say: Say) -> None:
+    """Answers as many letters as it was asked before."""
+    for index in range(request.id):
+        say(tokens=TOKENIZER.encode("x"), cached_tokens=0 if index or request.id == 1 else 3)
+        await asyncio.sleep(0)
+    say(tokens=[END], finish="stop", timing=TIMING)
+
+
+async def likely(request: Generate, say: Say) -> None:
+    """Says something with log-probabilities; in the place of each byte a space was the likelier."""
+    assert request.sampling.logprobs is not None
+    space = (TOKENIZER.encode(" ")[0], -0.5)
+    text = TOKENIZER.encode("aé b")
+    for index, token in enumerate(text):
+        top = [space, (token, -1.0 - index)][: request.sampling.logprobs]
+        say(tokens=[token], logprobs=[(-1.0 - index, top)])
+        await asyncio.sleep(0)
+    say(tokens=[END], logprobs=[(-0.1, [])], finish="stop", timing=TIMING)
+
+
+def texts(data: list[str]) -> dict[int, str]:
+    """What each of a stream's choices says."""
+    said: dict[int, str] = {}
+    for chunk in map(json.loads, data[:-2]):
+        for choice in chunk["choices"]:
+            said.setdefault(choice["index"], "")
+            said[choice["index"]] += choice.get("text", "") or choice.get("delta", {}).get("content", "") or ""
+    return said
+
+
+async def whole(node: Node, path: str, **fields: Any) -> dict[str, Any]:
+    status, reply = await node.post(path, {**PATHS[path], **fields})
+    assert status == 200, reply
+    (ChatCompletion if "chat" in path else Completion).model_validate(reply)
+    return reply
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_several_answers_to_one_prompt(path: str) -> None:
+    async with serve(by_number) as node:
+        reply = await whole(node, path, n=3, seed=7)
+        said = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
+        assert said == ["x", "xx", "xxx"]
+        assert [(choice["index"], choice["finish_reason"]) for choice in reply["choices"]] == [
+            (0, "stop"),
+            (1, "stop"),
+            (2, "stop"),
+        ]
+        prompt = len(node.engine.requests[0].prompt)
+        assert reply["usage"]["prompt_tokens"] == prompt  # once
+        assert reply["usage"]["completion_tokens"] == 1 + 2 + 3 + 3
+        assert [request.sampling.seed for request in node.engine.requests] == [7, 8, 9]
+        assert node.engine.open_streams == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_several_streamed_answers(path: str) -> None:
+    async with serve(by_number) as node:
+        data = await node.events(path, {**PATHS[path], "n": 3})
+        assert texts(data) == {0: "x", 1: "xx", 2: "xxx"}
+        chunks = [json.loads(event) for event in data[:-1]]
+        finishes = [
+            (choice["index"], choice["finish_reason"])
+            for chunk in chunks
+            for choice in chunk["choices"]
+            if choice["finish_reason"]
+        ]
+        assert sorted(finishes) == [(0, "stop"), (1, "stop"), (2, "stop")]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk] == [9]
+        if "chat" in path:
+            roles = [c["index"] for chunk in chunks for c in chunk["choices"] if "role" in c["delta"]]
+            assert roles == [0, 1, 2]
+
+
+async def test_the_others_begin_when_the_first_has_read_the_prompt() -> None:
+    go = asyncio.Event()
+
+    async def script(request: Generate, say: Say) -> None:
+        await go.wait()
+        say(tokens=[END], finish="stop", timing=TIMING)
+
+    async with serve(script) as node:
+        asked = asyncio.create_task(whole(node, "/v1/completions", n=4))
+        await node.engine.submitted.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(node.engine.requests) == 1
+        go.set()
+        assert len((await asked)["choices"]) == 4
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_seat_is_enough_for_several_answers(stream: bool) -> None:
+    async with serve(by_number) as node:
+        node.model.admission = Admission(AdmissionConfig(max_in_flight=1), node.engine)
+        if stream:
+            assert texts(await node.events("/v1/completions", {**TEXT, "n": 3})) == {0: "x", 1: "xx", 2: "xxx"}
+        else:
+            assert len((await whole(node, "/v1/completions", n=3))["choices"]) == 3
+
+
+async def test_one_failure_is_a_failure_of_all() -> None:
+    async def script(request: Generate, say: Say) -> None:
+        if request.id == 1:
+            say(tokens=TOKENIZER.encode("x"))
+            await asyncio.Event().wait()
+        say(finish="error", error="it broke")
+
+    async with serve(script) as node:
+        assert await node.error("/v1/completions", {**TEXT, "n": 2}) == (500, None, "it broke")
+        assert node.engine.cancelled.is_set() and node.engine.open_streams == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_refusal_of_the_first_is_one_of_all(stream: bool) -> None:
+    async with serve(answer("x")) as node:
+        refused = await node.error("/v1/completions", {**TEXT, "n": 2, "stream": stream, "logit_bias": {"9999": 1}})
+        assert refused[:2] == (422, "invalid_request_body")
+
+
+async def test_a_later_refusal_ends_all() -> None:
+    async with serve(by_number) as node:
+        limits = AdmissionConfig(max_in_flight=1, max_queue_depth=1)
+        node.model.admission = Admission(limits, node.engine)
+        assert (await node.error("/v1/completions", {**TEXT, "n": 4}))[:2] == (503, "rate_limit_exceeded")
+        assert node.engine.open_streams == 0
+
+
+async def test_a_hang_up_frees_all() -> None:
+    async def script(request: Generate, say: Say) -> None:
+        say(tokens=TOKENIZER.encode("x"))
+        await asyncio.Event().wait()
+
+    async with serve(script) as node:
+        request = {**TEXT, "n": 2, "stream": True}
+        async with node.http.post(f"{node.url}/v1/completions", json=request) as response:
+            while len(node.engine.requests) < 2:
+                await response.content.readline()
+        await node.engine.cancelled.wait()
+        while node.engine.open_streams:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize(("top", "alternatives"), [(None, []), (0, []), (1, [" "]), (2, [" ", None])])
+async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: list[str | None]) -> None:
+    asked = {"logprobs": True, "top_logprobs": top}
+    async with serve(likely) as node:
+        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
+        data = await node.events("/v1/chat/completions", {**CHAT, **asked})
+    content = choice["logprobs"]["content"]
+    assert b"".join(bytes(token["bytes"]) for token in content).decode() == "aé b" == choice["message"]["content"]
+    assert [token["logprob"] for token in content] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    for token in content:
+        expected = [token["token"] if name is None else name for name in alternatives]
+        assert [other["token"] for other in token["top_logprobs"]] == expected
+    streamed = [
+        token
+        for event in data[:-2]
+        for said in json.loads(event)["choices"]
+        for token in (said.get("logprobs") or {}).get("content", [])
+    ]
+    assert streamed == content
+
+
+async def test_completion_logprobs_are_of_each_token() -> None:
+    async with serve(likely) as node:
+        (choice,) = (await whole(node, "/v1/completions", logprobs=1))["choices"]
+        data = await node.events("/v1/completions", {**TEXT, "logprobs": 1})
+    told = choice["logprobs"]
+    assert told["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
+    assert told["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert told["text_offset"] == [0, 1, 2, 3, 4]
+    assert told["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and told["top_logprobs"][3] == {" ": -0.5}
+    pieces = [c["logprobs"] for event in data[:-2] for c in json.loads(event)["choices"] if c["logprobs"]]
+    assert {name: [one for piece in pieces for one in piece[name]] for name in told} == told
+
+
+@pytest.mark.parametrize("logprobs", [None, False])
+async def test_without_being_asked_nothing_is_told(logprobs: object) -> None:
+    async with serve(answer("x")) as node:
+        (choice,) = (await whole(node, "/v1/completions", logprobs=logprobs))["choices"]
+        assert choice["logprobs"] is None
+        assert node.engine.requests[0].sampling.logprobs is None
+
+
+async def test_what_is_not_shown_has_no_logprobs() -> None:
+    async def script(request: Generate, say: Say) -> None:
+        for token in TOKENIZER.encode('Hm.</think>\n\nYes, <tool_call>\n{"name": "f", "arguments": {}}</tool_call>'):
+            say(tokens=[token], logprobs=[(-1.0, [])])
+            await asyncio.sleep(0)
+        say(tokens=[END], logprobs=[(-1.0, [])], finish="stop", timing=TIMING)
+
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with serve(script, AGENT_TEMPLATE) as node:
+        asked = {"logprobs": True, "enable_thinking": True, "tools": tools}
+        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
+        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes, "
+        (choice,) = (await whole(node, "/v1/chat/completions", **asked, stop=[", "]))["choices"]
+        assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes"
+
+
+async def test_an_engine_that_tells_too_few_logprobs_fails() -> None:
+    async with serve(answer("x")) as node:
+        assert (await node.error("/v1/completions", {**TEXT, "logprobs": 1}))[0] == 500
+
+
+# Echo
+
+
+@pytest.mark.parametrize("prompt", ["Grüße", TOKENIZER.encode("Grüße")])
+async def test_echo_repeats_the_prompt(prompt: object) -> None:
+    async with serve(answer(" upon")) as node:
+        reply = await whole(node, "/v1/completions", prompt=prompt, echo=True, n=2)
+        assert [choice["text"] for choice in reply["choices"]] == ["Grüße upon"] * 2
+        data = await node.events("/v1/completions", {**TEXT, "prompt": prompt, "echo": True, "n": 2})
+        assert texts(data) == {0: "Grüße upon", 1: "Grüße upon"}
