@@ -1,12 +1,15 @@
 """Reasoning and tool calls over a real socket, streamed and whole, in front of a scripted engine."""
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from neuron.scripted_engine import AGENT_TEMPLATE, TOKENIZER, answer, byte_tokenizer
+from helexa.core.errors import service_unavailable
+from helexa.neuron.engine.messages import Generate
+from neuron.scripted_engine import AGENT_TEMPLATE, TOKENIZER, Say, Script, answer, byte_tokenizer
 from neuron.scripted_node import CHAT, Node, serve
 
 PATH = "/v1/chat/completions"
@@ -217,6 +220,8 @@ async def test_marks_that_are_control_tokens_are_seen_and_not_shown() -> None:
         ({"reasoning_effort": "none"}, "yes", False),
         ({"enable_thinking": True}, None, True),
         ({"enable_thinking": False, "reasoning_effort": "high"}, "1", False),
+        ({"thinking_budget": 5}, None, True),
+        ({"thinking_budget": 5, "enable_thinking": False}, None, False),
         ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, None, True),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "true", False),
     ],
@@ -242,6 +247,71 @@ async def test_thoughts_are_text_for_who_says_so(said: str, text: str) -> None:
         message = (await both(node, AGENT, **{"x-include-thinking": "true"}))["choice"]["message"]
         assert message["content"] == text
         assert "reasoning_content" not in message
+
+
+def thinking(thoughts: str, text: str) -> Script:
+    """Thinks `thoughts` and then for ever, until it finds that it did; then says `text`."""
+
+    async def script(request: Generate, say: Say) -> None:
+        done = "</think>" in TOKENIZER.decode(request.prompt)
+        if done:
+            await answer(text, cached=7)(request, say)
+            return
+        say(tokens=TOKENIZER.encode(thoughts), cached_tokens=3)
+        while True:
+            say(tokens=TOKENIZER.encode("."))
+            await asyncio.sleep(0)
+
+    return script
+
+
+@pytest.mark.parametrize("fields", [{"thinking_budget": 9}, {"chat_template_kwargs": {"thinking_budget": 9}}])
+@pytest.mark.parametrize("thoughts", ["Hm, so", "Hm, so it is that or the other"])
+async def test_thinking_ends_at_its_budget(fields: dict[str, Any], thoughts: str) -> None:
+    async with serve(thinking(thoughts, f"Yes.\n{CALL}"), AGENT_TEMPLATE) as node:
+        reply = await both(node, {**AGENT, **fields, "stop": ["never"], "seed": 5})
+        message, usage = reply["choice"]["message"], reply["usage"]
+        assert message["reasoning_content"] == f"{thoughts}..........."[:9]
+        assert message["content"] == "Yes.\n" and reply["choice"]["finish_reason"] == "tool_calls"
+        first, second = node.engine.requests[:2]
+        closing = "\n</think>\n\n"
+        assert (
+            TOKENIZER.decode(second.prompt) == TOKENIZER.decode(first.prompt) + message["reasoning_content"] + closing
+        )
+        assert usage["prompt_tokens"] == len(first.prompt)
+        assert usage["completion_tokens_details"]["reasoning_tokens"] == 9 + len("\n</think>")
+        assert usage["completion_tokens"] == 9 + len(closing) + len(f"Yes.\n{CALL}".encode()) + 1
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+        assert second.max_tokens == first.max_tokens - 9 - len(closing)
+        assert (second.sampling, second.salt) == (first.sampling, first.salt)
+        assert node.engine.open_streams == 0
+
+
+async def test_a_budget_that_is_not_used_up_changes_nothing() -> None:
+    async with serve(answer("Hm.</think>Yes."), AGENT_TEMPLATE) as node:
+        message = (await both(node, {**CHAT, "thinking_budget": 11}))["choice"]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+        assert len(node.engine.requests) == 2  # streamed and not
+
+
+async def test_a_budget_that_leaves_no_room_for_an_answer_is_none() -> None:
+    async with serve(answer("x" * 20, finish="length"), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**CHAT, "thinking_budget": 9, "max_tokens": 20}))["choice"]
+        assert (choice["message"]["reasoning_content"], choice["finish_reason"]) == ("x" * 20, "length")
+
+
+async def test_an_engine_that_dies_at_the_end_of_the_budget_is_a_failure() -> None:
+    async with serve(thinking("Hm, so it is", "unheard"), AGENT_TEMPLATE) as node:
+        first = node.engine.generate
+
+        def generate(prompt: list[int], **settings: Any) -> Any:
+            if "</think>" in TOKENIZER.decode(prompt):
+                raise service_unavailable("the engine is gone", retry_after=2)
+            return first(prompt, **settings)
+
+        node.engine.generate = generate
+        refused = await node.error(PATH, {**CHAT, "thinking_budget": 9})
+        assert refused == (503, "service_unavailable", "the engine is gone")
 
 
 # Stop strings

@@ -20,11 +20,13 @@ class AnswerForm:
         tools: that may be called: the JSON Schema of each one's arguments, by name.
         parallel: more than one may be called; else the answer ends where a second call begins.
         spelled_thoughts: reasoning is part of the text, between the model's marks.
+        thinking_budget: most tokens of reasoning; then it is ended, and the answer begins. None for no bound.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
     parallel: bool = True
     spelled_thoughts: bool = False
+    thinking_budget: int | None = None
 
 
 class AnswerReader:
@@ -38,8 +40,11 @@ class AnswerReader:
         logprobs: the outputs have log-probabilities, to be told.
 
     Attributes:
-        reasoning_tokens: how many tokens were reasoning, or its marks.
+        tokens: how many the answer has, with the one that ended it.
+        reasoning_tokens: how many of them were reasoning, or its marks.
         stopped: a stop string was found, or a call too many: what the engine generates from here on is not wanted.
+        overthought: nor is it where the reasoning takes more than its budget. The rest of the last output is left out.
+        written: the tokens so far, where there is a budget.
     """
 
     def __init__(
@@ -52,8 +57,12 @@ class AnswerReader:
         form: AnswerForm | None = None,
         logprobs: bool = False,
     ) -> None:
+        self.tokens = 0
         self.reasoning_tokens = 0
         self.stopped = False
+        self.overthought = False
+        self.written: list[int] = []
+        self._budget = None if form is None else form.thinking_budget
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
@@ -82,6 +91,7 @@ class AnswerReader:
     def read(self, output: TokenOutput) -> list[OutputEvent]:
         """What can be shown by now."""
         tokens = output.tokens
+        self.tokens += len(tokens)
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
         if self._logprobs is not None and len(output.logprobs) < len(tokens):
@@ -92,8 +102,23 @@ class AnswerReader:
             self._read(token)
             if self.stopped:
                 break
+            if self.overthought:
+                self.tokens -= len(output.tokens) - index - 1
+                return self._shown()
         if output.finish is not None and not self.stopped:
             self._end()
+        return self._shown()
+
+    def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
+        """Go on as if the model had said `tokens`, which end its reasoning; what can be shown by now."""
+        self._budget, self.overthought = None, False
+        self.tokens += len(tokens)
+        self.written += tokens
+        for token in tokens:
+            self._read(token)
+        return self._shown()
+
+    def _shown(self) -> list[OutputEvent]:
         events, self._events = self._events, []
         return events if len(events) < 2 else _joined(events)
 
@@ -108,6 +133,9 @@ class AnswerReader:
             self.reasoning_tokens += 1
             if self._logprobs is not None:
                 self._logprobs.clear()
+        if self._budget is not None:
+            self.written.append(token)
+            self.overthought = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
 
     def _end(self) -> None:
         rest = self._detokenizer.flush()

@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from helexa.core.errors import (
     ApiError,
@@ -16,6 +17,7 @@ from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.answer import AnswerForm, AnswerReader
 from helexa.neuron.choices import all_choices
 from helexa.neuron.engine.messages import SamplingParams, TokenOutput
+from helexa.neuron.engine.token_stream import TokenStream
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.model import ServedModel
 from helexa.neuron.run_end import RunEnd
@@ -78,25 +80,41 @@ async def _one(
         prompt,
         stops=request.stop or (),
         stop_ids=stop_ids,
-        form=form,
+        form=form and _with_room(form, limit, len(model.text.notation.end_of_reasoning)),
         logprobs=sampling.logprobs is not None,
     )
     end = RunEnd(model, len(prompt), reader)
+
+    def generate() -> TokenStream:
+        return model.engine.generate(
+            [*prompt, *reader.written],
+            max_tokens=limit - reader.tokens,
+            sampling=sampling,
+            stop_ids=sorted(stop_ids),
+            salt=principal,
+            turn=turn,
+        )
+
     try:
         async with model.admission.seat(principal, len(prompt), limit) as seat:
-            outputs = model.engine.generate(
-                prompt, max_tokens=limit, sampling=sampling, stop_ids=sorted(stop_ids), salt=principal, turn=turn
-            )
+            outputs = generate()
             yield end.started()
-            async with aclosing(outputs):
-                while True:
-                    output = await anext(outputs)
-                    seat.hold(end.count(output))
-                    said = reader.read(output)
-                    if reader.stopped or output.finish is not None:
-                        break
-                    for event in said:
-                        yield event
+            while True:
+                async with aclosing(outputs):
+                    while True:
+                        output = await anext(outputs)
+                        said = reader.read(output)
+                        seat.hold(end.count(output))
+                        if reader.stopped or reader.overthought or output.finish is not None:
+                            break
+                        for event in said:
+                            yield event
+                if not reader.overthought or output.finish == "error":
+                    break
+                for event in (*said, *reader.end_reasoning(model.text.notation.end_of_reasoning)):
+                    yield event
+                end.resume()
+                outputs = generate()
         # The engine is done with the request by now, however slowly the rest is read.
         for event in said:
             yield event
@@ -108,8 +126,11 @@ async def _one(
         if not end.admitted:
             end.closed = True  # a refusal, which is logged as one
             raise
-        logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
-        yield end.fail(internal_error())
+        if isinstance(error, ApiError):
+            yield end.fail(error)
+        else:
+            logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
+            yield end.fail(internal_error())
     finally:
         end.abandon()
 
@@ -153,6 +174,12 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
         logit_bias=request.logit_bias or {},
         logprobs=request.alternatives,
     )
+
+
+def _with_room(form: AnswerForm, limit: int, closing: int) -> AnswerForm:
+    """The form without a budget that leaves no room to end the reasoning and to answer."""
+    budget = form.thinking_budget
+    return form if budget is None or budget + closing < limit else replace(form, thinking_budget=None)
 
 
 def _engine_error(output: TokenOutput) -> ApiError:

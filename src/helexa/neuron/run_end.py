@@ -23,7 +23,7 @@ class RunEnd:
         self._reader = reader
         self._prompt_tokens = prompt_tokens
         self._cached_tokens = 0
-        self._completion_tokens = 0
+        self._resumed = False
         self._timing: Timing | None = None
         self._begin = time.perf_counter()
         self._entered: float | None = None
@@ -40,13 +40,18 @@ class RunEnd:
         return Started(self._prompt_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Take note of an output; how many tokens of prompt and answer the engine holds now."""
+        """Take note of an output that was read; how many tokens of prompt and answer the engine holds now."""
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
-        self._completion_tokens += len(output.tokens)
-        self._cached_tokens += output.cached_tokens
-        self._timing = output.timing or self._timing
-        return self._prompt_tokens + self._completion_tokens if self._first_token is not None else 0
+        if not self._resumed:
+            self._cached_tokens += output.cached_tokens
+            self._timing = output.timing or self._timing
+        return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
+
+    def resume(self) -> None:
+        """Another sequence goes on with the answer: what the engine says of its time and cache is not the run's."""
+        self._resumed = True
+        self._timing = None
 
     def finish(self, reason: FinishReason, stop_string: str | None) -> Finished:
         """The answer is complete."""
@@ -55,7 +60,7 @@ class RunEnd:
             reason=reason,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
-            completion_tokens=self._completion_tokens,
+            completion_tokens=self._reader.tokens,
             prefill_ms=timing.prefill_ms,
             decode_ms=timing.decode_ms,
             stop_string=stop_string,
@@ -78,14 +83,14 @@ class RunEnd:
         if self._first_token is not None:
             # As seen from here, a wait in the engine looks like prefill.
             prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
-            self._model.record(timing, prefilled, self._completion_tokens)
+            self._model.record(timing, prefilled, self._reader.tokens)
         first_token = None if self._first_token is None else self._first_token - self._begin
         waited = 0.0 if self._entered is None else self._entered - self._begin
         run = RunRecord(
             model=self._model.id,
             reason=reason,
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._completion_tokens,
+            completion_tokens=self._reader.tokens,
             cached_tokens=self._cached_tokens,
             queue=waited + timing.queue_ms / 1000,
             prefill=timing.prefill_ms / 1000,

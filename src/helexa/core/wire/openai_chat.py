@@ -94,6 +94,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     enable_thinking: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    thinking_budget: int | None = Field(None, ge=1)
 
     @property
     def has_image(self) -> bool:
@@ -113,15 +114,24 @@ class ChatRequest(GenerationRequest):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the client sets for the chat template."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
-        return effort | (self.chat_template_kwargs or {})
+        said = {"reasoning_effort": self.reasoning_effort, "thinking_budget": self.thinking_budget}
+        named = {name: value for name, value in said.items() if value is not None}
+        return named | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
         """Whether the model is to think before it answers: as the client says, else `default`."""
         said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(said, bool):
             return said
-        return default if self.reasoning_effort is None else self.reasoning_effort != "none"
+        if self.reasoning_effort is not None:
+            return self.reasoning_effort != "none"
+        return default if self.most_thoughts is None else True
+
+    @property
+    def most_thoughts(self) -> int | None:
+        """Tokens that the model may think, None when the client did not say."""
+        said = (self.chat_template_kwargs or {}).get("thinking_budget")
+        return said if type(said) is int and said > 0 else self.thinking_budget
 
     def refuse_unsupported(self) -> None:
         """Refuse forced calls, structured output and anything that is not text, by name."""

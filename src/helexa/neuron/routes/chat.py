@@ -57,7 +57,7 @@ async def converse(
     variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
     # Long conversations take a while to cut into tokens.
     prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
-    form = AnswerForm(_schemas(tools), chat.parallel_tool_calls is not False, spelled_thoughts)
+    form = AnswerForm(_schemas(tools), chat.parallel_tool_calls is not False, spelled_thoughts, chat.most_thoughts)
     return run(model, prompt, chat, form=form, principal=principal, turn=turn)
 
 

@@ -11,6 +11,7 @@ from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens: a prompt's last ones, among which a mark that opens reasoning is
+_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
 class Notation:
@@ -39,6 +40,11 @@ class Notation:
     def thought_marks(self) -> ReasoningMarks:
         """The marks in which reasoning is spelled out for who wants it as text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
+
+    @property
+    def end_of_reasoning(self) -> list[int]:
+        """The tokens that end reasoning and begin the answer, where they come from us."""
+        return self._tokenizer.encode(_ANSWER if self._channels else f"\n{self.thought_marks.close}\n\n")
 
     def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
         """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
