@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ class Served:
 def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
     ours, theirs = socket.socketpair()
     runner = Runner(step)
-    engine = Engine(theirs, runner, EngineOptions(speculation=False))  # type: ignore[arg-type]
+    engine = Engine(theirs, runner, EngineOptions(speculation=False), Path("no model"))  # type: ignore[arg-type]
 
     def serve() -> None:
         with theirs, suppress(SystemExit):

@@ -178,6 +178,8 @@ class EngineClient:
         stop_ids: Sequence[int] = (),
         salt: str = "",
         turn: int = 0,
+        grammar: str = "",
+        grammar_after: Sequence[int] = (),
     ) -> TokenStream:
         """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
 
@@ -195,6 +197,8 @@ class EngineClient:
             stop_ids=list(stop_ids),
             salt=salt,
             turn=turn,
+            grammar=grammar,
+            grammar_after=list(grammar_after),
         )
         return TokenStream(self, message)
 

@@ -1,6 +1,6 @@
 """The border between the server process and an engine process: msgpack frames on a Unix socket.
 
-Only numbers and token ids cross it. Each frame is a 4-byte little-endian length followed by one tagged msgpack struct.
+Only numbers, token ids and grammars cross it. Each frame is a 4-byte little-endian length followed by one tagged msgpack struct.
 Struct types are the whole protocol: what is not here cannot be asked of an engine.
 """
 
@@ -106,6 +106,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             are shared between sequences of the same one only.
         turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
             keeps its state there. 0 if that is not known.
+        grammar: of the output, as llguidance's JSON; empty for none. When it is complete, the sequence ends.
+        grammar_after: tokens after whose first appearance in the output, in this order, the grammar begins; at once if
+            there are none.
     """
 
     id: int
@@ -115,6 +118,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     stop_ids: list[int] = []
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
+    grammar: str = ""
+    grammar_after: list[int] = []
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import lifeline
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.grammars import Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
     EngineOptions,
@@ -51,9 +53,10 @@ class Engine:
 
     Args:
         connection: a connected stream socket.
+        model: where the runner's model is; grammars need its vocabulary.
     """
 
-    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions) -> None:
+    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
         self._connection = connection
         self._runner = runner
         self._decoder = FrameDecoder(ToEngine)
@@ -64,25 +67,32 @@ class Engine:
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
         self._scheduler = Scheduler(bounded, pages, states)
+        self._grammars = Grammars(model, facts.vocab_size)
         self._strikes = Strikes()
 
     def serve(self) -> None:
         """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
+        with closing(self._grammars):
+            while self._round():
+                pass
+
+    def _round(self) -> bool:
+        """One round of the loop; False when it is time to end."""
         scheduler = self._scheduler
-        while True:
-            outputs: list[TokenOutput] = []
-            if not self._receive(outputs):
-                return
-            try:
-                plan = scheduler.plan()
-                if plan:
-                    outputs += self._step(plan)
-                scheduler.check_idle()
-            except Exception as error:
-                _log.exception("this engine process ends")
-                self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
-                raise SystemExit(1) from error
-            self._report(outputs)
+        outputs: list[TokenOutput] = []
+        if not self._receive(outputs):
+            return False
+        try:
+            plan = scheduler.plan()
+            if plan:
+                outputs += self._step(plan)
+            scheduler.check_idle()
+        except Exception as error:
+            _log.exception("this engine process ends")
+            self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
+            raise SystemExit(1) from error
+        self._report(outputs)
+        return True
 
     def _step(self, plan: Plan) -> list[TokenOutput]:
         """Run a plan. What a request brings about ends that request.
@@ -117,8 +127,12 @@ class Engine:
     def _receive(self, outputs: list[TokenOutput]) -> bool:
         """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
         timeout = None if self._scheduler.idle else 0
-        while select.select([self._connection], [], [], timeout)[0]:
+        while ready := select.select([self._connection, self._grammars], [], [], timeout)[0]:
             timeout = 0
+            for sequence, error in self._grammars.fetch() if self._grammars in ready else ():
+                self._add(sequence, error, outputs)
+            if self._connection not in ready:
+                continue
             data = self._connection.recv(1 << 20)
             if not data:
                 return False
@@ -126,19 +140,32 @@ class Engine:
                 if isinstance(message, Shutdown):
                     return False
                 if isinstance(message, Cancel):
+                    self._grammars.cancel(message.id)
                     self._scheduler.cancel(message.id)
                 elif isinstance(message, Generate):
-                    refusal = self._scheduler.add(Sequence(message))
-                    if refusal is not None:
-                        outputs.append(refusal)
+                    self._take(Sequence(message), outputs)
         return True
+
+    def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
+        """Queue a sequence, or have its grammar compiled before."""
+        if not sequence.request.grammar:
+            self._add(sequence, "", outputs)
+        elif len(self._grammars) < self._scheduler.options.max_waiting:
+            self._grammars.begin(sequence)
+        else:
+            self._add(sequence, f"overloaded: {len(self._grammars)} requests are waiting already", outputs)
+
+    def _add(self, sequence: Sequence, error: str, outputs: list[TokenOutput]) -> None:
+        refusal = self._scheduler.refusal(sequence, error) if error else self._scheduler.add(sequence)
+        if refusal is not None:
+            outputs.append(refusal)
 
     def _report(self, outputs: list[TokenOutput]) -> None:
         scheduler = self._scheduler
         report = StepReport(
             outputs=outputs,
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._grammars),
             free_pages=scheduler.pages.free,
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
@@ -163,7 +190,7 @@ def main() -> None:
     try:
         runner = _load(connection, arguments.model, options)
         if runner is not None:
-            Engine(connection, runner, options).serve()
+            Engine(connection, runner, options, arguments.model).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server is gone, and so are we
     except SystemExit as end:

@@ -16,6 +16,7 @@ from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.fit import alone
 from helexa.neuron.engine.logprobs import Logprobs
+from helexa.neuron.engine.masks import MaskThread
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logprob, Needs, SamplingParams
 from helexa.neuron.engine.needs import MOST_DRAFTS, free_memory, needs
 from helexa.neuron.engine.outline import outline
@@ -164,19 +165,21 @@ class Runner:
         if self._model.recurrent:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
+        self._masks = MaskThread(self.facts.vocab_size, self.device)
         self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Outcome:
         """Run one step."""
         rows = rows_of(plan)
-        self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
-        logits = self.forward(plan)
-        self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
-        if not rows:
-            return Outcome([], {})
-        logprobs = Logprobs(logits, rows)
-        tokens = sample(logits, rows, self.ops.argmax)
+        with self._masks.beside(plan) as restrict:
+            self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
+            logits = self.forward(plan)
+            self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
+            if not rows:
+                return Outcome([], {})
+            logprobs = Logprobs(logits, rows)
+            tokens = sample(logits, rows, self.ops.argmax, restrict)
         return Outcome(tokens, logprobs.of(tokens))
 
     @torch.inference_mode()

@@ -1,8 +1,8 @@
 """The sampler: logits of several rows to one token each, every row with settings of its own.
 
-Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the cumulative
-distribution at one uniform number that depends on the row's seed and position alone, so neither the batch nor a
-preemption changes what a seed yields.
+Order per row: logit bias, penalties, grammar, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the
+cumulative distribution at one uniform number that depends on the row's seed and position alone, so neither the batch
+nor a preemption changes what a seed yields.
 """
 
 from collections import Counter
@@ -16,6 +16,9 @@ from torch import Tensor
 from helexa.neuron.engine.messages import SamplingParams
 from helexa.neuron.engine.scheduler import UNSOUND, Plan
 from helexa.neuron.engine.sequence import Sequence
+
+Restrict = Callable[[Tensor], None]
+"""Takes logits, float32 [S, vocabulary], and makes -inf of those of tokens that may not be chosen."""
 
 _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
 _MASK64 = (1 << 64) - 1
@@ -49,19 +52,27 @@ def rows_of(plan: Plan) -> list[Row]:
     ]
 
 
-def sample(logits: Tensor, rows: Rows[Row], argmax: Callable[[Tensor], Tensor] | None = None) -> list[int]:
+def sample(
+    logits: Tensor,
+    rows: Rows[Row],
+    argmax: Callable[[Tensor], Tensor] | None = None,
+    restrict: Restrict | None = None,
+) -> list[int]:
     """Choose a token for each row.
 
     Args:
         logits: [S, vocabulary], any float dtype; may be changed.
         rows: what the S rows are for.
         argmax: float32 [S, vocabulary] -> [S], the first of the largest in each row; torch's if None.
+        restrict: which tokens may be chosen; all if None.
 
     Returns:
         The tokens; `UNSOUND` where the largest logit is no finite number, as it is in a row computed from such.
     """
     params = [row.params for row in rows]
     logits = _adjust(logits.float(), rows)
+    if restrict is not None:
+        restrict(logits)
     chosen = logits.argmax(-1) if argmax is None else argmax(logits)
     sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]

@@ -93,10 +93,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> TokenOutput | None:
         """Queue a sequence, or return its refusal."""
         if len(self.waiting) >= self.options.max_waiting:
-            return self._refusal(sequence, f"overloaded: {len(self.waiting)} requests are waiting already")
+            return self.refusal(sequence, f"overloaded: {len(self.waiting)} requests are waiting already")
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
-            return self._refusal(sequence, f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
+            return self.refusal(sequence, f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
         sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
         self.waiting.append(sequence)
         return None
@@ -176,6 +176,9 @@ class Scheduler:
                 finish = sequence.append(token) or ("length" if self._left(sequence) <= 0 else None)
                 if finish is not None:
                     break
+            if finish == "error":
+                outputs.append(self._end_astray(sequence))
+                continue
             sequence.fresh = len(said)
             self._memory.advance(sequence, entry.count + (len(said) - 1 if self.states is None else 0))
             timing = None
@@ -206,7 +209,7 @@ class Scheduler:
             sequence = plan[0].sequence
             self.running.remove(sequence)
             self._drop(sequence)
-            return [self._refusal(sequence, error)]
+            return [self.refusal(sequence, error)]
         self._suspects = deque(self.running)
         for sequence in reversed(self._suspects):
             self._preempt(sequence)
@@ -222,7 +225,7 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         for sequence in [*self.running, *self.waiting]:
             self._memory.release(sequence)
-            outputs.append(msgspec.structs.replace(self._refusal(sequence, error), retry=True))
+            outputs.append(msgspec.structs.replace(self.refusal(sequence, error), retry=True))
         self._suspects.clear()
         self.running.clear()
         self.waiting.clear()
@@ -271,7 +274,13 @@ class Scheduler:
         """End a sequence whose logits were no numbers; its pages and snapshots are no use to anybody."""
         self.running.remove(sequence)
         self._unsound += self._memory.discard(sequence)
-        return self._refusal(sequence, "the model computed no numbers for this request")
+        return self.refusal(sequence, "the model computed no numbers for this request")
+
+    def _end_astray(self, sequence: Sequence) -> TokenOutput:
+        """End a sequence that cannot follow its grammar."""
+        self.running.remove(sequence)
+        self._memory.release(sequence)
+        return self.refusal(sequence, sequence.guide.error if sequence.guide is not None else "")
 
     def _drop(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
@@ -378,9 +387,13 @@ class Scheduler:
         limit = min(room, left - 1)  # the last token needs no draft: it is sampled after the others
         if limit <= 0:
             return ()
-        if sequence.drafter is None:
-            sequence.drafter = Drafter(sequence.tokens)
-        drafts = sequence.drafter.draft(limit)
+        drafts = () if sequence.guide is None else sequence.guide.forced(limit)
+        if not drafts:
+            if sequence.drafter is None:
+                sequence.drafter = Drafter(sequence.tokens)
+            drafts = sequence.drafter.draft(limit)
+            if sequence.guide is not None:
+                drafts = sequence.guide.fitting(drafts)
         return drafts if self._memory.grow(sequence, sequence.pending + len(drafts)) else ()
 
     def _left(self, sequence: Sequence) -> int:
@@ -394,7 +407,8 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     @staticmethod
-    def _refusal(sequence: Sequence, error: str) -> TokenOutput:
+    def refusal(sequence: Sequence, error: str) -> TokenOutput:
+        """The last output of a sequence that ends in an error."""
         return TokenOutput(id=sequence.id, finish="error", error=error, timing=sequence.timing())
 
 

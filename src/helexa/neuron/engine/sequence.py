@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from helexa.neuron.engine.guide import Guide
 from helexa.neuron.engine.messages import FinishReason, Generate, Timing
 from helexa.neuron.engine.ngram import Drafter
 
@@ -15,6 +16,7 @@ class Sequence:
         tokens: prompt and output.
         computed: leading tokens whose K and V are in `pages`.
         cached: prompt tokens that were found in the KV cache when the sequence was first started.
+        guide: where its output stands in its grammar, if it has one.
         chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
         drafter: guesses its next tokens; made when there is a use for it.
         fresh: tokens that the last step brought; until they are computed, too, it is decoding.
@@ -30,6 +32,7 @@ class Sequence:
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
     cached: int = 0
+    guide: Guide | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
     drafter: Drafter | None = None
     fresh: int = 0
@@ -76,7 +79,11 @@ class Sequence:
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
-        if token in self.request.stop_ids:
+        if self.guide is not None:
+            self.guide.advance(token)
+            if self.guide.error:
+                return "error"
+        if token in self.request.stop_ids or (self.guide is not None and self.guide.ended):
             return "stop"
         if self.generated >= self.request.max_tokens:
             return "length"

@@ -1,0 +1,101 @@
+"""Grammars by way of a real engine process, with SmolLM2's own vocabulary."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from driving import GREEDY
+from llguidance import LLMatcher
+
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions, SamplingParams, TokenOutput
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.tokenizer import Tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+JSON = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
+SLOW = LLMatcher.grammar_from_json_schema({"enum": [f"{'x' * 50}{n}" for n in range(20000)]})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_gguf: Path) -> Tokenizer:
+    return ModelText.open(smollm2_gguf).tokenizer
+
+
+@pytest.fixture
+async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64))
+    yield client
+    await client.close()
+
+
+async def ask(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    grammar: str,
+    sampling: SamplingParams = GREEDY,
+    after: str = "",
+    max_tokens: int = 80,
+) -> tuple[str, TokenOutput]:
+    prompt = tokenizer.encode("Tell me of Paris, as JSON:")
+    stream = client.generate(
+        prompt,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_ids=sorted(tokenizer.eos_ids),
+        grammar=grammar,
+        grammar_after=tokenizer.encode(after),
+    )
+    outputs = [output async for output in stream]
+    return tokenizer.decode(token for output in outputs for token in output.tokens), outputs[-1]
+
+
+async def test_answers_follow_their_grammars_side_by_side(client: EngineClient, tokenizer: Tokenizer) -> None:
+    hot = [SamplingParams(temperature=1, seed=seed, top_p=0.95) for seed in range(6)]
+    whole, (digits, _), (free, _) = await asyncio.gather(
+        asyncio.gather(*(ask(client, tokenizer, JSON, sampling) for sampling in hot)),
+        ask(client, tokenizer, LLMatcher.grammar_from_regex("[0-9]{4}")),
+        ask(client, tokenizer, "", max_tokens=8),
+    )
+    for text, last in whole:
+        if last.finish == "stop":
+            jsonschema.validate(json.loads(text), SCHEMA)
+    assert sum(last.finish == "stop" for _, last in whole) >= 4
+    assert len(digits) == 4
+    assert digits.isdigit()
+    assert free == (await ask(client, tokenizer, "", max_tokens=8))[0]
+
+
+async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: EngineClient, tokenizer: Tokenizer) -> None:
+    bad = json.dumps({"grammars": [{"json_schema": {"type": "poem"}}]})
+    (_, failed), (text, last), (_, garbled) = await asyncio.gather(
+        ask(client, tokenizer, bad), ask(client, tokenizer, JSON), ask(client, tokenizer, "start: (")
+    )
+    assert (failed.finish, failed.retry) == ("error", False)
+    assert "cannot be compiled" in (failed.error or "")
+    assert "poem" in (failed.error or "")
+    assert garbled.finish == "error"
+    assert "\n" not in (garbled.error or "")
+    assert last.finish == "stop"
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert client.open_streams == 0
+
+
+async def test_whoever_hangs_up_while_it_is_compiled_leaves_nothing(client: EngineClient, tokenizer: Tokenizer) -> None:
+    asking = [asyncio.create_task(ask(client, tokenizer, SLOW)) for _ in range(3)]
+    while client.open_streams < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+    await ask(client, tokenizer, JSON)
+    assert (client.running, client.waiting, client.open_streams) == (0, 0, 0)
+    assert client.free_pages == client.ready.kv_pages
