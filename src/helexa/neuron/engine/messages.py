@@ -1,7 +1,7 @@
 """The border between the server process and an engine process: msgpack frames on a Unix socket.
 
-Only numbers, token ids and grammars cross it. Each frame is a 4-byte little-endian length followed by one tagged msgpack struct.
-Struct types are the whole protocol: what is not here cannot be asked of an engine.
+Only numbers, token ids and grammars cross it. Each frame is a 4-byte little-endian length followed by one tagged
+msgpack struct. Struct types are the whole protocol: what is not here cannot be asked of an engine.
 """
 
 import struct
