@@ -2,7 +2,6 @@
 
 import ast
 import warnings
-from typing import Any
 
 from helexa.neuron.parsers.json_text import dumps, strict_loads
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
@@ -102,16 +101,15 @@ def _read_literal(source: Source) -> Reading[tuple[str, str]]:
 
 
 def _json_text(literal: str) -> str:
+    text = literal.strip()
     try:
-        return dumps(_value(literal.strip()))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise NotACall from None
-
-
-def _value(literal: str) -> Any:
-    try:
-        return strict_loads(literal)  # also for `true` and `null`, which models mix in
+        strict_loads(text)  # also for `true` and `null`, which models mix in
+        return text
     except ValueError:
+        pass
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # unknown escapes: what the model means by them is plain
-            return ast.literal_eval(literal)
+            return dumps(ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise NotACall from None
