@@ -1,0 +1,68 @@
+"""Grammars for a whole answer: JSON, a regular expression, one of some strings, or what the client wrote in Lark."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from helexa.core.errors import ApiError
+from helexa.neuron.grammar.rules import Rules, literal
+
+AFTER_THINKING = r"/\n{0,2}/"
+"""What may stand between the end of reasoning and what a grammar asks for, as chat templates have it."""
+
+_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
+
+
+def for_schema(schema: Any, *, after_thinking: bool = False) -> str:
+    """JSON of a schema, without any white space. `{"type": "object"}` is JSON mode.
+
+    Args:
+        after_thinking: reasoning may come before.
+
+    Raises:
+        ApiError: 400 `invalid_schema`: it is no schema.
+    """
+    rules = Rules()
+    return _answer(rules, rules.schema("schema", schema), after_thinking)
+
+
+def for_regex(regex: str, *, after_thinking: bool = False) -> str:
+    """Text that matches a regular expression as a whole, in the syntax of Rust's `regex`, which has no look-around."""
+    anchored = regex.removeprefix("^")
+    if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
+        anchored = anchored[:-1]
+    body = _SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), f"(?:{anchored})")
+    return _answer(Rules(), f"/{body}/", after_thinking)
+
+
+def for_choice(choices: Sequence[str], *, after_thinking: bool = False) -> str:
+    """One of some strings.
+
+    Raises:
+        ApiError: 400 `invalid_grammar`: there are none, or an empty one.
+    """
+    if not choices or not all(choices):
+        raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
+    rules = Rules()
+    return _answer(rules, rules.add("CHOICE", " | ".join(map(literal, choices))), after_thinking)
+
+
+def for_lark(lark: str, *, after_thinking: bool = False) -> str:
+    """Text of a context-free grammar in llguidance's dialect of Lark.
+
+    Raises:
+        ApiError: 400 `invalid_grammar`: it names special tokens, or is of another dialect.
+    """
+    if "::=" in lark:
+        raise ApiError(
+            400, "invalid_grammar", "the grammar must be in Lark's notation, with rules such as 'start: ...'"
+        )
+    if "<" in _QUOTED.sub("", lark):
+        raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens")
+    rules = Rules()
+    return _answer(rules, rules.lark("grammar", lark), after_thinking)
+
+
+def _answer(rules: Rules, body: str, after_thinking: bool) -> str:
+    return rules.serialised(f"{AFTER_THINKING} {body}" if after_thinking else body)

@@ -1,0 +1,99 @@
+"""The process in which grammars are compiled to see whether they can be: a hostile one may end it, and nothing else.
+
+It reads a line of JSON per grammar, a string, and answers each with a line of JSON, a `Verdict`. It ends with its
+standard input.
+"""
+
+import json
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import llguidance
+import msgspec
+
+from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
+from helexa.neuron.grammar.verdict import Verdict
+
+_MEMORY_BYTES = 1 << 30
+_STACK_BYTES = 2 << 20  # less than any thread that compiles the same grammar later
+_MAX_TRIES = 200
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+def judge(grammar: str) -> Verdict:
+    """Compile a grammar."""
+    if not (error := _error_of(grammar)):
+        return Verdict()
+    for part in json.loads(grammar)["grammars"]:
+        if "json_schema" in part and (found := _error_of_schema(part["json_schema"])):
+            return Verdict(found, part["name"], _pointer(part["json_schema"], found))
+    return Verdict(error)
+
+
+def _error_of(grammar: str) -> str:
+    return llguidance.LLMatcher.validate_grammar(grammar, limits=llguidance.LLParserLimits(**PARSER_LIMITS))
+
+
+def _error_of_schema(schema: Any) -> str:
+    return _error_of(json.dumps({"grammars": [{"json_schema": schema}]}))
+
+
+def _pointer(schema: dict[str, Any], error: str) -> str:
+    """The JSON pointer of the innermost part of a schema that alone has the same error."""
+    context = {key: schema[key] for key in (*_DEFINITIONS, "x-guidance") if key in schema}
+    pointer = ""
+    tries = _MAX_TRIES
+    here: Any = schema
+    while True:
+        for step, part in _parts(here):
+            tries -= 1
+            if tries < 0:
+                return pointer
+            if isinstance(part, dict) and _error_of_schema(part | context) == error:
+                here, pointer = part, pointer + step
+                break
+        else:
+            return pointer
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in _MAPS:
+        for name, part in schema[key].items() if isinstance(schema.get(key), dict) else ():
+            yield f"/{key}/{name.replace('~', '~0').replace('/', '~1')}", part
+    for key in _LISTS:
+        for index, part in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
+            yield f"/{key}/{index}", part
+    for key in _SINGLE:
+        if key in schema:
+            yield f"/{key}", schema[key]
+
+
+def _serve() -> None:
+    for line in sys.stdin.buffer:
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+        verdict = judge(json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    """Answer until there is nothing more to be asked."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    threading.stack_size(_STACK_BYTES)
+    server = threading.Thread(target=_serve)
+    server.start()
+    server.join()
+
+
+if __name__ == "__main__":
+    main()

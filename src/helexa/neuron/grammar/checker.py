@@ -1,0 +1,119 @@
+"""Finding out whether a grammar can be compiled, before anything is begun for its request."""
+
+import asyncio
+import hashlib
+import json
+import signal
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+
+import msgspec
+
+from helexa.core.errors import ApiError, overloaded, service_unavailable
+from helexa.neuron.grammar.limits import MAX_BYTES, MAX_CPU_SECONDS
+from helexa.neuron.grammar.verdict import Verdict
+
+_COMMAND = (sys.executable, "-m", "helexa.neuron.grammar.check_process")
+_MAX_KNOWN = 1024
+_MAX_WAITING = 64
+_MAX_ERROR = 300
+_MAX_POINTER = 200
+_LINE_BYTES = 1 << 20
+_BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # what a stack that overflows or no memory comes to
+_SECONDS = 30.0  # by the clock, on a machine that has other work
+
+
+class GrammarChecker:
+    """Compiles grammars in a process of its own, which starts with the first and is replaced when one ends it.
+
+    What came of a grammar is remembered, of those asked for last.
+    """
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._known: OrderedDict[bytes, Verdict] = OrderedDict()
+
+    async def compile_check(self, grammar: str, param: str) -> None:
+        """Refuse a grammar that cannot be compiled.
+
+        Args:
+            param: the request's field that it comes from.
+
+        Raises:
+            ApiError: 400 `invalid_schema` or `invalid_grammar`, saying where and why; 503: too many
+                grammars wait for this, or it cannot be done just now.
+        """
+        if len(encoded := grammar.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+            raise ApiError(400, "invalid_grammar", f"{param}: larger than {MAX_BYTES >> 10} KiB", param=param)
+        key = hashlib.sha256(encoded).digest()
+        if key not in self._known:
+            self._remember(key, await self._judge(grammar))
+        self._known.move_to_end(key)
+        if (verdict := self._known[key]).error:
+            raise _refusal(verdict, param)
+
+    async def aclose(self) -> None:
+        """End the process."""
+        async with self._turn:
+            await self._end()
+
+    async def _judge(self, grammar: str) -> Verdict:
+        if self._waiting >= _MAX_WAITING:
+            raise overloaded("too many grammars are waiting to be compiled", 1)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask(grammar)
+        finally:
+            self._waiting -= 1
+
+    async def _ask(self, grammar: str) -> Verdict:
+        process = self._process = self._process or await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            limit=_LINE_BYTES,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        answer = b""
+        try:
+            with suppress(ConnectionError, TimeoutError, ValueError):
+                async with asyncio.timeout(_SECONDS):
+                    process.stdin.write(json.dumps(grammar).encode() + b"\n")
+                    await process.stdin.drain()
+                    answer = await process.stdout.readline()
+        finally:
+            if not answer.endswith(b"\n"):  # it died, or nobody waits for its answer any more
+                await asyncio.shield(self._end())
+        if answer.endswith(b"\n"):
+            return msgspec.json.decode(answer, type=Verdict)
+        if process.returncode == -signal.SIGPROF:
+            return Verdict(f"compiling it takes more than {MAX_CPU_SECONDS:g} s")
+        if process.returncode in _BROKEN:
+            return Verdict("it is nested too deeply or too large to be compiled")
+        raise service_unavailable("grammars cannot be checked just now", 1)
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        self._known[key] = verdict
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+
+
+def _refusal(verdict: Verdict, param: str) -> ApiError:
+    place = verdict.part.replace("_", " ") + (f" at {verdict.pointer[:_MAX_POINTER]}" if verdict.pointer else "")
+    error = " ".join(verdict.error.split())[:_MAX_ERROR]
+    code = "invalid_schema" if verdict.part else "invalid_grammar"
+    return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)

@@ -1,0 +1,158 @@
+"""Grammars are compiled in another process, which hostile ones end and honest ones never notice."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from helexa.core.errors import ApiError
+from helexa.neuron.grammar import GrammarChecker, for_choice, for_lark, for_regex, for_schema, for_tools
+from helexa.neuron.grammar.limits import MAX_BYTES
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    made = GrammarChecker()
+    yield made
+    await made.aclose()
+
+
+async def refusal(checker: GrammarChecker, grammar: str) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        await checker.compile_check(grammar, "response_format")
+    assert refused.value.status == 400
+    assert refused.value.param == "response_format"
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+    return refused.value
+
+
+async def test_sound_grammars_pass(checker: GrammarChecker):
+    for grammar in (for_schema({"type": "object"}), for_regex("a+"), for_choice(["a"]), for_lark('start: "a"')):
+        await checker.compile_check(grammar, "guided")
+        await checker.compile_check(grammar, "guided")
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "said"),
+    [
+        ({"type": "strin"}, "", "strin"),
+        ({"properties": {"a/b": {"items": {"not": {}}}}}, "/properties/a~1b/items", "not"),
+        ({"anyOf": [{"type": "null"}, {"pattern": "(?=a)"}]}, "/anyOf/1", "look-ahead"),
+        ({"$defs": {"x": {"uniqueItems": True}}, "items": {"$ref": "#/$defs/x"}}, "/$defs/x", "uniqueItems"),
+        ({"properties": {"a": {"$ref": "#/nowhere"}}}, "/properties/a", "nowhere"),
+        ({"properties": {"a": {"$ref": "https://example.org/a"}}}, "/properties/a", "example.org"),
+    ],
+)
+async def test_a_schema_is_refused_with_the_place(checker: GrammarChecker, schema: Any, pointer: str, said: str):
+    error = await refusal(checker, for_schema(schema))
+    assert error.code == "invalid_schema"
+    assert said in str(error)
+    assert str(error).startswith(f"response_format: schema{' at ' if pointer else ''}{pointer}: ")
+
+
+async def test_a_tool_is_refused_with_the_place(checker: GrammarChecker):
+    tools = {"a": {}, "b": {"properties": {"x": {"contains": {}}}}}
+    error = await refusal(checker, for_tools("hermes", tools, "required", True, strict=["a", "b"]))
+    assert str(error).startswith("response_format: tool 1 at /properties/x: ")
+    await checker.compile_check(for_tools("hermes", tools, "required", True), "tools")
+
+
+async def test_other_grammars_are_refused_with_the_reason(checker: GrammarChecker):
+    for grammar, said in (
+        (for_regex("(a"), "unclosed"),
+        (for_lark("start: x"), "unknown name"),
+        (for_lark(""), "start"),
+    ):
+        error = await refusal(checker, grammar)
+        assert error.code == "invalid_grammar"
+        assert said in str(error)
+
+
+def chain(length: int) -> dict[str, Any]:
+    """Definitions that each refer to the next."""
+    links = {f"a{index}": {"$ref": f"#/$defs/a{index + 1}"} for index in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {"type": "string"}}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+# Patterns whose intersection has more states than anyone can afford.
+STATES = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{index}}}$"} for index in range(20)]}
+HOSTILE = {
+    "chain": for_schema(chain(8000)),
+    "nested": for_schema(nested(300)),
+    "states": for_schema(STATES),
+    "rules": for_lark("start: a0\n" + "".join(f"a{index}: a{index + 1} a{index + 1}\n" for index in range(20000))),
+    "terminals": for_lark(
+        "start: A0\n" + "".join(f'A{index}: "y" A{index + 1}\n' for index in range(9000)) + 'A9000: "x"'
+    ),
+    "brackets": for_regex("(" * 90000 + "a" + ")" * 90000),
+    "choices": for_choice([f"choice {index}" for index in range(20000)]),
+    "branches": for_schema(
+        {"allOf": [{"anyOf": [{"properties": {f"p{i}": {"enum": [i, j]}}} for j in range(8)]} for i in range(8)]}
+    ),
+    "large": for_choice(["x" * MAX_BYTES]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_grammar_ends_nothing_but_its_request(checker: GrammarChecker, name: str):
+    try:
+        await checker.compile_check(HOSTILE[name], "response_format")
+    except ApiError as error:
+        assert error.status == 400
+        assert str(await refusal(checker, HOSTILE[name])) == str(error)
+    await checker.compile_check(for_schema({"type": "object"}), "response_format")
+
+
+async def test_the_loop_goes_on_meanwhile(checker: GrammarChecker):
+    check = asyncio.create_task(refusal(checker, for_schema(STATES)))
+    turns = 0
+    while not check.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 20
+    await check
+
+
+async def test_a_caller_that_goes_away_leaves_no_wrong_answer(checker: GrammarChecker):
+    for _ in range(3):
+        check = asyncio.create_task(checker.compile_check(for_schema(STATES), "response_format"))
+        await asyncio.sleep(0)
+        check.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await check
+    assert "not" in str(await refusal(checker, for_schema({"not": {}})))
+    await checker.compile_check(for_schema({}), "response_format")
+
+
+async def test_many_at_once_are_asked_in_turn(checker: GrammarChecker):
+    grammars = [for_schema({"const": number} if number % 2 else {"not": {"const": number}}) for number in range(40)]
+    results = await asyncio.gather(
+        *(checker.compile_check(grammar, "response_format") for grammar in grammars), return_exceptions=True
+    )
+    assert [isinstance(result, ApiError) for result in results] == [number % 2 == 0 for number in range(40)]
+
+
+async def test_too_many_at_once_are_turned_away(checker: GrammarChecker):
+    results = await asyncio.gather(
+        *(checker.compile_check(for_schema({"const": number}), "x") for number in range(80)), return_exceptions=True
+    )
+    refused = [result for result in results if isinstance(result, ApiError)]
+    assert {error.status for error in refused} == {503}
+    assert len(refused) == 80 - 64
+
+
+async def test_a_verdict_is_remembered(checker: GrammarChecker):
+    grammar = json.dumps({"grammars": [{"name": "schema", "json_schema": {"not": {}}}]})
+    first = await refusal(checker, grammar)
+    await checker.aclose()
+    checker._judge = None  # type: ignore[method-assign, assignment]  # asking again would fail
+    assert str(await refusal(checker, grammar)) == str(first)

@@ -1,0 +1,45 @@
+"""Whatever a grammar of a schema lets through is accepted by that schema."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helexa.neuron.grammar import for_schema
+from helexa.neuron.text.model_text import ModelText
+from neuron.grammar.schemas import Schema, schemas
+from neuron.grammar.walking import Vocabulary, byte_level, of_model, walk
+
+SCHEMAS = int(os.environ.get("HELEXA_TEST_SCHEMAS", "100"))
+BYTES = byte_level()
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_gguf: Path) -> Vocabulary:
+    return of_model(ModelText.open(smollm2_gguf).tokenizer)
+
+
+def valid(schema: Schema, text: str):
+    checks = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+    checks.validate(json.loads(text))
+
+
+@settings(max_examples=SCHEMAS)
+@given(schemas(), st.integers(0, 2**32))
+def test_any_walk_is_valid(schema: Schema, seed: int):
+    text, whole = walk(BYTES, for_schema(schema), random.Random(seed))
+    if whole:
+        valid(schema, text)
+
+
+@settings(max_examples=SCHEMAS // 3)
+@given(schema=schemas(), seed=st.integers(0, 2**32))
+def test_any_walk_over_a_real_vocabulary_is_valid(smollm2: Vocabulary, schema: Schema, seed: int):
+    text, whole = walk(smollm2, for_schema(schema), random.Random(seed), 200)
+    if whole:
+        valid(schema, text)

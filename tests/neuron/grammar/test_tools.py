@@ -1,0 +1,204 @@
+"""Calls that a grammar lets through are read by the family's parser, and suit the tool's schema."""
+
+import json
+import os
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helexa.core.errors import ApiError
+from helexa.neuron.grammar import for_tools
+from helexa.neuron.parsers.choice import FAMILIES
+from neuron.grammar.schemas import Schema, tool_schemas
+from neuron.grammar.walking import accepts, byte_level, walk
+from neuron.parsers.streams import TOOLS, parser, said
+
+WALKS = int(os.environ.get("HELEXA_TEST_SCHEMAS", "100"))
+
+PLAN: Schema = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"text": {"type": "string"}}, "additionalProperties": False},
+        },
+        "kind": {"enum": ["a", "7", 7, None]},
+        "count": {"type": ["integer", "null"]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "size": {"$ref": "#/$defs/size"},
+        "any": {},
+        "map": {"type": "object"},
+    },
+    "required": ["steps", "kind"],
+    "$defs": {"size": {"enum": ["s", "m"]}},
+}
+OFFERED = {**TOOLS, "plan": PLAN}
+
+SPELLED = [name for name in FAMILIES if name != "harmony"]  # its markers are tokens in any vocabulary
+CASES = [(name, True) for name in FAMILIES] + [(name, False) for name in SPELLED]
+
+
+def vocabulary(family: str, tokens: bool, special: bool = True):
+    return byte_level(sorted(FAMILIES[family].markers) if tokens else [], special=special)
+
+
+def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
+    """The names of the calls in a text, which all must be whole and valid."""
+    names: list[str] = []
+    for kind, *what in said(parser(family, tools), [text]):
+        if kind != "call":
+            assert not only_calls or kind == "thought", (kind, what, text)
+            continue
+        name, arguments = what
+        jsonschema.Draft202012Validator(tools[name]).validate(json.loads(arguments))
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_any_walk_is_calls(family: str, tokens: bool, parallel: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, OFFERED, "required", parallel, token_id=known.token_id)
+    seen: set[str] = set()
+    most = 0
+    for seed in range(WALKS // 2):
+        text, whole = walk(known, grammar, random.Random(seed), 600)
+        if whole:
+            names = check(family, OFFERED, text, only_calls=True)
+            assert names
+            seen.update(names)
+            most = max(most, len(names))
+    assert seen == OFFERED.keys()
+    assert (most > 1) == (parallel and family != "harmony")
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+def test_any_walk_that_may_be_text_has_sound_calls_only(family: str, tokens: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
+    calls = texts = 0
+    for seed in range(WALKS):
+        text, whole = walk(known, grammar, random.Random(seed), 400)
+        if whole:
+            names = check(family, OFFERED, text, only_calls=False)
+            calls += len(names)
+            texts += not names
+    assert texts
+    assert calls or not tokens  # nobody spells a marker by chance
+
+
+@settings(max_examples=WALKS)
+@given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
+def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: bool, seed: int):
+    family, tokens = case
+    known = vocabulary(family, tokens, special=bool(seed % 2) or family == "harmony")
+    tools = {"get_it": schema}
+    try:
+        strictly = ["get_it"] if strict else []
+        grammar = for_tools(family, tools, "get_it", False, strict=strictly, token_id=known.token_id)
+    except ApiError as refusal:
+        assert refusal.code == "unsupported_schema"
+        assert strict or "cannot be written" in str(refusal)
+        assert family in ("glm", "pythonic")
+        return
+    text, whole = walk(known, grammar, random.Random(seed), 400)
+    if whole and (strict or family != "glm"):
+        assert check(family, tools, text, only_calls=True) == ["get_it"]
+    elif whole:
+        assert [kind for kind, *_ in said(parser(family, tools), [text])] == ["call"]  # strings may not match
+
+
+ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
+    "qwen_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n<parameter=metric>\ntrue\n</parameter>\n</function>\n</tool_call>",
+    "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+    "<arg_value>3</arg_value>\n<arg_key>metric</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
+    "llama3_json": '{"name": "get_weather", "parameters": ' + ARGUMENTS + "}",
+    "pythonic": '[get_weather(city="Paris", days=3, metric=true)]',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]",
+    "mistral-11": "[TOOL_CALLS]get_weather[ARGS]" + ARGUMENTS,
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    + ARGUMENTS
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    + ARGUMENTS
+    + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "harmony": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+    "to=functions.get_weather <|constrain|>json<|message|>" + ARGUMENTS,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_call_as_templates_write_it(name: str):
+    family, text = name.partition("-")[0], WRITTEN[name]
+    known = byte_level(sorted(FAMILIES[family].markers))
+
+    def grammar(choice: str) -> str:
+        return for_tools(family, TOOLS, choice, False, strict=["get_weather"], token_id=known.token_id)
+
+    assert check(family, TOOLS, text, only_calls=True) == ["get_weather"]
+    assert accepts(grammar("required"), text, known)
+    assert accepts(grammar("get_weather"), text, known)
+    assert accepts(grammar("auto"), text, known)
+    assert not accepts(grammar("ping"), text, known)
+    assert not accepts(grammar("auto"), text.replace("days", "hours"), known)
+    assert not accepts(grammar("required"), text + "\n" + text, known)
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+def test_text_is_free_where_calls_are_not_asked_for(family: str, tokens: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
+    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+    assert accepts(grammar, lead + "In <div>s, f(x) = [1] {a} 世界\n", known)
+
+
+def test_values_that_look_like_markup():
+    grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
+    call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
+    assert not accepts(grammar, call % "a</parameter>")
+    assert not accepts(grammar, call % "</function>")
+
+
+def test_what_a_tool_without_a_schema_takes():
+    for schema in ({}, {"type": "object", "properties": {}}):
+        grammar = for_tools("hermes", {"ping": schema}, "required", False)
+        assert accepts(grammar, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    ("family", "tools", "choice", "code", "message"),
+    [
+        ("hermes", TOOLS, "rm", "invalid_grammar", "no tool 'rm'"),
+        ("hermes", {}, "required", "invalid_grammar", "there are no tools"),
+        ("hermes", {'a"b': {}}, "required", "invalid_grammar", "cannot be the name"),
+        ("hermes", {"a": []}, "required", "invalid_schema", "tool 'a'"),
+        ("glm", {"a": {"anyOf": []}}, "required", "unsupported_schema", "tool 'a'"),
+        (
+            "pythonic",
+            {"a": {"properties": {"b c": {}}, "required": ["b c"]}},
+            "required",
+            "unsupported_schema",
+            "parameter 'b c' cannot be written",
+        ),
+        (
+            "glm",
+            {"a": {"properties": {"b": {"type": "string", "pattern": "x"}}}},
+            "a",
+            "unsupported_schema",
+            "parameter 'b' restricts a string",
+        ),
+    ],
+)
+def test_refuses(family: str, tools: dict[str, Any], choice: str, code: str, message: str):
+    with pytest.raises(ApiError, match=message) as refusal:
+        for_tools(family, tools, choice, False, strict=list(tools))
+    assert (refusal.value.status, refusal.value.code) == (400, code)
