@@ -97,9 +97,9 @@ def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]
     [
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format"),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], name: str) -> None:

@@ -80,3 +80,4 @@ async def serve(
     finally:
         server.should_exit = True
         await serving
+        await model.grammars.aclose()

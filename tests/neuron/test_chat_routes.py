@@ -21,6 +21,7 @@ from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer, endless, f
 from neuron.scripted_node import CHAT, TEXT, Node, serve
 
 USER = CHAT["messages"][0]
+NAMED = {"type": "function", "function": {"name": "other"}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
 
 
@@ -328,6 +329,10 @@ def _message(**fields: Any) -> dict[str, Any]:
     return {**CHAT, "messages": [{"role": "user", **fields}]}
 
 
+def _schema(schema: object) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
 BAD_CHATS = [
     (_with(CHAT, model="Org/Other"), 404, "model_not_found", "'Org/Other'"),
     (_with(CHAT, model=None), 400, "missing_model_field", "model"),
@@ -376,11 +381,25 @@ BAD_CHATS = [
     (_with(CHAT, tools=[TOOL] * 513), 422, "invalid_request_body", "tools: "),
     (_with(CHAT, parallel_tool_calls="no"), 422, "invalid_request_body", "parallel_tool_calls: "),
     (_with(CHAT, reasoning_effort="enormous"), 422, "invalid_request_body", "reasoning_effort: "),
-    (_with(CHAT, tool_choice="required"), 400, "unsupported_parameter", "'tool_choice'"),
+    (_with(CHAT, tool_choice="required"), 422, "invalid_request_body", "tool_choice: asks for a call"),
+    (_with(CHAT, tools=[TOOL], tool_choice="always"), 400, "unsupported_parameter", "'tool_choice' cannot be 'always'"),
+    (_with(CHAT, tools=[TOOL], tool_choice={"type": "custom"}), 400, "unsupported_parameter", "'custom'"),
+    (_with(CHAT, tools=[TOOL], tool_choice=NAMED), 422, "invalid_request_body", "there is no tool 'other'"),
     (_with(CHAT, logprobs=1), 422, "invalid_request_body", "logprobs: "),
     (_with(CHAT, top_logprobs=2), 422, "invalid_request_body", "top_logprobs: "),
     (_with(CHAT, logprobs=True, top_logprobs=21), 422, "invalid_request_body", "top_logprobs: "),
-    (_with(CHAT, response_format={"type": "json_object"}), 400, "unsupported_parameter", "'response_format'"),
+    (_with(CHAT, response_format={"type": "xml"}), 400, "unsupported_parameter", "type of 'response_format'"),
+    (_with(CHAT, response_format={"type": "json_schema"}), 422, "invalid_request_body", "response_format.json_schema"),
+    (_with(CHAT, guided_choice=[]), 422, "invalid_request_body", "guided_choice: "),
+    (_with(CHAT, guided_json="{"), 422, "invalid_request_body", "guided_json: is no JSON"),
+    (_with(CHAT, guided_json="[]"), 422, "invalid_request_body", "guided_json: must be"),
+    (_with(CHAT, guided_regex="a", guided_choice=["b"]), 422, "invalid_request_body", "'guided_regex' says already"),
+    (_with(CHAT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
+    (_with(CHAT, guided_grammar="root ::= x"), 400, "invalid_grammar", "Lark"),
+    (_with(CHAT, guided_whitespace_pattern="x"), 400, "unsupported_parameter", "'guided_whitespace_pattern'"),
+    (_with(CHAT, structured_outputs={"regex": 5}), 422, "invalid_request_body", "structured_outputs.regex: "),
+    (_with(CHAT, structured_outputs={"structural_tag": "x"}), 400, "unsupported_parameter", "structural_tag"),
+    (_with(CHAT, response_format=_schema({"type": "strange"})), 400, "invalid_schema", "response_format"),
     (_with(CHAT, modalities=["text", "audio"]), 400, "unsupported_parameter", "'modalities'"),
     (_with(CHAT, audio={"voice": "x"}), 400, "unsupported_parameter", "'audio'"),
     (_with(CHAT, chat_template_kwargs={"messages": []}), 400, "unsupported_parameter", "'messages'"),
@@ -407,6 +426,7 @@ BAD_TEXTS = [
     (_with(TEXT, best_of=2), 400, "unsupported_parameter", "'best_of'"),
     (_with(TEXT, logprobs=21), 422, "invalid_request_body", "logprobs: "),
     (_with(TEXT, logprobs=True), 422, "invalid_request_body", "logprobs: "),
+    (_with(TEXT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
     (_with(TEXT, max_tokens=0), 422, "invalid_request_body", "max_tokens: "),
 ]
 

@@ -16,6 +16,7 @@ from helexa.core.errors import (
 from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.answer import AnswerForm, AnswerReader
 from helexa.neuron.choices import all_choices
+from helexa.neuron.constraint import Constraint
 from helexa.neuron.engine.messages import SamplingParams, TokenOutput
 from helexa.neuron.engine.token_stream import TokenStream
 from helexa.neuron.events import InferenceEvent
@@ -38,6 +39,7 @@ def run(
     request: GenerationRequest,
     *,
     form: AnswerForm | None = None,
+    constraint: Constraint | None = None,
     principal: str = "",
     turn: int = 0,
 ) -> AsyncGenerator[InferenceEvent, None]:
@@ -45,6 +47,7 @@ def run(
 
     Args:
         form: of an assistant's answer; None where all is text.
+        constraint: what it must be; None for anything.
         principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
             is shared with requests of the same principal only.
         turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
@@ -53,7 +56,7 @@ def run(
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
             or the engine is down. Later failures are a `Failed` event.
     """
-    runs = [_one(model, prompt, request, form, principal, turn, choice) for choice in range(request.n or 1)]
+    runs = [_one(model, prompt, request, form, constraint, principal, turn, choice) for choice in range(request.n or 1)]
     return runs[0] if len(runs) == 1 else all_choices(runs)
 
 
@@ -62,6 +65,7 @@ async def _one(
     prompt: list[int],
     request: GenerationRequest,
     form: AnswerForm | None,
+    constraint: Constraint | None,
     principal: str,
     turn: int,
     choice: int,
@@ -75,12 +79,13 @@ async def _one(
         raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
+    closing = model.text.notation.end_of_reasoning(calls=constraint is not None and constraint.calls)
     reader = AnswerReader(
         model.text,
         prompt,
         stops=request.stop or (),
         stop_ids=stop_ids,
-        form=form and _with_room(form, limit, len(model.text.notation.end_of_reasoning)),
+        form=form and _with_room(form, limit, len(closing)),
         logprobs=sampling.logprobs is not None,
     )
     end = RunEnd(model, len(prompt), reader)
@@ -93,6 +98,8 @@ async def _one(
             stop_ids=sorted(stop_ids),
             salt=principal,
             turn=turn,
+            grammar=constraint.grammar if constraint else "",
+            grammar_after=constraint.after if constraint and not reader.written else (),
         )
 
     try:
@@ -111,7 +118,7 @@ async def _one(
                             yield event
                 if not reader.overthought or output.finish == "error":
                     break
-                for event in (*said, *reader.end_reasoning(model.text.notation.end_of_reasoning)):
+                for event in (*said, *reader.end_reasoning(closing)):
                     yield event
                 end.resume()
                 outputs = generate()

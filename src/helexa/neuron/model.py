@@ -10,6 +10,7 @@ from helexa.neuron.config import TorchConfig
 from helexa.neuron.context_limit import Facts, Readings, SteadyRate, context_limit, first_rate
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import Ready, Timing
+from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
@@ -25,6 +26,7 @@ class ServedModel:
         text: tokenizer and chat template.
         engine: the process that runs it.
         admission: who may use it now.
+        grammars: finds out what grammars are good for.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class ServedModel:
         engine: EngineClient,
         config: TorchConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         config = config or TorchConfig()
         self.id = model_id
@@ -42,6 +45,7 @@ class ServedModel:
         self.text = text
         self.engine = engine
         self.admission = Admission(config.admission, engine)
+        self.grammars = grammars or GrammarChecker()
         self._facts = _facts(engine.ready)
         self._context_limit = config.context_limit
         self._steady_rate = SteadyRate(first_rate(self._facts, config.context_limit), clock)

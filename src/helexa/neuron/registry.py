@@ -19,6 +19,7 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Progress
+from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.model import ServedModel
 from helexa.neuron.recovery import Restarts
@@ -70,6 +71,7 @@ class Registry:
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
         """How often what happened since the start."""
         self._harness = config.harness.torch
+        self._grammars = GrammarChecker()
         limits = self._harness.context_limit
         self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
         """What engines were promised."""
@@ -212,6 +214,7 @@ class Registry:
         self._residents.clear()
         if tasks:
             await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        await self._grammars.aclose()
 
     async def _load(
         self,
@@ -248,7 +251,15 @@ class Registry:
 
         restarts = Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs)
         resident = Resident(
-            model_id, spec, text, launch, restarts, config=self._harness, clock=self._clock, sleep=self._sleep
+            model_id,
+            spec,
+            text,
+            launch,
+            restarts,
+            config=self._harness,
+            grammars=self._grammars,
+            clock=self._clock,
+            sleep=self._sleep,
         )
         model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         self._residents[model_id] = resident

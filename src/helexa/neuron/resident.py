@@ -11,6 +11,7 @@ from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus, Servable
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import Progress
+from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.model import ServedModel
 from helexa.neuron.recovery import Restarts
 from helexa.neuron.text.model_text import ModelText
@@ -53,6 +54,7 @@ class Resident:
         restarts: Restarts,
         *,
         config: TorchConfig | None = None,
+        grammars: GrammarChecker | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -62,6 +64,7 @@ class Resident:
         self._spec = spec
         self._text = text
         self._config = config
+        self._grammars = grammars
         self._launch = launch
         self._restarts = restarts
         self._clock = clock
@@ -76,7 +79,7 @@ class Resident:
             HelexaError: it does not come up; the text says why.
         """
         engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
-        self.model = ServedModel(self._id, self._spec, self._text, engine, self._config)
+        self.model = ServedModel(self._id, self._spec, self._text, engine, self._config, grammars=self._grammars)
         self.status, self.reason = "loaded", None
         return self.model
 

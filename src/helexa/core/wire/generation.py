@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.wire.request import WireRequest
+from helexa.core.wire.answer_shape import ShapedRequest
 
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
@@ -14,7 +14,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
-class GenerationRequest(WireRequest):
+class GenerationRequest(ShapedRequest):
     """How to generate and how to deliver it. None means that the client did not say."""
 
     stream: bool | None = None

@@ -112,6 +112,19 @@ class ChatRequest(GenerationRequest):
         return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
 
     @property
+    def forced_tool(self) -> str | None:
+        """The name of the one tool that the model must call, if there is one."""
+        choice = self.tool_choice
+        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, dict) else None
+        return name if isinstance(name, str) else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the model must call a tool."""
+        return self.tool_choice == "required" or self.forced_tool is not None
+
+    @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the client sets for the chat template."""
         said = {"reasoning_effort": self.reasoning_effort, "thinking_budget": self.thinking_budget}
@@ -134,24 +147,35 @@ class ChatRequest(GenerationRequest):
         return said if type(said) is int and said > 0 else self.thinking_budget
 
     def refuse_unsupported(self) -> None:
-        """Refuse forced calls, structured output and anything that is not text, by name."""
+        """Refuse anything that is not text, by name, and calls of tools that there are not."""
+        super().refuse_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
         for index, tool in enumerate(self.tools or ()):
             if tool.get("type") != "function":
                 raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise unsupported_parameter("tool_choice")
+        self._check_choice()
         for name in ("functions", "audio", "web_search_options"):
             self.refuse(name)
         self.refuse("function_call", ("none", "auto"))
-        self.refuse("response_format", ({"type": "text"},))
         self.refuse("modalities", (["text"],))
         for name in _TEMPLATE_ARGUMENTS:
             if name in (self.chat_template_kwargs or {}):
                 raise unsupported_parameter(
                     f"chat_template_kwargs.{name}", f"'{name}' cannot be set through chat_template_kwargs"
                 )
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice in (None, "none", "auto"):
+            return
+        if choice != "required" and self.forced_tool is None:
+            kind = choice.get("type") if isinstance(choice, dict) else choice
+            raise unsupported_parameter("tool_choice", f"'tool_choice' cannot be {str(kind)[:80]!r}")
+        if not self.tools:
+            raise invalid_body("tool_choice: asks for a call, but there are no tools", "tool_choice")
+        if self.forced_tool and self.forced_tool not in [tool["function"]["name"] for tool in self.tools]:
+            raise invalid_body(f"tool_choice: there is no tool {self.forced_tool[:100]!r}", "tool_choice")
 
 
 def _for_template(tool: dict[str, Any]) -> dict[str, Any]:

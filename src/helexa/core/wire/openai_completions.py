@@ -47,6 +47,7 @@ class CompletionRequest(GenerationRequest):
 
     def refuse_unsupported(self) -> None:
         """Refuse several prompts, and what is neither continuing a prompt nor text, by name."""
+        super().refuse_unsupported()
         if not isinstance(self.prompt, str) and not _is_ids(self.prompt):
             raise unsupported_parameter("prompt", "several prompts in one request are not supported; send one each")
         self.refuse("suffix")

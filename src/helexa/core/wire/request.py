@@ -12,6 +12,10 @@ class WireObject(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
+    def extra(self, name: str) -> Any:
+        """The value of a field that the schema does not declare, None when it is absent."""
+        return (self.model_extra or {}).get(name)
+
 
 class WireRequest(WireObject):
     """Base of every request body that names a model."""
@@ -30,17 +34,29 @@ class WireRequest(WireObject):
             request = cls.model_validate_json(body)
         except ValidationError as error:
             raise _refusal(error) from None
-        if not request.model:
+        return request._accepted()
+
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> Self:
+        """Read a request that was made of another dialect's.
+
+        Raises:
+            ApiError: as `parse` does.
+        """
+        try:
+            request = cls.model_validate(value)
+        except ValidationError as error:
+            raise _refusal(error) from None
+        return request._accepted()
+
+    def _accepted(self) -> Self:
+        if not self.model:
             raise missing_model()
-        request.refuse_unsupported()
-        return request
+        self.refuse_unsupported()
+        return self
 
     def refuse_unsupported(self) -> None:
         """Raise `unsupported_parameter` for the first parameter that asks for what helexa does not do."""
-
-    def extra(self, name: str) -> Any:
-        """The value of a field that the schema does not declare, None when it is absent."""
-        return (self.model_extra or {}).get(name)
 
 
 def _refusal(error: ValidationError) -> ApiError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.answer import AFTER_THINKING
@@ -40,6 +41,7 @@ def for_tools(
     strict: Collection[str] = (),
     token_id: TokenId = lambda _: None,
     after_thinking: bool = False,
+    answer: Any = None,
 ) -> str:
     """Calls of tools with arguments that their schemas accept.
 
@@ -52,6 +54,7 @@ def for_tools(
             left out of account.
         token_id: finds the markers that are tokens.
         after_thinking: reasoning may come before. A notation that frames all messages, as harmony does, has it anyway.
+        answer: with `auto`, the JSON Schema of an answer that is no call; None is any text.
 
     Raises:
         ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: there is no such
@@ -66,11 +69,13 @@ def for_tools(
     offers = [Offer(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
     if family == "harmony":
-        return rules.serialised(_harmony(rules, offers, choice == "auto"))
+        return rules.serialised(_harmony(rules, offers, choice == "auto", answer))
     calls = _FRAMES[family](rules, offers, MAX_CALLS if parallel else 1)
     lead = AFTER_THINKING if after_thinking else ""
     if choice != "auto":
         return rules.serialised(f"{lead} {calls.all(rules)}")
+    if answer is not None:
+        return rules.serialised(f"{lead} ({rules.schema('schema', answer)} | {calls.all(rules)})")
     known = FAMILIES[family]
     text = rules.add("TEXT", without(known.openers, known.leading))
     if calls.opener:
@@ -129,7 +134,7 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_more(again, limit)} {all_end}")
 
 
-def _harmony(rules: Rules, offers: list[Offer], may_answer: bool) -> str:
+def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, answer: Any) -> str:
     """Reasoning, if the model wants to, then one call, which ends its turn; or text, then a call or an answer."""
     channel, message, start, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
     text = rules.add("TEXT", without(FAMILIES["harmony"].markers))
@@ -141,7 +146,8 @@ def _harmony(rules: Rules, offers: list[Offer], may_answer: bool) -> str:
     reasoning = f'({channel} "analysis" {told})?'
     if may_answer:
         reasoning += f' ({channel} "commentary" {told})?'
-        either.append(f'"final" {message} {text}')
+        final = text if answer is None else rules.schema("schema", answer)
+        either.append(f'"final" {message} {final}')
     return f"{reasoning} {channel} ({_either(either)})"
 
 

@@ -10,10 +10,10 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, unsupported_parameter, vision_unsupported
 from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
 from helexa.neuron.answer import AnswerForm
+from helexa.neuron.constraint import chat_constraint, schemas_of
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
-from helexa.neuron.parsers.output import Tools
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat_projector import ChatProjector
 from helexa.neuron.routes.principal import principal_of
@@ -49,7 +49,8 @@ async def converse(
         spelled_thoughts: what it thinks is part of the text.
 
     Raises:
-        ApiError: the conversation is nothing that the model's template can render, or has images.
+        ApiError: the conversation is nothing that the model's template can render, or has images, or the answer cannot
+            be held to what is asked for.
     """
     if chat.has_image:
         raise vision_unsupported(model.id)
@@ -57,8 +58,9 @@ async def converse(
     variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
     # Long conversations take a while to cut into tokens.
     prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
-    form = AnswerForm(_schemas(tools), chat.parallel_tool_calls is not False, spelled_thoughts, chat.most_thoughts)
-    return run(model, prompt, chat, form=form, principal=principal, turn=turn)
+    constraint, prompt = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks))
+    form = AnswerForm(schemas_of(tools), chat.parallel_tool_calls is not False, spelled_thoughts, chat.most_thoughts)
+    return run(model, prompt, chat, form=form, constraint=constraint, principal=principal, turn=turn)
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -76,11 +78,6 @@ def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any
     return (
         {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
     )
-
-
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """The JSON Schema of each tool's arguments, by name."""
-    return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
 def _prompt(

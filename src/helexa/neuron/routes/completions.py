@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.neuron.constraint import completion_constraint
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
@@ -25,7 +26,8 @@ async def completions(request: Request) -> Reply:
     elif completion.echo:
         completion.check_vocabulary(tokenizer.vocab_size)
         echo = await asyncio.to_thread(tokenizer.decode, prompt)
-    events = run(model, prompt, completion, principal=principal_of(request))
+    constraint = await completion_constraint(model, completion)
+    events = run(model, prompt, completion, constraint=constraint, principal=principal_of(request))
     projector = CompletionProjector(model.id, choices=completion.n or 1, echo=echo)
     return Reply(events, projector, stream=bool(completion.stream))
 

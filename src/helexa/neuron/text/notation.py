@@ -11,7 +11,7 @@ from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens: a prompt's last ones, among which a mark that opens reasoning is
-_ANSWER = "<|end|><|start|>assistant<|channel|>final<|message|>"
+_END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
 class Notation:
@@ -37,23 +37,47 @@ class Notation:
         return self._channels or self.reasoning is not None
 
     @property
+    def frames_calls(self) -> bool:
+        """Whether its calls are messages, with reasoning before them: their grammar has it too."""
+        return self._channels
+
+    @property
     def thought_marks(self) -> ReasoningMarks:
         """The marks in which reasoning is spelled out for who wants it as text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
-    @property
-    def end_of_reasoning(self) -> list[int]:
-        """The tokens that end reasoning and begin the answer, where they come from us."""
-        return self._tokenizer.encode(_ANSWER if self._channels else f"\n{self.thought_marks.close}\n\n")
+    def end_of_reasoning(self, *, calls: bool = False) -> list[int]:
+        """The tokens that end reasoning and begin the answer, where they come from us; `calls`: it may be one."""
+        if not self._channels:
+            return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
+        return self._tokenizer.encode(_END + ("" if calls else _FINAL))
+
+    def begin_reasoning(self, prompt: list[int]) -> list[int]:
+        """The prompt, ending inside reasoning, unless it says that there is to be none."""
+        if self.reasoning is None or self.is_inside(prompt) or self._tail(prompt).endswith(self.reasoning.close):
+            return prompt
+        return [*prompt, *self._tokenizer.encode(f"{self.reasoning.open}\n")]
+
+    def begin_of_answer(self, prompt: list[int]) -> list[int]:
+        """The tokens with which what a model says to `prompt` comes to the answer; none if it begins with that."""
+        if self._channels:
+            return self._tokenizer.encode(_FINAL)
+        inside = self.reasoning is not None and self.is_inside(prompt)
+        return self._tokenizer.encode(self.reasoning.close) if inside and self.reasoning else []
+
+    def is_inside(self, prompt: Sequence[int]) -> bool:
+        """Whether an answer to `prompt` begins inside reasoning."""
+        return self.reasoning is not None and self.reasoning.opened_by(self._tail(prompt))
 
     def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
         """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
         family = self.family if tools or self._channels else None
         if family is None and self.reasoning is None:
             return None
-        tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False) if self.reasoning else ""
-        inside = self.reasoning is not None and self.reasoning.opened_by(tail)
-        return OutputParser(family, reasoning=self.reasoning, in_reasoning=inside, tools=tools)
+        return OutputParser(family, reasoning=self.reasoning, in_reasoning=self.is_inside(prompt), tools=tools)
+
+    def _tail(self, prompt: Sequence[int]) -> str:
+        return self._tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
         """One that lets through what `parser` has to see."""

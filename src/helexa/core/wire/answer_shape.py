@@ -1,0 +1,117 @@
+"""The shape that a request wants its answer in, as OpenAI says it (`response_format`) and as vLLM does (the others)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import orjson
+from pydantic import Field
+
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.request import WireRequest
+
+_KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "lark", "json_object": "object"}
+
+
+@dataclass(frozen=True)
+class AnswerShape:
+    """What a whole answer must be: JSON of a schema, a regular expression's, one of some strings, or a Lark grammar's.
+
+    Attributes:
+        value: a JSON Schema, the strings, or the text of the expression or grammar.
+        param: the field that says so.
+    """
+
+    kind: Literal["schema", "regex", "choice", "lark"]
+    value: Any
+    param: str
+
+
+class ShapedRequest(WireRequest):
+    """Base of requests that may say which shape the answer is to have, in one of several ways."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
+
+    @property
+    def shape(self) -> AnswerShape | None:
+        """The shape, None for any.
+
+        Raises:
+            ApiError: 422 `invalid_request_body`, 400 `unsupported_parameter`.
+        """
+        said = [
+            shape
+            for shape in (
+                _of_format(self.response_format),
+                *(_of_option(f"structured_outputs.{name}", name, value) for name, value in self._options()),
+                _of_option("guided_json", "json", self.guided_json),
+                _of_option("guided_regex", "regex", self.guided_regex),
+                _of_option("guided_choice", "choice", self.guided_choice),
+                _of_option("guided_grammar", "grammar", self.guided_grammar),
+            )
+            if shape is not None
+        ]
+        if len(said) > 1:
+            first, second = said[0].param, said[1].param
+            raise invalid_body(f"{second}: '{first}' says already what the answer is to be", second)
+        return said[0] if said else None
+
+    def refuse_unsupported(self) -> None:
+        """Refuse a shape that is none, and what no shape can be."""
+        _ = self.shape
+        for name in ("guided_whitespace_pattern", "structural_tag"):
+            if self.extra(name) is not None:
+                raise unsupported_parameter(name)
+
+    def _options(self) -> list[tuple[str, Any]]:
+        options = [(name, value) for name, value in (self.structured_outputs or {}).items() if value is not None]
+        for name, value in options:
+            if name not in _KINDS and value is not False:
+                raise unsupported_parameter(f"structured_outputs.{name}"[:100])
+        return [(name, value) for name, value in options if name in _KINDS]
+
+
+def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
+    kind = None if value is None else value.get("type")
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerShape("schema", {"type": "object"}, "response_format")
+    if kind != "json_schema":
+        raise unsupported_parameter("response_format", f"the type of 'response_format' cannot be {str(kind)[:80]!r}")
+    named = value.get("json_schema")
+    schema = named.get("schema") if isinstance(named, dict) else None
+    if not isinstance(schema, dict | bool):
+        raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
+    return AnswerShape("schema", schema, "response_format")
+
+
+def _of_option(param: str, name: str, value: Any) -> AnswerShape | None:
+    if value is None or (name == "json_object" and value is False):
+        return None
+    match _KINDS[name], value:
+        case "object", True:
+            return AnswerShape("schema", {"type": "object"}, param)
+        case "schema", dict() | bool():
+            return AnswerShape("schema", value, param)
+        case "schema", str():
+            return AnswerShape("schema", _schema_in(param, value), param)
+        case "choice", list() if all(isinstance(choice, str) for choice in value):
+            return AnswerShape("choice", value, param)
+        case ("regex" | "lark") as kind, str():
+            return AnswerShape(kind, value, param)
+    raise invalid_body(f"{param}: is of the wrong type", param)
+
+
+def _schema_in(param: str, text: str) -> dict[str, Any] | bool:
+    try:
+        schema = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise invalid_body(f"{param}: is no JSON: {error}", param) from None
+    if not isinstance(schema, dict | bool):
+        raise invalid_body(f"{param}: must be a JSON Schema", param)
+    return schema
