@@ -84,7 +84,7 @@ def failing(text: str, error: str) -> Script:
 class ScriptedEngine:
     """Stands where the engine client does."""
 
-    def __init__(self, script: Script, vocab_size: int = TOKENIZER.vocab_size) -> None:
+    def __init__(self, script: Script, vocab_size: int = TOKENIZER.vocab_size, context: int = CONTEXT) -> None:
         self.script = script
         self.options = EngineOptions()
         self.ready = Ready(
@@ -92,9 +92,9 @@ class ScriptedEngine:
             device="cpu",
             dtype="float32",
             kernels="none",
-            context_length=CONTEXT,
+            context_length=context,
             vocab_size=vocab_size,
-            kv_pages=100,
+            kv_pages=context // 8,
             page_size=16,
             weight_bytes=1,
             kv_bytes=1,
@@ -158,7 +158,8 @@ def scripted_model(
     template: str | None = None,
     defaults: dict[str, float | int] | None = None,
     tokenizer: Tokenizer = TOKENIZER,
+    context: int = CONTEXT,
 ) -> ServedModel:
     """A served model whose engine follows `script`."""
-    engine: Any = ScriptedEngine(script, tokenizer.vocab_size)
+    engine: Any = ScriptedEngine(script, tokenizer.vocab_size, context)
     return ServedModel(MODEL, ModelSpec(model_id=MODEL), ModelText(tokenizer, template, defaults or {}), engine)

@@ -17,7 +17,7 @@ from helexa.neuron.model import ServedModel
 from helexa.neuron.routes import chat, completions, models
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.text.tokenizer import Tokenizer
-from neuron.scripted_engine import MODEL, TOKENIZER, Registry, Script, scripted_model
+from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
 PATIENCE = 30.0  # seconds until a test gives up
 
@@ -60,10 +60,10 @@ class Node:
 
 @asynccontextmanager
 async def serve(
-    script: Script, template: str | None = None, *, tokenizer: Tokenizer = TOKENIZER
+    script: Script, template: str | None = None, *, tokenizer: Tokenizer = TOKENIZER, context: int = CONTEXT
 ) -> AsyncIterator[Node]:
     """A node whose model says what the script does."""
-    model = scripted_model(script, template=template, tokenizer=tokenizer)
+    model = scripted_model(script, template=template, tokenizer=tokenizer, context=context)
     app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
     app.state.registry = Registry(model)
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is.

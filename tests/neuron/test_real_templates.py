@@ -1,0 +1,115 @@
+"""Answers in the notations of real templates, over a real socket, in front of a scripted engine."""
+
+import json
+from typing import Any
+
+import pytest
+
+from neuron.scripted_engine import answer, byte_tokenizer
+from neuron.scripted_node import CHAT, serve
+
+ROOM = 1 << 16  # real templates write a lot where a token is a byte
+PATH = "/v1/chat/completions"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": "where"}}},
+    },
+}
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+# Template, control tokens, what the model says, thoughts, text.
+ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
+    "harmony": (
+        "openai-gpt-oss-120b",
+        HARMONY,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"place": "Köln"}<|call|>',
+        "Hm.",
+        "",
+    ),
+    "hermes": (
+        "Qwen-Qwen3-0.6B",
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</tool_call>',
+        "Hm.",
+        "",
+    ),
+    "qwen_xml": (
+        "Qwen3.5-4B",
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        "Looking.\n<tool_call>\n<function=weather>\n<parameter=place>\nKöln\n</parameter>\n</function>\n</tool_call>",
+        "",
+        "Looking.\n",
+    ),
+    "mistral": (
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+        '[THINK]Hm.[/THINK][TOOL_CALLS]weather[ARGS]{"place": "Köln"}',
+        "Hm.",
+        "",
+    ),
+    "glm": (
+        "GLM-4.6",
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        "<think>Hm.</think>\n<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>",
+        "Hm.",
+        "",
+    ),
+    "llama3_json": (
+        "meta-llama-Llama-3.1-8B-Instruct",
+        ("<|python_tag|>",),
+        '{"name": "weather", "parameters": {"place": "Köln"}}',
+        "",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ANSWERS)
+async def test_calls_and_thoughts_of_real_families(templates: dict[str, str], family: str) -> None:
+    template, control, said, thoughts, text = ANSWERS[family]
+    tokenizer = byte_tokenizer(*control)
+    async with serve(answer(said, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM) as node:
+        assert node.model.text.notation.family is not None and node.model.text.notation.family.name == family
+        status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
+        assert status == 200, reply
+        (choice,) = reply["choices"]
+        message = choice["message"]
+        assert (message.get("reasoning_content", ""), message["content"]) == (thoughts, text)
+        (call,) = message["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"place": "Köln"})
+        assert choice["finish_reason"] == "tool_calls"
+        history = [
+            {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "abcdefghi"}]},
+            {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"},
+        ]
+        status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "messages": [*CHAT["messages"], *history]})
+        assert status == 200, reply
+        prompt = tokenizer.decode(node.engine.requests[-1].prompt, skip_special=False)
+        for part in ("weather", "of a place", "place", "where", "Köln", "rain"):
+            assert part in prompt
+
+
+async def test_harmony_is_read_without_tools_and_its_budget_is_kept(templates: dict[str, str]) -> None:
+    tokenizer = byte_tokenizer(*HARMONY)
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+    async def script(request: Any, say: Any) -> None:
+        ended = tokenizer.decode(request.prompt, skip_special=False).endswith(final)
+        await answer("Yes." if ended else f"<|channel|>analysis<|message|>Hm, so.{final}No.", tokenizer=tokenizer)(
+            request, say
+        )
+
+    async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
+        for budget, thoughts, text in ((None, "Hm, so.", "No."), (3, "Hm", "Yes.")):
+            status, reply = await node.post(PATH, {**CHAT, "thinking_budget": budget})
+            assert status == 200, reply
+            message = reply["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == (thoughts, text)
+        status, reply = await node.post(PATH, {**CHAT, "response_format": {"type": "json_object"}})
+        assert status == 200, reply
+        expected = tokenizer.encode("<|channel|>final<|message|>")
+        assert list(node.engine.requests[-1].grammar_after) == expected
