@@ -3,22 +3,26 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import openai
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from helexa.core.sse import EventParser
 from helexa.http.listener import Listener
+from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.model import ServedModel
-from helexa.neuron.routes import chat, completions, models
+from helexa.neuron.response_store import ResponseStore
+from helexa.neuron.routes import chat, completions, models, responses
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
+ROUTES = [*chat.routes, *completions.routes, *responses.routes, *models.routes]
 PATIENCE = 30.0  # seconds until a test gives up
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -60,12 +64,19 @@ class Node:
 
 @asynccontextmanager
 async def serve(
-    script: Script, template: str | None = None, *, tokenizer: Tokenizer = TOKENIZER, context: int = CONTEXT
+    script: Script,
+    template: str | None = None,
+    *,
+    tokenizer: Tokenizer = TOKENIZER,
+    context: int = CONTEXT,
+    kept: ResponsesConfig | None = None,
+    routes: Sequence[Route] = ROUTES,
 ) -> AsyncIterator[Node]:
     """A node whose model says what the script does."""
     model = scripted_model(script, template=template, tokenizer=tokenizer, context=context)
-    app = Starlette(routes=[*chat.routes, *completions.routes, *models.routes], exception_handlers=HANDLERS)
+    app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.registry = Registry(model)
+    app.state.responses = ResponseStore(kept or ResponsesConfig())
     # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

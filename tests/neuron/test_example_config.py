@@ -10,6 +10,7 @@ from helexa.neuron.config import (
     AdmissionConfig,
     ContextLimitConfig,
     NeuronConfig,
+    ResponsesConfig,
     SourceConfig,
     TorchConfig,
     read_config,
@@ -36,9 +37,9 @@ def test_it_shows_the_defaults(config: NeuronConfig) -> None:
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
 
-@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, SourceConfig])
+@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, ResponsesConfig, SourceConfig])
 def test_it_names_every_key(
-    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | SourceConfig],
+    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | ResponsesConfig | SourceConfig],
 ) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
     tables = {"admission", "context_limit", "sources"}  # shown as tables of their own

@@ -22,7 +22,8 @@ from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
 from helexa.neuron.metrics import Metrics, NodeCollector
 from helexa.neuron.registry import Registry
-from helexa.neuron.routes import chat, completions, health, management, metrics, models, tokenize
+from helexa.neuron.response_store import ResponseStore
+from helexa.neuron.routes import chat, completions, health, management, metrics, models, responses, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources import Sources
 
@@ -38,7 +39,7 @@ _KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
     """The application of one node. It serves at once; the default models follow in the background.
 
-    `app.state` holds `registry`, `activation`, `health`, `metrics`, `port` and `max_prompt_tokens`.
+    `app.state` holds `registry`, `responses`, `activation`, `health`, `metrics`, `port` and `max_prompt_tokens`.
 
     Args:
         engine_command: the command line of an engine process, instead of the usual one.
@@ -68,6 +69,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         *management.routes,
         *chat.routes,
         *completions.routes,
+        *responses.routes,
         *tokenize.routes,
         *models.routes,
     ]
@@ -75,6 +77,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     counted.watch(NodeCollector(monitor.report, registry.infos, registry.events))
     app = _App(counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
+    app.state.responses = ResponseStore(config.responses)
     app.state.activation = activation
     app.state.health = monitor
     app.state.metrics = counted

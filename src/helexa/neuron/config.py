@@ -190,6 +190,20 @@ class RecoveryConfig(Section):
     restart_window_secs: float = Field(default=600.0, gt=0)
 
 
+class ResponsesConfig(Section):
+    """Answers of `/v1/responses` that are kept in memory, for `previous_response_id`.
+
+    Attributes:
+        store_mb: that they may take together; 0 keeps none.
+        store_entries: how many they may be.
+        store_secs: that each is kept.
+    """
+
+    store_mb: int = Field(default=64, ge=0)
+    store_entries: int = Field(default=10_000, ge=1)
+    store_secs: float = Field(default=86_400.0, gt=0)
+
+
 class HarnessTables(Section):
     """`[harness.*]`: one engine so far; its former name is understood."""
 
@@ -214,6 +228,7 @@ class NeuronConfig(Section):
     log: LogConfig = Field(default_factory=LogConfig)
     downloads: DownloadsConfig = Field(default_factory=DownloadsConfig)
     recovery: RecoveryConfig = Field(default_factory=RecoveryConfig)
+    responses: ResponsesConfig = Field(default_factory=ResponsesConfig)
 
 
 def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:

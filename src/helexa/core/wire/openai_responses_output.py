@@ -1,0 +1,95 @@
+"""What OpenAI's Responses answer with: the members of a response, of its items, and what it cost."""
+
+from typing import Any, Literal, TypedDict
+
+from helexa.core.wire.usage import HelexaTiming
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Event = dict[str, Any]
+"""The data of a server-sent event, still without its `sequence_number`."""
+
+
+class InputTokensDetails(TypedDict):
+    """Parts of the prompt's tokens. What is computed is always cached, at no cost, and so never counted as written."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    """Parts of the answer's tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    """The `usage` object of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+    helexa_timing: HelexaTiming
+
+
+class TopLogprob(TypedDict):
+    """A token that might have been."""
+
+    token: str
+    bytes: list[int]
+    logprob: float
+
+
+class Logprob(TopLogprob):
+    """A token of the answer, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(TypedDict):
+    """The one part of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Logprob]
+
+
+class SummaryText(TypedDict):
+    """The one part of an item of reasoning."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+def output_text(text: str, logprobs: list[Logprob]) -> OutputText:
+    """Build a part of a message."""
+    return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
+
+
+def summary_text(text: str) -> SummaryText:
+    """Build a part of an item of reasoning."""
+    return SummaryText(type="summary_text", text=text)
+
+
+def response_usage(
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    cached_tokens: int,
+    reasoning_tokens: int,
+    prefill_ms: float,
+    decode_ms: float,
+) -> ResponseUsage:
+    """Build the `usage` object; cached tokens are part of the input's, reasoning tokens of the output's."""
+    return ResponseUsage(
+        input_tokens=input_tokens,
+        input_tokens_details={"cached_tokens": cached_tokens, "cache_write_tokens": 0},
+        output_tokens=output_tokens,
+        output_tokens_details={"reasoning_tokens": reasoning_tokens},
+        total_tokens=input_tokens + output_tokens,
+        helexa_timing=HelexaTiming(
+            prefill_ms=round(prefill_ms), decode_ms=round(decode_ms), prefill_tokens=input_tokens - cached_tokens
+        ),
+    )

@@ -1,0 +1,101 @@
+"""`POST /v1/responses`, and what is kept of it: `GET` and `DELETE /v1/responses/{id}`."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pydantic_core import from_json, to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helexa.core.errors import ApiError, unsupported_parameter
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.openai_responses import ResponsesRequest, renamed
+from helexa.core.wire.openai_responses_input import Item
+from helexa.neuron.model import ServedModel
+from helexa.neuron.response_store import ResponseStore, StoredResponse
+from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.chat import converse
+from helexa.neuron.routes.principal import principal_of
+from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.response_projector import Keep, ResponseProjector
+
+
+async def create_response(request: Request) -> Reply:
+    """Answer a conversation, which may go on from a response that was kept."""
+    asked = ResponsesRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(asked.model)
+    store: ResponseStore = request.app.state.responses
+    principal = principal_of(request)
+    if asked.store and not store.enabled:
+        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
+    previous = _previous(store, asked.previous_response_id, principal)
+    history, chat = await asyncio.to_thread(_conversation, previous, asked)
+    try:
+        events = await converse(model, chat, principal)
+    except ApiError as error:
+        raise renamed(error) from None
+    kept = store.enabled and asked.store is not False
+    keep = _keep(store, principal, [*history, *asked.input]) if kept else None
+    return Reply(events, ResponseProjector(model.id, asked, keep), stream=bool(asked.stream))
+
+
+async def get_response(request: Request) -> Response:
+    """Say again what was said."""
+    for name in request.query_params:
+        raise unsupported_parameter(name)
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    entry = store.find(id, principal_of(request))
+    if entry is None:
+        raise _unknown(id)
+    return Response(entry.body, media_type="application/json")
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response. Those that went on from it stay as they are."""
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    if not store.remove(id, principal_of(request)):
+        raise _unknown(id)
+    return Response(orjson.dumps({"id": id, "object": "response", "deleted": True}), media_type="application/json")
+
+
+def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
+    """The response that the request goes on from, if it does."""
+    if id is None:
+        return None
+    name = "previous_response_id"
+    if not store.enabled:
+        hint = "this node keeps no responses; send the whole conversation as 'input'"
+        raise unsupported_parameter(name, f"'{name}' is not supported: {hint}")
+    found = store.find(id, principal)
+    if found is None:
+        raise ApiError(400, "previous_response_not_found", f"previous response {id!r} not found", param=name)
+    return found
+
+
+def _conversation(previous: StoredResponse | None, asked: ResponsesRequest) -> tuple[list[Item], ChatRequest]:
+    """The items until now, and what is asked for; long ones take a while."""
+    history = [] if previous is None else from_json(previous.items)
+    return history, asked.chat(history)
+
+
+def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
+    def keep(id: str, body: bytes, output: list[dict[str, Any]]) -> None:
+        store.put(id, principal, body, to_json([*items, *output]))
+
+    return keep
+
+
+def _unknown(id: str) -> ApiError:
+    return ApiError(404, "response_not_found", f"response {id[:256]!r} not found", param="response_id")
+
+
+routes = [
+    Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+]

@@ -1,0 +1,324 @@
+"""What a run's events are in the dialect of Responses, by OpenAI's own types."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.responses import Response
+
+from helexa.core.errors import ApiError, overloaded, service_unavailable
+from helexa.core.sse import EventParser
+from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.openai_responses_input import chat_messages
+from helexa.neuron.events import (
+    Failed,
+    Finished,
+    InferenceEvent,
+    OutputEvent,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+)
+from helexa.neuron.routes.response_projector import Keep, ResponseProjector
+from neuron import openai_strict
+
+ASKED = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')
+END = Finished(
+    reason="stop",
+    prompt_tokens=20,
+    cached_tokens=16,
+    completion_tokens=9,
+    prefill_ms=1.0,
+    decode_ms=2.0,
+    reasoning_tokens=4,
+)
+CUT = Finished(reason="length", prompt_tokens=20, cached_tokens=0, completion_tokens=9, prefill_ms=1.0, decode_ms=2.0)
+
+THINK = [ReasoningDelta("let me "), ReasoningDelta("see")]
+SAY = [TextDelta("Grüße "), TextDelta('🦊\n"')]
+CALL = [ToolCallStart(0, "call_a", "f"), ToolCallDelta(0, '{"x": '), ToolCallDelta(0, "1}")]
+OTHER = [ToolCallStart(1, "call_b", "g"), ToolCallDelta(1, "{}")]
+
+
+def projector(keep: Keep | None = None, asked: ResponsesRequest = ASKED) -> ResponseProjector:
+    return ResponseProjector("m", asked, keep, stem="0", created=7)
+
+
+def run(*said: Sequence[OutputEvent] | OutputEvent, end: Finished | Failed = END) -> list[InferenceEvent]:
+    events: list[InferenceEvent] = [Started(prompt_tokens=20)]
+    for one in said:
+        events += one if isinstance(one, Sequence) else [one]
+    return [*events, end]
+
+
+def stream(events: Sequence[InferenceEvent]) -> list[Any]:
+    """The events of a stream, each checked."""
+    rendering = projector()
+    frames = EventParser().feed(b"".join([rendering.frames(event) for event in events]))
+    assert [frame.event for frame in frames] == [json.loads(frame.data)["type"] for frame in frames]
+    read = [openai_strict.event(frame.data) for frame in frames]
+    assert [event.sequence_number for event in read] == list(range(len(read)))
+    return read
+
+
+def whole(events: Sequence[InferenceEvent]) -> Response:
+    return openai_strict.response(projector().body(events))
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    return [event.type.removeprefix("response.") for event in events]
+
+
+def test_a_stream_tells_of_each_item_from_its_beginning_to_its_end() -> None:
+    assert kinds(stream(run(THINK, SAY, CALL, OTHER))) == [
+        *("created", "in_progress"),
+        *("output_item.added", "reasoning_summary_part.added"),
+        *("reasoning_summary_text.delta", "reasoning_summary_text.delta"),
+        *("reasoning_summary_text.done", "reasoning_summary_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added"),
+        *("output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        *("output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done"),
+        "completed",
+    ]
+
+
+def test_a_whole_response_has_reasoning_messages_and_calls() -> None:
+    read = whole(run(THINK, SAY, CALL, OTHER))
+    assert [item.to_dict() for item in read.output] == [
+        {
+            "id": "rs_0_0",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", "text": "let me see"}],
+            "status": "completed",
+        },
+        {
+            "id": "msg_0_1",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": 'Grüße 🦊\n"'}],
+        },
+        {
+            "id": "fc_0_2",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": "call_a",
+            "name": "f",
+            "arguments": '{"x": 1}',
+        },
+        {
+            "id": "fc_0_3",
+            "type": "function_call",
+            "status": "completed",
+            "call_id": "call_b",
+            "name": "g",
+            "arguments": "{}",
+        },
+    ]
+    assert (read.id, read.created_at, read.model, read.status) == ("resp_0", 7, "m", "completed")
+    assert (read.metadata, read.temperature, read.tool_choice, read.tools) == ({"a": "b"}, 0.5, "auto", [])
+    assert (read.error, read.incomplete_details, read.output_text) == (None, None, 'Grüße 🦊\n"')
+
+
+def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
+    usage = whole(run(SAY)).usage
+    assert usage is not None
+    assert usage.to_dict() == {
+        "input_tokens": 20,
+        "input_tokens_details": {"cached_tokens": 16, "cache_write_tokens": 0},
+        "output_tokens": 9,
+        "output_tokens_details": {"reasoning_tokens": 4},
+        "total_tokens": 29,
+        "helexa_timing": {"prefill_ms": 1, "decode_ms": 2, "prefill_tokens": 4},
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [SAY],
+        [THINK],
+        [THINK, SAY],
+        [CALL],
+        [SAY, CALL, TextDelta("after")],
+        [THINK, CALL, ReasoningDelta("again"), OTHER, SAY],
+    ],
+    ids=["nothing", "text", "thought", "both", "a call", "text after a call", "thought between calls"],
+)
+@pytest.mark.parametrize("end", [END, CUT], ids=["ended", "cut"])
+def test_streamed_and_whole_are_the_same_response(said: list[list[OutputEvent]], end: Finished) -> None:
+    events = run(*said, end=end)
+    told = stream(events)
+    assert told[-1].response.to_dict() == whole(events).to_dict()
+    done = [event for event in told if event.type == "response.output_item.done"]
+    assert [event.item.to_dict() for event in done] == [item.to_dict() for item in told[-1].response.output]
+    assert [event.output_index for event in done] == list(range(len(done)))
+
+
+_SAID = st.one_of(
+    st.text(min_size=1, max_size=4).map(TextDelta),
+    st.text(min_size=1, max_size=4).map(ReasoningDelta),
+    st.lists(st.text(min_size=1, max_size=4), max_size=3),
+)
+
+
+@given(st.lists(_SAID, max_size=8), st.sampled_from([END, CUT, Failed(service_unavailable("gone", 1))]))
+def test_whatever_a_run_says_its_stream_says_once(said: list[Any], end: Finished | Failed) -> None:
+    events: list[OutputEvent] = []
+    calls = 0
+    for one in said:
+        if isinstance(one, list):
+            events.append(ToolCallStart(calls, f"call_{calls}", "f"))
+            events += [ToolCallDelta(calls, piece) for piece in one]
+            calls += 1
+        else:
+            events.append(one)
+    told = stream(run(events, end=end))
+    deltas: dict[str, str] = {}
+    for event in told:
+        if event.type.endswith(".delta"):
+            deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
+    whole_texts: dict[str, str] = {}
+    for item in told[-1].response.output:
+        match item.type:
+            case "message":
+                whole_texts[item.id] = item.content[0].text
+            case "reasoning":
+                whole_texts[item.id] = item.summary[0].text
+            case _:
+                whole_texts[item.id] = item.arguments
+    assert deltas == {id: text for id, text in whole_texts.items() if text}
+    for kind, marker in ((TextDelta, "msg"), (ReasoningDelta, "rs")):
+        said_so = "".join(event.text for event in events if isinstance(event, kind))
+        assert "".join(text for id, text in whole_texts.items() if id.startswith(marker)) == said_so
+
+
+def test_a_response_that_was_cut_says_so() -> None:
+    told = stream(run(SAY, end=CUT))
+    assert told[-1].type == "response.incomplete"
+    response = told[-1].response
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [item.status for item in response.output] == ["incomplete"]
+
+
+def test_only_what_was_being_said_is_incomplete() -> None:
+    assert [item.status for item in whole(run(THINK, CALL, SAY, end=CUT)).output] == [  # type: ignore[union-attr]
+        "completed",
+        "completed",
+        "incomplete",
+    ]
+
+
+@pytest.mark.parametrize("arguments", ['{"x": ', "", "[]", '"x"'])
+@pytest.mark.parametrize("end", [END, CUT])
+def test_a_call_whose_arguments_are_no_object_is_incomplete(arguments: str, end: Finished) -> None:
+    deltas = [ToolCallDelta(0, arguments)] if arguments else []
+    (call,) = whole(run(ToolCallStart(0, "call_a", "f"), deltas, end=end)).output
+    assert call.type == "function_call"
+    assert (call.status, call.arguments) == ("incomplete", arguments)
+
+
+def test_a_call_that_was_whole_when_the_answer_was_cut_is_complete() -> None:
+    (call,) = whole(run(CALL, end=CUT)).output
+    assert call.type == "function_call" and call.status == "completed"
+
+
+@pytest.mark.parametrize("end", [END, CUT])
+@pytest.mark.parametrize("said", [[], THINK], ids=["nothing", "thought"])
+def test_an_answer_that_says_nothing_has_an_empty_message(said: list[OutputEvent], end: Finished) -> None:
+    response = whole(run(said, end=end))
+    assert response.output[-1].type == "message"
+    assert response.output_text == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (service_unavailable("the engine ended", 2), "server_error"),
+        (overloaded("too many", 1), "rate_limit_exceeded"),
+        (ApiError(500, None, "who knows"), "server_error"),
+    ],
+)
+def test_a_failure_is_an_error_and_the_end(error: ApiError, code: str) -> None:
+    *_, said, failed = stream(run(SAY, end=Failed(error)))
+    assert (said.type, said.code, said.message) == ("error", error.code, str(error))
+    assert failed.type == "response.failed"
+    assert (failed.response.status, failed.response.error.code) == ("failed", code)
+    assert failed.response.error.message == str(error)
+    assert [(item.status, item.content[0].text) for item in failed.response.output] == [("incomplete", 'Grüße 🦊\n"')]
+    assert failed.response.usage is None
+
+
+def test_logprobs_are_with_the_text_and_in_the_message() -> None:
+    likely = TokenLogprob("é", "é".encode(), -0.5, (("é", "é".encode(), -0.5), ("e", b"e", -1.0)))
+    events = run(TextDelta("é", (likely,)), TextDelta("!"))
+    deltas = [event for event in stream(events) if event.type == "response.output_text.delta"]
+    assert [[one.token for one in delta.logprobs] for delta in deltas] == [["é"], []]
+    message = whole(events).output[0]
+    assert message.type == "message" and message.content[0].type == "output_text"
+    (one,) = message.content[0].logprobs or []
+    assert (one.bytes, one.logprob) == ([195, 169], -0.5)
+    assert [(top.token, top.bytes, top.logprob) for top in one.top_logprobs] == [
+        ("é", [195, 169], -0.5),
+        ("e", [101], -1.0),
+    ]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_what_is_kept_is_what_was_said(streamed: bool) -> None:
+    kept: list[tuple[str, bytes, list[dict[str, Any]]]] = []
+    rendering = projector(lambda *response: kept.append(response))
+    events = run(SAY, CALL)
+    if streamed:
+        for event in events[:-1]:
+            rendering.frames(event)
+        assert not kept
+        rendering.frames(events[-1])
+    else:
+        rendering.body(events)
+    ((id, body, items),) = kept
+    assert id == "resp_0"
+    assert body == projector(lambda *_: None).body(events)
+    assert items == json.loads(body)["output"]
+
+
+def test_a_failure_is_not_kept() -> None:
+    kept: list[Any] = []
+    rendering = projector(lambda *response: kept.append(response))
+    for event in run(SAY, end=Failed(service_unavailable("gone", 1))):
+        rendering.frames(event)
+    assert not kept
+
+
+def test_ids_of_responses_differ() -> None:
+    assert ResponseProjector("m", ASKED).id != ResponseProjector("m", ASKED).id
+
+
+def test_a_call_names_the_namespace_of_its_function() -> None:
+    functions = [{"type": "function", "name": "f"}]
+    tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
+    asked = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
+    calls = openai_strict.response(projector(asked=asked).body(run(CALL, OTHER))).output
+    named = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
+    assert named == [("f", "agents"), ("g", None)]
+
+
+def test_an_answer_that_is_said_again_is_one_turn() -> None:
+    items = json.loads(projector().body(run(THINK, SAY, CALL, OTHER)))["output"]
+    (turn,) = chat_messages(None, items)
+    assert (turn["reasoning_content"], turn["content"]) == ("let me see", [{"type": "text", "text": 'Grüße 🦊\n"'}])
+    assert [(call["id"], call["function"]) for call in turn["tool_calls"]] == [
+        ("call_a", {"name": "f", "arguments": '{"x": 1}'}),
+        ("call_b", {"name": "g", "arguments": "{}"}),
+    ]
