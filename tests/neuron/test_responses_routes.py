@@ -237,6 +237,36 @@ async def test_a_call_is_answered_in_the_next_response() -> None:
     assert "Adding.\n<tool_call>\na=1;b=2;</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>" in prompt
 
 
+AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
+
+
+async def test_a_text_is_held_to_its_format() -> None:
+    fields: Any = {"text": {"format": {"type": "json_schema", "name": "a", "schema": AGE}}}
+    async with serve(answer('{"age": 7}'), AGENT_TEMPLATE) as node:
+        await whole(node)
+        response = await whole(node, **fields, reasoning={"effort": "none"})
+        await whole(node, text={"format": {"type": "json_object"}})
+        plain, schema, some = [sent.grammar for sent in node.engine.requests]
+    assert plain == "" and '"age"' in schema and some not in (plain, schema)
+    assert response.text is not None and response.text.format is not None
+    assert (response.text.format.type, response.output_text) == ("json_schema", '{"age": 7}')
+
+
+async def test_a_call_can_be_forced() -> None:
+    choices: list[Any] = ["auto", "required", {"type": "function", "name": "add"}]
+    async with serve(answer("x"), AGENT_TEMPLATE) as node:
+        responses = [await whole(node, tools=[ADD], tool_choice=choice) for choice in choices]
+        auto, *forced = [sent.grammar for sent in node.engine.requests]
+    assert auto == "" and all("add" in grammar for grammar in forced)
+    assert responses[1].tool_choice == "required"
+
+
+async def test_a_format_that_cannot_be_had_says_where(node: Node) -> None:
+    schema = {"type": "json_schema", "name": "a", "schema": {"type": "nothing"}}
+    status, _, param = await refused(node.openai.responses.create(model=MODEL, input="x", text={"format": schema}))  # type: ignore[arg-type]
+    assert (status, (param or "").startswith("text.format")) == (400, True)
+
+
 # What is kept
 
 
