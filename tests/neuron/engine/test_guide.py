@@ -49,7 +49,7 @@ class Speaker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.masks = MaskThread(WIDTH, torch.device("cpu"))
+        self.masks = MaskThread(WIDTH)
         self.cache = SimulatedCache(scheduler)
 
     def run(self, plan: Plan) -> list[int]:

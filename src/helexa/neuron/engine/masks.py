@@ -1,17 +1,42 @@
 """The masks of a step: which tokens grammars leave to its rows, computed beside it in a thread of its own."""
 
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine import guide
-from helexa.neuron.engine.guide import Guide
+from helexa.neuron.engine.guide import Guide, Masks
 from helexa.neuron.engine.sampler import Restrict
 from helexa.neuron.engine.scheduler import Plan
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """What masks leave of logits [S, vocabulary]: of some rows nothing but `kept`, of others all but `barred`.
+
+    Most masks leave a few tokens, or nearly all: so little is touched.
+
+    Attributes:
+        rows: of which little is left.
+        kept, barred: places in all rows laid end to end.
+    """
+
+    rows: Tensor
+    kept: Tensor
+    barred: Tensor
+
+    def apply(self, logits: Tensor) -> None:
+        """Make -inf of the others."""
+        rows, kept, barred = (part.to(logits.device) for part in (self.rows, self.kept, self.barred))
+        flat = logits.view(-1)
+        values = flat.index_select(0, kept)
+        logits.index_fill_(0, rows, -torch.inf)
+        flat.index_copy_(0, kept, values)
+        flat.index_fill_(0, barred, -torch.inf)
 
 
 class MaskThread:
@@ -21,11 +46,9 @@ class MaskThread:
         vocabulary: how many logits a row has.
     """
 
-    def __init__(self, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, vocabulary: int) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="masks")
         self._vocabulary = vocabulary
-        bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-        self._penalties = torch.from_numpy(np.where(bits, 0.0, -np.inf).astype(np.float32)).to(device)
 
     @contextmanager
     def beside(self, plan: Plan) -> Generator[Restrict | None]:
@@ -33,33 +56,38 @@ class MaskThread:
 
         The sequences' guides belong to the thread until the block is left.
         """
-        work: list[tuple[Guide, tuple[int, ...], int]] = []
+        guides: list[tuple[Guide, tuple[int, ...]]] = []
         rows: list[int] = []
         row = 0
         for entry in plan:
             count = len(entry.drafts) + 1 if entry.samples else 0
             if count and entry.sequence.guide is not None:
-                work.append((entry.sequence.guide, entry.drafts, len(rows)))
+                guides.append((entry.sequence.guide, entry.drafts))
                 rows += range(row, row + count)
             row += count
-        if not work:
+        if not guides:
             yield None
             return
-        masks = np.full((len(rows), -(-self._vocabulary // 32) * 4), 0xFF, dtype=np.uint8)
-        filled = self._thread.submit(_fill, work, masks)
+        found = self._thread.submit(self._find, guides, rows)
         try:
-            yield lambda logits: self._restrict(logits, rows, filled)
+            yield lambda logits: found.result().apply(logits)
         finally:
-            filled.result()
+            found.result()
 
-    def _restrict(self, logits: Tensor, rows: list[int], filled: "Future[guide.Masks]") -> None:
-        """Add -inf to the logits [S, vocabulary], float32, of tokens that are not allowed in `rows`."""
-        masks = torch.from_numpy(filled.result()).to(logits.device)
-        penalties = self._penalties.index_select(0, masks.view(-1).int()).view(len(rows), -1)
-        logits.index_add_(0, torch.tensor(rows, device=logits.device), penalties[:, : self._vocabulary])
-
-
-def _fill(work: list[tuple[Guide, tuple[int, ...], int]], masks: guide.Masks) -> guide.Masks:
-    for one, drafts, first in work:
-        one.fill(drafts, masks[first : first + len(drafts) + 1])
-    return masks
+    def _find(self, guides: list[tuple[Guide, tuple[int, ...]]], rows: list[int]) -> Restriction:
+        """What the guides leave of `rows`, which are one for each of them and one more per draft."""
+        masks: Masks = np.full((len(rows), -(-self._vocabulary // 32) * 4), 0xFF, dtype=np.uint8)
+        first = 0
+        for guide, drafts in guides:
+            guide.fill(drafts, masks[first : first + len(drafts) + 1])
+            first += len(drafts) + 1
+        strict = np.count_nonzero(masks, axis=1) < np.count_nonzero(~masks, axis=1)
+        masks[~strict] ^= 0xFF
+        places = np.flatnonzero(masks != 0)  # many times quicker than without the comparison
+        place, bit = np.unpackbits(masks.reshape(-1, 1)[places], axis=1, bitorder="little").nonzero()
+        mask, byte = np.divmod(places[place], masks.shape[1])
+        token = byte * 8 + bit
+        flat = np.array(rows)[mask] * self._vocabulary + token
+        real, kept = token < self._vocabulary, strict[mask]
+        parts = (np.array(rows)[strict], flat[real & kept], flat[real & ~kept])
+        return Restriction(*(torch.from_numpy(part) for part in parts))

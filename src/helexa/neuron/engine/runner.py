@@ -165,7 +165,7 @@ class Runner:
         if self._model.recurrent:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
-        self._masks = MaskThread(self.facts.vocab_size, self.device)
+        self._masks = MaskThread(self.facts.vocab_size)
         self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
