@@ -106,11 +106,16 @@ def prefill(
     sequence = Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY, turn=turn))
     assert scheduler.add(sequence) is None
     seen: list[Tensor] = []
+
+    def spy(plan: Plan) -> tuple[Tensor, None]:
+        seen.append(Runner.compute(runner, plan)[0].clone())
+        return seen[-1], None
+
     while True:
         plan = scheduler.plan()
         slot, ends = sequence.slot, plan[0].samples
         with monkeypatch.context() as patch:
-            patch.setattr(runner, "forward", lambda plan: seen.append(Runner.forward(runner, plan).clone()) or seen[-1])
+            patch.setattr(runner, "compute", spy)
             sampled = runner.run(plan).tokens
         scheduler.commit(plan, sampled)
         if ends:

@@ -119,6 +119,26 @@ async def test_a_prompt_that_the_cache_cannot_hold_is_refused(smollm2_gguf: Path
         await until_idle(client)
 
 
+async def test_vectors_come_beside_answers_and_a_cancelled_one_leaves_nothing(smollm2_gguf: Path):
+    async with running(smollm2_gguf) as client:
+        alone = await client.embed(FRANCE, pooling="last")
+        long = asyncio.create_task(client.embed([7] * 1500))
+        answer, again, other = await asyncio.gather(
+            outputs_of(stream_of(client, 12)), client.embed(FRANCE, pooling="last"), client.embed(FRANCE, salt="x")
+        )
+        long.cancel()
+        assert count(answer) == 12
+        assert len(alone.vector) == 576
+        assert again.vector == pytest.approx(alone.vector, abs=1e-3)
+        assert other.vector != alone.vector
+        assert (alone.error, again.error, other.error) == (None, None, None)
+        too_long = await client.embed([7] * (client.ready.context_length + 1))
+        assert (too_long.vector, too_long.retry) == ([], False)
+        assert "KV pages" in (too_long.error or "")
+        await until_idle(client)
+        assert client.open_streams == 0
+
+
 async def test_a_damaged_file_is_refused_in_one_line(smollm2_gguf: Path, tmp_path: Path):
     with pytest.raises(ModelFileError) as refused:
         async with running(bad_models.truncated(smollm2_gguf, tmp_path / "half.gguf")):

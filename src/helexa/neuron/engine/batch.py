@@ -90,7 +90,8 @@ class Batch:
         tokens: [T] token ids.
         positions: [T] position of each token in its sequence.
         slots: [T] where its K and V go: page * PAGE_SIZE + offset.
-        sample_rows: [S] rows whose logits are needed, in plan order.
+        sample_rows: [S] rows whose logits are needed, in plan order; behind them [P] rows that are pooled, too.
+        pooled: P.
         spans: the sequences' rows; those of one row come first, the shortest first.
         capacity: of the buffers that the tensors are views of.
     """
@@ -99,6 +100,7 @@ class Batch:
     positions: Tensor
     slots: Tensor
     sample_rows: Tensor
+    pooled: int
     spans: list[Span]
     capacity: Capacity
 
@@ -142,6 +144,7 @@ class Layout:
         slots: list[int] = []
         spans: list[Span] = []
         samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
+        pooled: dict[int, list[int]] = {}  # the same for the rows that are pooled
         for entry in sorted(plan, key=lambda e: (_rows(e) > 1, len(e.sequence.pages))):
             sequence, start, count = entry.sequence, len(tokens), _rows(entry)
             places = range(sequence.computed, sequence.computed + count)
@@ -153,12 +156,17 @@ class Layout:
             rows = slice(start, len(tokens))
             spans.append(Span(rows, sequence.computed, pages, sequence.slot or 0, entry.count))
             samples[sequence.id] = range(len(tokens) - len(entry.drafts) - 1, len(tokens))
+            if sequence.pooled is not None:
+                wanted = sequence.pooled.wanted(places.start, places.stop)
+                pooled[sequence.id] = [start + place - places.start for place in wanted]
         sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.id]]
+        pooled_rows = [row for entry in plan for row in pooled.get(entry.sequence.id, ())]
         return Batch(
             tokens=_fill(self._tokens, tokens),
             positions=_fill(self._positions, positions),
             slots=_fill(self._slots, slots),
-            sample_rows=_fill(self._sample_rows, sample_rows),
+            sample_rows=_fill(self._sample_rows, sample_rows + pooled_rows),
+            pooled=len(pooled_rows),
             spans=spans,
             capacity=self._capacity,
         )

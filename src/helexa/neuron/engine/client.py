@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from contextvars import Context
 from pathlib import Path
 
@@ -16,12 +16,15 @@ from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
 from helexa.neuron.engine.child import COMMAND, Child
 from helexa.neuron.engine.messages import (
     Cancel,
+    Embed,
+    Embedding,
     EngineOptions,
     FrameDecoder,
     FromEngine,
     Generate,
     LoadFailed,
     Needs,
+    Pooling,
     Progress,
     Ready,
     SamplingParams,
@@ -186,11 +189,9 @@ class EngineClient:
         Raises:
             ApiError: 503, the engine is gone.
         """
-        if not self.alive:
-            raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
-        number = next(self._ids)
+        self._require_alive()
         message = Generate(
-            id=number,
+            id=next(self._ids),
             prompt=prompt,
             max_tokens=max_tokens,
             sampling=sampling,
@@ -201,6 +202,18 @@ class EngineClient:
             grammar_after=list(grammar_after),
         )
         return TokenStream(self, message)
+
+    async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
+        """The vector of `prompt`, or why there is none. See `Embed` for the arguments. A cancelled wait drops it.
+
+        Raises:
+            ApiError: 503, the engine is gone.
+        """
+        self._require_alive()
+        message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
+        async with aclosing(TokenStream(self, message)) as outputs:
+            output = await anext(outputs)
+        return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
     async def close(self, grace: float = 5.0) -> None:
         """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end in an error."""
@@ -214,7 +227,7 @@ class EngineClient:
         if self._deadline is not None:
             await asyncio.wait([self._deadline])
 
-    async def submit(self, stream: TokenStream, message: Generate) -> None:
+    async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
         """Send a stream's request, once the socket has room; for `TokenStream` only."""
         async with self._room:
             with suppress(ConnectionError):
@@ -230,11 +243,15 @@ class EngineClient:
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 
+    def _require_alive(self) -> None:
+        if not self.alive:
+            raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
+
     def _write(self, message: ToEngine) -> None:
         # One call writes one whole frame, so frames never interleave whoever writes.
         if not self._writer.is_closing():
             self._writer.write(encode(message))
-            self._owed = self._owed or isinstance(message, Generate | Cancel)
+            self._owed = self._owed or isinstance(message, Generate | Embed | Cancel)
 
     async def _loaded(self, on_progress: Callable[[Progress], None]) -> None:
         while data := await self._read():

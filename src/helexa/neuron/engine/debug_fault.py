@@ -127,20 +127,20 @@ class Faults:
         """Have the runner's forward passes struck by what is due."""
         if not self._faults:
             return
-        forward = runner.forward
+        compute = runner.compute
 
-        def struck(plan: Plan) -> Tensor:
+        def struck(plan: Plan) -> tuple[Tensor, Tensor | None]:
             self._step += 1
             due = [fault for fault in self._faults if fault.due(self._step, plan)]
             for fault in due:
                 fault.strike()
-            logits = forward(plan)
+            logits, hidden = compute(plan)
             for fault in due:
                 if fault.kind == "nan":
                     _spoil(logits, plan, fault)
-            return logits
+            return logits, hidden
 
-        runner.forward = struck
+        runner.compute = struck
 
 
 def _spoil(logits: Tensor, plan: Plan, fault: Fault) -> None:

@@ -29,8 +29,11 @@ class Memory:
         self._reuses = reuse != "off"
 
     def computed_before(self, sequence: Sequence) -> list[int]:
-        """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits."""
-        if not self._reuses:
+        """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits.
+
+        Whose vector is wanted is computed whole: pages hold no hidden states.
+        """
+        if not self._reuses or sequence.pooled is not None:
             return []
         full = (len(sequence.tokens) - 1) // self._pages.page_size
         page_hash.extend(sequence.chain, sequence.tokens, full, self._pages.page_size)

@@ -18,6 +18,7 @@ _LENGTH = struct.Struct("<I")
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
+Pooling = Literal["mean", "last", "cls"]
 Logprob = tuple[float, list[tuple[int, float]]]
 """The log-probability of a token, and the likeliest tokens in its place with theirs."""
 
@@ -120,6 +121,21 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
     grammar: str = ""
     grammar_after: list[int] = []
+
+
+class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
+    """Server -> engine: the vector of `prompt`, which comes as one `TokenOutput`.
+
+    Attributes:
+        pooling: of which hidden states behind the last norm it is made: the mean of all tokens', the last one's, or the
+            first one's. Its length is what the model makes it.
+        salt: see `Generate`.
+    """
+
+    id: int
+    prompt: list[int]
+    pooling: Pooling = "mean"
+    salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -245,6 +261,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         logprobs: of each of the tokens, if the request asks for them: those of the model itself, at temperature 1 and
             before anything else that has a say in the choice.
         cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
+        vector: of a prompt that was to be embedded; comes with `finish`.
         retry: the error is none of the request's doing; the same may succeed in a moment.
     """
 
@@ -252,8 +269,18 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tokens: list[int] = []
     logprobs: list[Logprob] = []
     cached_tokens: int = 0
+    vector: list[float] = []
     finish: FinishReason | None = None
     timing: Timing | None = None
+    error: str | None = None
+    retry: bool = False
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an `Embed`: its vector, float32 in the model's width, or an error, which `retry` may escape."""
+
+    id: int
+    vector: list[float] = []
     error: str | None = None
     retry: bool = False
 
@@ -273,7 +300,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     cached_tokens: int = 0
 
 
-ToEngine = Grant | Generate | Cancel | Shutdown
+ToEngine = Grant | Generate | Embed | Cancel | Shutdown
 FromEngine = Needs | Progress | Ready | LoadFailed | StepReport
 
 _encoder = msgspec.msgpack.Encoder()

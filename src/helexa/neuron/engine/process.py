@@ -23,6 +23,7 @@ from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memo
 from helexa.neuron.engine.grammars import Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
+    Embed,
     EngineOptions,
     FrameDecoder,
     FromEngine,
@@ -39,7 +40,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner, load
+from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Outcome, Runner, load
 from helexa.neuron.engine.scheduler import UNSOUND, Plan, Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
@@ -115,13 +116,17 @@ class Engine:
         if UNSOUND not in sampled:
             if sampled:  # a piece of a prompt proves nothing
                 self._strikes.sound()
-            return self._scheduler.commit(plan, sampled, seconds, outcome.logprobs)
+            return self._commit(plan, outcome, seconds)
         _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
         several = sum(entry.samples for entry in plan) > 1
         if self._strikes.out() or (several and all(token == UNSOUND for token in sampled)):
             raise ArithmeticError("the device computes no numbers any more")
-        outputs = self._scheduler.commit(plan, sampled, seconds, outcome.logprobs)
-        self._runner.clear(self._scheduler.take_unsound())
+        return self._commit(plan, outcome, seconds)
+
+    def _commit(self, plan: Plan, outcome: Outcome, seconds: float) -> list[TokenOutput]:
+        outputs = self._scheduler.commit(plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden)
+        if unsound := self._scheduler.take_unsound():
+            self._runner.clear(unsound)
         return outputs
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:
@@ -144,6 +149,8 @@ class Engine:
                     self._scheduler.cancel(message.id)
                 elif isinstance(message, Generate):
                     self._take(Sequence(message), outputs)
+                elif isinstance(message, Embed):
+                    self._take(Sequence.to_embed(message), outputs)
         return True
 
     def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:

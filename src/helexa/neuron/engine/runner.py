@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,12 @@ class Outcome:
     Attributes:
         tokens: for each entry that samples, in plan order: one, and one more per draft.
         logprobs: of those of them whose sequences ask, by their place in `tokens`.
+        hidden: of sequences whose vector is wanted, by their ids, the sum of the step's hidden states that count.
     """
 
     tokens: list[int]
-    logprobs: dict[int, Logprob]
+    logprobs: dict[int, Logprob] = field(default_factory=dict[int, Logprob])
+    hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
 
 class Runner:
@@ -174,21 +176,30 @@ class Runner:
         rows = rows_of(plan)
         with self._masks.beside(plan) as restrict:
             self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
-            logits = self.forward(plan)
+            logits, hidden = self.compute(plan)
             self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
+            sums = _sums(plan, hidden)
             if not rows:
-                return Outcome([], {})
+                return Outcome([], hidden=sums)
             logprobs = Logprobs(logits, rows)
             tokens = sample(logits, rows, self.ops.argmax, restrict)
-        return Outcome(tokens, logprobs.of(tokens))
+        return Outcome(tokens, logprobs.of(tokens), sums)
 
-    @torch.inference_mode()
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
+        return self.compute(plan)[0]
+
+    @torch.inference_mode()
+    def compute(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
+        """What `forward` returns, and the hidden states [P, H] that are pooled, if any, in plan order."""
         model, settings = self._model, self._model.settings
         batch = self._layout.lay_out(plan)
         group = settings.heads // settings.kv_heads
-        return self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
+        if not batch.pooled:
+            logits = self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
+            return logits, None
+        hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, group, False)
+        return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
 
     def clear(self, pages: list[int]) -> None:
         """Make zeros of what pages hold: what is no number would spread, even from behind a mask."""
@@ -211,6 +222,21 @@ class Runner:
             if source is not None and target is not None:
                 for state in self._states:
                     state.copy(source, target)
+
+
+def _sums(plan: Plan, hidden: Tensor | None) -> dict[int, Tensor]:
+    """By sequence, the sums of the rows [P, H] that it wants, in float32 on the CPU."""
+    sums: dict[int, Tensor] = {}
+    if hidden is None:
+        return sums
+    first = 0
+    for sequence, count in ((entry.sequence, entry.count) for entry in plan):
+        if sequence.pooled is not None:
+            rows = len(sequence.pooled.wanted(sequence.computed, sequence.computed + count))
+            if rows:
+                sums[sequence.id] = hidden[first : first + rows].float().sum(0).cpu()
+            first += rows
+    return sums
 
 
 def load(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 import msgspec
+from torch import Tensor
 
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.memory import Memory
@@ -50,6 +51,11 @@ class PlanEntry:
     @property
     def samples(self) -> bool:
         """Whether this step yields a new token for the sequence."""
+        return self.completes and self.sequence.pooled is None
+
+    @property
+    def completes(self) -> bool:
+        """Whether all that is known of the sequence is computed after the step."""
         return self.count == self.sequence.pending
 
 
@@ -94,9 +100,13 @@ class Scheduler:
         """Queue a sequence, or return its refusal."""
         if len(self.waiting) >= self.options.max_waiting:
             return self.refusal(sequence, f"overloaded: {len(self.waiting)} requests are waiting already")
+        if not sequence.tokens:
+            return self.refusal(sequence, "the prompt has no tokens")
         needed = self.pages.pages_for(len(sequence.tokens) + 1)
         if needed > self.pages.total:
             return self.refusal(sequence, f"the prompt needs {needed} KV pages, the cache has {self.pages.total}")
+        if self._left(sequence) < 0:
+            return self.refusal(sequence, f"the prompt is longer than the context of {self.options.context_length}")
         sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
         self.waiting.append(sequence)
         return None
@@ -132,6 +142,7 @@ class Scheduler:
         sampled: list[int],
         seconds: float | None = None,
         logprobs: Mapping[int, Logprob] = MappingProxyType({}),
+        hidden: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> list[TokenOutput]:
         """Record a finished step.
 
@@ -142,6 +153,7 @@ class Scheduler:
                 depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
                 ends its sequence; nobody will find what it has computed.
             logprobs: of those whose sequences ask, by their place in `sampled`.
+            hidden: what the vectors that are wanted get of this step, by the ids of their sequences.
         """
         prompts = sum(entry.count for entry in plan if not entry.sequence.decoding)
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.sequence.decoding)
@@ -156,6 +168,11 @@ class Scheduler:
         for entry in plan:
             sequence = entry.sequence
             self._memory.take_snapshot(sequence, entry.count, entry.save)
+            if sequence.pooled is not None:
+                sequence.pooled.add(sequence.computed, hidden.get(sequence.id))
+                if entry.completes:
+                    outputs.append(self._end_pooled(sequence, sequence.pooled.finish()))
+                    continue
             if not entry.samples:
                 self._memory.advance(sequence, entry.count)
                 continue
@@ -275,6 +292,16 @@ class Scheduler:
         self.running.remove(sequence)
         self._unsound += self._memory.discard(sequence)
         return self.refusal(sequence, "the model computed no numbers for this request")
+
+    def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
+        """End a sequence whose vector is complete, or is none."""
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+        if not vector:
+            return self._end_unsound(sequence)
+        self.running.remove(sequence)
+        self._memory.release(sequence)
+        return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
     def _end_astray(self, sequence: Sequence) -> TokenOutput:
         """End a sequence that cannot follow its grammar."""

@@ -4,8 +4,9 @@ import time
 from dataclasses import dataclass, field
 
 from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.messages import FinishReason, Generate, Timing
+from helexa.neuron.engine.messages import Embed, FinishReason, Generate, SamplingParams, Timing
 from helexa.neuron.engine.ngram import Drafter
+from helexa.neuron.engine.pooled import PooledVector
 
 
 @dataclass(eq=False)
@@ -16,6 +17,7 @@ class Sequence:
         tokens: prompt and output.
         computed: leading tokens whose K and V are in `pages`.
         cached: prompt tokens that were found in the KV cache when the sequence was first started.
+        pooled: its vector in the making, if that is what is wanted of it, and no output.
         guide: where its output stands in its grammar, if it has one.
         chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
         drafter: guesses its next tokens; made when there is a use for it.
@@ -32,6 +34,7 @@ class Sequence:
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
     cached: int = 0
+    pooled: PooledVector | None = None
     guide: Guide | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
     drafter: Drafter | None = None
@@ -48,6 +51,14 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+
+    @classmethod
+    def to_embed(cls, message: Embed) -> "Sequence":
+        """One that ends when its prompt is computed."""
+        request = Generate(
+            id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
+        )
+        return cls(request, pooled=PooledVector(message.pooling, len(message.prompt)))
 
     @property
     def id(self) -> int:

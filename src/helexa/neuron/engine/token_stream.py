@@ -6,13 +6,13 @@ from typing import Protocol
 
 import msgspec
 
-from helexa.neuron.engine.messages import Generate, Logprob, TokenOutput
+from helexa.neuron.engine.messages import Embed, Generate, Logprob, TokenOutput
 
 
 class Submits(Protocol):
     """What a stream needs of the engine's client."""
 
-    async def submit(self, stream: "TokenStream", message: Generate) -> None:
+    async def submit(self, stream: "TokenStream", message: Generate | Embed) -> None:
         """Send the stream's request."""
 
     def cancel(self, number: int) -> None:
@@ -26,7 +26,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
     its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
     """
 
-    def __init__(self, client: Submits, message: Generate) -> None:
+    def __init__(self, client: Submits, message: Generate | Embed) -> None:
         self._client = client
         self._message = message
         self._submitted = False

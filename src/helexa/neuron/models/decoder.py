@@ -72,10 +72,18 @@ class Decoder:
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
         """Logits [S, vocabulary] of the rows that sample; each block takes all rows into its cache."""
+        return self.head(self.hidden(batch, caches))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states [S, H] -> logits [S, vocabulary]."""
+        return self._head(hidden)
+
+    def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
+        """Hidden states [S + P, H] behind the last norm, of rows that sample and those that are pooled."""
         step = Step(batch)
         hidden, delta = self.embed(batch.tokens), None
         for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
             hidden, delta = block(hidden, delta, cache, step)
-        # Of the last block only what it keeps is needed of rows that do not sample.
+        # Of the last block only what it keeps is needed of the other rows.
         hidden, delta = self.blocks[-1](hidden, delta, caches[-1], step, batch.sample_rows)
-        return self._head(self._norm(hidden, delta))
+        return self._norm(hidden, delta)
