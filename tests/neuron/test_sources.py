@@ -261,6 +261,11 @@ def test_a_mixed_repository_gives_its_checkpoint_unless_a_quant_is_named():
     assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
 
 
+def test_how_a_checkpoint_is_pooled_belongs_to_it_though_it_lies_in_a_folder():
+    names = ["config.json", "model.safetensors", "1_Pooling/config.json", "onnx/config.json"]
+    assert chosen_files("x", names, None) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
+
+
 DENSE = ["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", "model.safetensors.index.json"]
 
 

@@ -23,7 +23,7 @@ from helexa.neuron.health import HealthMonitor
 from helexa.neuron.metrics import Metrics, NodeCollector
 from helexa.neuron.registry import Registry
 from helexa.neuron.response_store import ResponseStore
-from helexa.neuron.routes import chat, completions, health, management, metrics, models, responses, tokenize
+from helexa.neuron.routes import chat, completions, embeddings, health, management, metrics, models, responses, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources import Sources
 
@@ -70,6 +70,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         *chat.routes,
         *completions.routes,
         *responses.routes,
+        *embeddings.routes,
         *tokenize.routes,
         *models.routes,
     ]

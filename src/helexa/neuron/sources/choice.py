@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from helexa.core.errors import SourceError
+from helexa.neuron.text.pooling import POOLING_FILE
 from helexa.neuron.weights.gguf import part_names
 from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
 
@@ -29,7 +30,10 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     # Where there is an index, a file that it cannot name holds the same weights once more.
     twice = "consolidated" if SHARD_INDEX in names else "/"
     checkpoint = sorted(
-        name for name in names if "/" not in name and name.endswith(_BESIDE_SAFETENSORS) and not name.startswith(twice)
+        name
+        for name in names
+        if name == POOLING_FILE
+        or ("/" not in name and name.endswith(_BESIDE_SAFETENSORS) and not name.startswith(twice))
     )
     dense = "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint)
     if quant and quant.lower() != AUTO:

@@ -10,6 +10,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.chat_template import CHATML, ChatTemplate
 from helexa.neuron.text.message_shaper import Message
 from helexa.neuron.text.notation import Notation
+from helexa.neuron.text.pooling import Pooling, pooling_in_directory, pooling_in_gguf
 from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
 from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
 from helexa.neuron.text.template_renderer import TemplateError
@@ -34,6 +35,7 @@ class ModelText:
         template: messages to text.
         sampling_defaults: what the model's maker recommends, of `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
+        pooling: how its hidden states become one vector.
         capabilities: what the model was made for.
         notation: how it writes reasoning and calls.
     """
@@ -46,9 +48,11 @@ class ModelText:
         *,
         tool_use: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        pooling: Pooling = "mean",
     ) -> None:
         self.tokenizer = tokenizer
         self.sampling_defaults = sampling_defaults
+        self.pooling: Pooling = pooling
         source = CHATML if template_source is None else template_source
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
         self.notation = Notation(tokenizer, (template_source or "") + (tool_use or ""))
@@ -83,6 +87,7 @@ class ModelText:
             defaults_in_directory(path),
             tool_use=templates.tool_use,
             special_tokens=special_tokens_in_directory(path),
+            pooling=pooling_in_directory(path),
         )
 
     @classmethod
@@ -99,6 +104,7 @@ class ModelText:
             defaults_in_gguf(file.metadata),
             tool_use=templates.tool_use,
             special_tokens=special_tokens_in_gguf(file.metadata, tokenizer),
+            pooling=pooling_in_gguf(file.metadata),
         )
 
     def prompt_ids(

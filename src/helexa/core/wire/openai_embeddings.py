@@ -1,0 +1,93 @@
+"""OpenAI's embeddings: the request, and the shapes of the answer."""
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+from pydantic import PlainValidator
+from pydantic_core import PydanticCustomError
+
+from helexa.core.errors import unsupported_parameter
+from helexa.core.wire.request import WireRequest
+
+MAX_INPUTS = 2048
+
+_Input = str | list[str] | list[int] | list[list[int]]
+
+
+def _inputs(value: Any) -> list[str | list[int]]:
+    """One text or list of token ids, or several; none of them empty."""
+    if isinstance(value, str) or _is_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("input", "must be a string, a list of token ids, or a list of these")
+    if len(value) > MAX_INPUTS:
+        raise PydanticCustomError("input", "has more than {most} texts", {"most": MAX_INPUTS})
+    for index, one in enumerate(value):
+        if not isinstance(one, str) and not _is_ids(one):
+            raise PydanticCustomError("input", "{index} is no string and no list of token ids", {"index": index})
+        if not one:
+            raise PydanticCustomError("input", "{index} is empty", {"index": index})
+    return value
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(type(item) is int for item in value)
+
+
+class EmbeddingsRequest(WireRequest):
+    """The body of `POST /v1/embeddings`."""
+
+    input: Annotated[list[str | list[int]], PlainValidator(_inputs, json_schema_input_type=_Input)]
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+
+    def refuse_unsupported(self) -> None:
+        """Refuse to cut vectors or texts, by name."""
+        for name in ("dimensions", "truncate_prompt_tokens"):
+            if self.extra(name) is not None:
+                raise unsupported_parameter(name)
+
+
+class EmbeddingData(TypedDict):
+    """One text's vector: numbers, or their bytes as little-endian float32 in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsUsage(TypedDict):
+    """What it cost."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(TypedDict):
+    """The body of the reply."""
+
+    object: Literal["list"]
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingsUsage
+
+
+def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, encoding: str | None) -> Embeddings:
+    """Build the reply, of as many vectors as there were texts, which had `tokens` together."""
+    return Embeddings(
+        object="list",
+        data=[
+            EmbeddingData(object="embedding", index=index, embedding=_encoded(vector, encoding))
+            for index, vector in enumerate(vectors)
+        ],
+        model=model,
+        usage=EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
+
+
+def _encoded(vector: Sequence[float], encoding: str | None) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    return list(vector)

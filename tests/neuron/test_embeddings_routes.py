@@ -1,0 +1,144 @@
+"""`/v1/embeddings` over a real socket, with the real client, in front of an engine that counts."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+import pytest
+
+from helexa.neuron.routes import embeddings
+from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer
+from neuron.scripted_node import Node, serve
+
+ASK: dict[str, Any] = {"model": MODEL, "input": "abc"}
+
+
+@dataclass
+class Vector:
+    """What an engine says."""
+
+    vector: list[float]
+    error: str | None = None
+    retry: bool = False
+
+
+class Embedder:
+    """Makes vectors of a prompt's length and first token, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.said: Vector | None = None
+        self.waits = False
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def embed(self, prompt: list[int], **settings: Any) -> Vector:
+        self.asked.append({"prompt": prompt, **settings})
+        self.begun.set()
+        if self.waits:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.cancelled.set()
+        return self.said or Vector([float(len(prompt)), float(prompt[0]), 0.0])
+
+
+@pytest.fixture
+async def node() -> AsyncGenerator[Node, None]:
+    async with serve(answer(""), routes=embeddings.routes) as node:
+        node.engine.embedder = Embedder()
+        node.engine.embed = node.engine.embedder.embed
+        yield node
+
+
+def unit(*values: float) -> list[float]:
+    length = math.hypot(*values)
+    return [value / length for value in values]
+
+
+async def test_texts_become_vectors_of_length_one(node: Node) -> None:
+    ids = TOKENIZER.encode("abc")
+    reply = await node.openai.embeddings.create(model=MODEL, input=["abc", "z"], encoding_format="float")
+    assert [one.index for one in reply.data] == [0, 1]
+    assert reply.data[0].embedding == pytest.approx(unit(3, ids[0], 0))
+    assert reply.data[1].embedding == pytest.approx(unit(1, TOKENIZER.encode("z")[0], 0))
+    assert (reply.model, reply.usage.prompt_tokens, reply.usage.total_tokens) == (MODEL, 4, 4)
+    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [ids, TOKENIZER.encode("z")]
+    assert {asked["pooling"] for asked in node.engine.embedder.asked} == {"mean"}
+
+
+async def test_the_client_reads_bytes_unless_told_otherwise(node: Node) -> None:
+    packed = await node.openai.embeddings.create(model=MODEL, input="abc")
+    plain = await node.openai.embeddings.create(model=MODEL, input="abc", encoding_format="float")
+    assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, rel=1e-6)
+
+
+async def test_token_ids_are_taken_as_they_are(node: Node) -> None:
+    await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
+    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [[5, 6], [7]]
+
+
+async def test_a_principal_is_a_salt(node: Node) -> None:
+    headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
+    await node.openai.embeddings.create(model=MODEL, input="a", extra_headers=headers)
+    await node.openai.embeddings.create(model=MODEL, input="a")
+    named, anonymous = [asked["salt"] for asked in node.engine.embedder.asked]
+    assert len(named) == 32 and anonymous == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "words"),
+    [
+        ({"model": "no"}, 404, "model_not_found", "'no'"),
+        ({"input": [[10**6]]}, 422, "invalid_request_body", "input.0: 1000000"),
+        ({"input": ["a", [1, -1]]}, 422, "invalid_request_body", "input.1: -1"),
+        ({"input": "x" * (CONTEXT + 1)}, 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
+        ({"dimensions": 2}, 400, "unsupported_parameter", "'dimensions'"),
+    ],
+)
+async def test_refusals_have_names(node: Node, fields: dict[str, Any], status: int, code: str, words: str) -> None:
+    refused = await node.error("/v1/embeddings", ASK | fields)
+    assert refused[:2] == (status, code)
+    assert words in refused[2]
+    assert not node.engine.embedder.asked
+
+
+async def test_a_text_may_fill_the_context(node: Node) -> None:
+    status, _ = await node.post("/v1/embeddings", ASK | {"input": "x" * CONTEXT})
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (Vector([], "the engine ended", retry=True), 503),
+        (Vector([], "it broke"), 500),
+        (Vector([]), 500),
+        (Vector([0.0, 0.0]), 500),
+        (Vector([1.0, math.nan]), 500),
+    ],
+)
+async def test_what_the_engine_cannot_say_is_an_error(node: Node, said: Vector, status: int) -> None:
+    node.engine.embedder.said = said
+    assert (await node.error("/v1/embeddings", ASK))[0] == status
+
+
+async def test_a_hang_up_ends_the_work(node: Node) -> None:
+    embedder = node.engine.embedder
+    embedder.waits = True
+    asking = asyncio.create_task(node.http.post(f"{node.url}/v1/embeddings", json=ASK).__aenter__())
+    await embedder.begun.wait()
+    asking.cancel()
+    await embedder.cancelled.wait()
+    embedder.waits = False
+    assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # and the seat is free
+
+
+async def test_a_busy_model_says_so(node: Node) -> None:
+    node.engine.alive = False
+    with pytest.raises(openai.APIStatusError) as refused:
+        await node.openai.embeddings.create(model=MODEL, input="abc")
+    assert (refused.value.status_code, refused.value.code) == (503, "service_unavailable")
