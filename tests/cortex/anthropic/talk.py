@@ -43,7 +43,7 @@ STREAM = [
     DONE,
 ]
 CONTENT = [
-    {"type": "thinking", "thinking": "They greet.", "signature": ""},
+    {"type": "thinking", "thinking": "They greet.", "signature": "unsigned"},
     {"type": "text", "text": "Hello é"},
     {"type": "tool_use", "id": "call_1", "name": "Bash", "input": {"command": "ls"}},
     {"type": "tool_use", "id": "call_2", "name": "Read", "input": {"file_path": "/a"}},

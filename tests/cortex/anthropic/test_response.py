@@ -40,7 +40,7 @@ def test_a_message_says_what_the_node_said() -> None:
         "role": "assistant",
         "model": "small",
         "content": [
-            {"type": "thinking", "thinking": "Hm", "signature": ""},
+            {"type": "thinking", "thinking": "Hm", "signature": "unsigned"},
             {"type": "text", "text": "Hello"},
             {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1]}},
             {"type": "tool_use", "id": "c2", "name": "g", "input": {}},

@@ -92,7 +92,7 @@ def test_thinking_has_a_block_of_its_own() -> None:
         pieces = [delta(**{name: text}) for text in ("Hm", ", yes")]
         message = sdk.message(translated(ROLE, *pieces, said("Yes"), finish(), DONE))
         assert [block.to_dict() for block in message.content] == [
-            {"type": "thinking", "thinking": "Hm, yes", "signature": ""},
+            {"type": "thinking", "thinking": "Hm, yes", "signature": "unsigned"},
             {"type": "text", "text": "Yes"},
         ]
     order = types(translated(thought("Hm"), said("Yes"), finish(), DONE))

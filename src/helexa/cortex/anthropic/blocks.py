@@ -8,7 +8,7 @@ from typing import Any, Literal
 import orjson
 
 from helexa.core.sse import frame
-from helexa.cortex.anthropic.response import as_json, call_as_text, malformed, parsed_arguments
+from helexa.cortex.anthropic.response import SIGNATURE, as_json, call_as_text, malformed, parsed_arguments
 
 MAX_HELD_CHARS = 4 << 20
 MAX_CALLS = 512
@@ -22,6 +22,7 @@ _DELTAS = {
     "text": (b"text_delta", b"text"),
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
+_SIGNATURE = SIGNATURE.encode()
 _BLOCK_CHARS = 256  # what a block takes, whatever is in it
 
 
@@ -205,8 +206,8 @@ class Blocks:
         if not block.begun:
             self._begin(block)
         index = self._begun - 1
-        if block.kind == "thinking":  # clients wait for a signature, and nobody here has one to give
-            self._emit(b'%b%d,"delta":{"type":"signature_delta","signature":""}}\n\n' % (_DELTA, index))
+        if block.kind == "thinking":
+            self._emit(b'%b%d,"delta":{"type":"signature_delta","signature":"%b"}}\n\n' % (_DELTA, index, _SIGNATURE))
         self._emit(b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % index)
         self._kept -= block.chars()
         block.ended, block.arguments = True, []

@@ -8,6 +8,9 @@ import orjson
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.usage import anthropic_usage, stop_reason
 
+SIGNATURE = "unsigned"
+"""Stands where Anthropic signs a thought. Nobody checks it; some clients that find none take the thought for text."""
+
 
 def to_message(
     chat: Mapping[str, Any], model: str, *, message_id: str, stop_sequences: Sequence[str] = ()
@@ -84,7 +87,7 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
     thoughts = reasoning(message)
     if isinstance(thoughts, str) and thoughts:
-        content.append({"type": "thinking", "thinking": thoughts, "signature": ""})
+        content.append({"type": "thinking", "thinking": thoughts, "signature": SIGNATURE})
     texts = (message.get("content"), message.get("refusal"))
     content += [{"type": "text", "text": text} for text in texts if isinstance(text, str) and text]
     calls = message.get("tool_calls")
