@@ -44,11 +44,13 @@ class Node:
 
 
 @asynccontextmanager
-async def running(environ: dict[str, str], engine: Sequence[str] | None = ENGINE) -> AsyncIterator[Node]:
-    """A node; None as `engine` is the real one."""
+async def running(
+    environ: dict[str, str], engine: Sequence[str] | None = ENGINE, *, port: int = 0
+) -> AsyncIterator[Node]:
+    """A node; None as `engine` is the real one. It listens at `port`, 0 for any, whatever it tells of itself."""
     app = create_app(read_config(None, environ), engine_command=engine)
     server = Listener(app, connection=NodeConnection)
-    listener = bind(("127.0.0.1", 0))
+    listener = bind(("127.0.0.1", port))
     serving = asyncio.create_task(server.serve(listener))
     try:
         async with aiohttp.ClientSession() as session:
