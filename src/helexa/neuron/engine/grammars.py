@@ -15,7 +15,8 @@ from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
 
 _KEPT = 8  # some are tens of megabytes
-_LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # a state is 1 to 2 kB
+# A state of the lexer is 1 to 2 kB.
+_LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
 
 
 class Grammars:
