@@ -145,12 +145,6 @@ async def test_calls_of_a_model_without_a_notation_cannot_be_forced(fields: dict
         assert f"'{param}'" in message and "notation" in message
 
 
-async def test_shapes_that_do_not_go_with_tools_are_refused() -> None:
-    async with serve(answer("x"), AGENT_TEMPLATE) as node:
-        refused = await node.error(PATH, {**CHAT, "tools": [TOOL], "guided_regex": "x"})
-        assert refused[:2] == (400, "unsupported_parameter") and "together with tools" in refused[2]
-
-
 # With a real model
 
 
@@ -198,6 +192,24 @@ async def test_a_real_model_is_held_to_what_is_asked_for(smollm2_gguf: Path) -> 
         assert thoughts and "</think>" not in thoughts
         jsonschema.validate(json.loads(text), SCHEMA)
         assert end.reason == "stop" and 8 <= end.reasoning_tokens < 20
+
+
+async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smollm2_gguf: Path) -> None:
+    async with smol(smollm2_gguf) as model:
+        for seed in range(4):
+            _, text, calls, _ = await said(model, tools=[TOOL, OTHER], guided_regex="(cat|dog)s", seed=seed)
+            assert text in ("cats", "dogs") if not calls else not text.strip()
+
+
+async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smollm2_gguf: Path) -> None:
+    loose = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "uniqueThings": 1, "not": {}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": loose}}
+    async with smol(smollm2_gguf) as model:
+        with pytest.raises(ApiError, match="not"):
+            await said(model, response_format=wanted)
+        wanted["json_schema"] = {"name": "x", "schema": loose, "strict": False}
+        _, text, _, _ = await said(model, response_format=wanted)
+        assert isinstance(json.loads(text)["a"], bool)
 
 
 async def test_several_real_answers_and_their_logprobs(smollm2_gguf: Path) -> None:

@@ -76,7 +76,9 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
 
 
 def _shaped(shape: AnswerShape, after_thinking: bool) -> str:
-    build = {"schema": for_schema, "regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind]
+    if shape.kind == "schema":
+        return for_schema(shape.value, lenient=shape.lenient, after_thinking=after_thinking)
+    build = {"regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind]
     return build(shape.value, after_thinking=after_thinking)
 
 
@@ -86,8 +88,6 @@ def _called(model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozens
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
         raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no notation for calls of tools")
     shape = None if chat.must_call else chat.shape
-    if shape is not None and shape.kind != "schema":
-        raise unsupported_parameter(shape.param, f"'{shape.param}' together with tools is not supported")
     return for_tools(
         family.name,
         tools if chat.forced_tool is None else {chat.forced_tool: tools[chat.forced_tool]},
@@ -96,5 +96,5 @@ def _called(model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozens
         strict=strict,
         token_id=model.text.tokenizer.token_id,
         after_thinking=after_thinking,
-        answer=None if shape is None else shape.value,
+        answer="" if shape is None else _shaped(shape, False),
     )

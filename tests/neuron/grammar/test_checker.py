@@ -87,7 +87,7 @@ def nested(depth: int) -> dict[str, Any]:
 STATES = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{index}}}$"} for index in range(20)]}
 HOSTILE = {
     "chain": for_schema(chain(8000)),
-    "nested": for_schema(nested(300)),
+    "nested": for_schema(nested(90)),
     "states": for_schema(STATES),
     "rules": for_lark("start: a0\n" + "".join(f"a{index}: a{index + 1} a{index + 1}\n" for index in range(20000))),
     "terminals": for_lark(
@@ -148,6 +148,10 @@ async def test_too_many_at_once_are_turned_away(checker: GrammarChecker):
     refused = [result for result in results if isinstance(result, ApiError)]
     assert {error.status for error in refused} == {503}
     assert len(refused) == 80 - 64
+
+
+async def test_text_that_is_none_is_refused(checker: GrammarChecker):
+    assert "half a character" in str(await refusal(checker, for_choice(["\ud800"])))
 
 
 async def test_a_verdict_is_remembered(checker: GrammarChecker):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar import for_tools
+from helexa.neuron.grammar import for_schema, for_tools
+from helexa.neuron.grammar.tools import MAX_CALLS
 from helexa.neuron.parsers.choice import FAMILIES
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.grammar.walking import accepts, byte_level, walk
@@ -160,12 +161,109 @@ def test_text_is_free_where_calls_are_not_asked_for(family: str, tokens: bool):
     assert accepts(grammar, lead + "In <div>s, f(x) = [1] {a} 世界\n", known)
 
 
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_answer_of_a_form_or_a_call(name: str, tokens: bool):
+    family, text = name.partition("-")[0], WRITTEN[name]
+    known = vocabulary(family, tokens or name in ("harmony", "mistral-11"))
+    form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, answer=form)
+    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+    assert accepts(grammar, text, known)
+    assert accepts(grammar, lead + '{"n":3}', known)
+    assert not accepts(grammar, lead + '{"n":"3"}', known)
+    assert not accepts(grammar, lead + "Three.", known)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_lead_to_the_same_wherever_the_schema_stands(family: str):
+    known = vocabulary(family, True)
+    schema = {
+        "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
+        "required": ["x", "y"],
+        "$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}},
+    }
+    if family in ("pythonic", "glm"):  # they see no more of a schema than a parameter and the definitions
+        schema["properties"]["y"] = {"type": "integer"}
+    tools = {"plan": schema | {"type": "object"}}
+    grammar = for_tools(family, tools, "required", False, strict=["plan"], token_id=known.token_id)
+    wholes = 0
+    for seed in range(20):
+        text, whole = walk(known, grammar, random.Random(seed), 600)
+        if whole:
+            wholes += 1
+            assert check(family, tools, text, only_calls=True) == ["plan"]
+    assert wholes
+
+
 def test_values_that_look_like_markup():
     grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
     call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
     assert not accepts(grammar, call % "a</parameter>")
     assert not accepts(grammar, call % "</function>")
+
+
+def test_nested_parameters_stay_in_the_notation_unless_they_refer_to_themselves():
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
+    step = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    for definition, tagged in ((step, True), (tree, False)):
+        schema = {"properties": {"x": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": definition}}
+        grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+        value = '{"text": "%s"}' if tagged else '{"next": {}%s}'
+        call = "<tool_call>\n<function=plan>\n<parameter=x>\n" + value + "\n</parameter>\n</function>\n</tool_call>"
+        assert accepts(grammar, call % "") == tagged
+        assert not accepts(grammar, call % "a</parameter>")
+        json_call = '<tool_call>\n{"name": "plan", "arguments": {"x": ' + value % "" + "}}\n</tool_call>"
+        assert accepts(grammar, json_call) != tagged
+
+
+def test_references_without_end_are_looked_at_quickly():
+    links = {f"a{index}": {"anyOf": [{"$ref": f"#/$defs/a{index + 1}"}] * 2} for index in range(5000)}
+    schema = {"properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": links}
+    assert "tool_0" in for_tools("qwen_xml", {"plan": schema}, "required", False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "odd", [{"type": [[]]}, {"anyOf": 1}, {"enum": 1}, {"type": 1}, False, 1, {"anyOf": [1]}, {"$ref": 1}]
+)
+def test_odd_schemas_are_left_to_the_check(family: str, odd: Any):
+    for schema in ({"properties": {"x": odd}}, {"properties": odd}, {"required": odd}, {"$defs": odd}):
+        assert "grammars" in for_tools(family, {"plan": schema}, "required", True)
+
+
+def test_options_that_tags_cannot_show_are_written_as_json():
+    schema = {"properties": {"x": {"enum": ["a</parameter>b", "plain", "7"]}, "y": {"enum": ["7", 7]}}}
+    grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+    call = "<tool_call>\n<function=plan>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call % "plain")
+    assert accepts(grammar, call % "7")
+    assert not accepts(grammar, call % "a</parameter>b")
+
+
+@pytest.mark.parametrize("more", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
+def test_a_schema_that_is_more_than_a_list_of_parameters_is_followed_in_json(more: Schema):
+    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | more
+    grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+    tagged = "<tool_call>\n<function=plan>\n<parameter=x>\na\n</parameter>\n</function>\n</tool_call>"
+    assert not accepts(grammar, tagged)
+    assert accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {"x": "a", "z": 1}}\n</tool_call>')
+    assert not accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {}}\n</tool_call>')
+
+
+def test_no_parameters_but_those_that_are_named():
+    call = '<tool_call>\n{"name": "plan", "arguments": {"x": 1, "z": 1}}\n</tool_call>'
+    schema = {"type": "object", "properties": {"x": {}}}
+    assert not accepts(for_tools("hermes", {"plan": schema}, "required", False), call)
+    assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
+
+
+def test_there_are_at_most_so_many_calls():
+    grammar = for_tools("hermes", TOOLS, "required", True)
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    assert accepts(grammar, "\n".join([call] * MAX_CALLS))
+    assert not accepts(grammar, "\n".join([call] * (MAX_CALLS + 1)))
 
 
 def test_what_a_tool_without_a_schema_takes():
@@ -180,7 +278,7 @@ def test_what_a_tool_without_a_schema_takes():
         ("hermes", TOOLS, "rm", "invalid_grammar", "no tool 'rm'"),
         ("hermes", {}, "required", "invalid_grammar", "there are no tools"),
         ("hermes", {'a"b': {}}, "required", "invalid_grammar", "cannot be the name"),
-        ("hermes", {"a": []}, "required", "invalid_schema", "tool 'a'"),
+        ("hermes", {"a": []}, "required", "invalid_schema", "tool 'a' must be an object"),
         ("glm", {"a": {"anyOf": []}}, "required", "unsupported_schema", "tool 'a'"),
         (
             "pythonic",

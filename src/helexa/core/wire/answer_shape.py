@@ -19,11 +19,13 @@ class AnswerShape:
     Attributes:
         value: a JSON Schema, the strings, or the text of the expression or grammar.
         param: the field that says so.
+        lenient: what cannot be enforced of a schema may be left out of account.
     """
 
     kind: Literal["schema", "regex", "choice", "lark"]
     value: Any
     param: str
+    lenient: bool = False
 
 
 class ShapedRequest(WireRequest):
@@ -87,7 +89,7 @@ def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
     schema = named.get("schema") if isinstance(named, dict) else None
     if not isinstance(schema, dict | bool):
         raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
-    return AnswerShape("schema", schema, "response_format")
+    return AnswerShape("schema", schema, "response_format", lenient=named.get("strict") is False)
 
 
 def _of_option(param: str, name: str, value: Any) -> AnswerShape | None:

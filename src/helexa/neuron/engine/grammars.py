@@ -13,10 +13,10 @@ from helexa.core.errors import HelexaError
 from helexa.neuron.engine.guide import Guide, said
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.grammar.limits import PARSER_LIMITS
 
 _KEPT = 8  # some are tens of megabytes
-# A state of the lexer is 1 to 2 kB.
-_LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
+_LIMITS = LLParserLimits(**PARSER_LIMITS)
 
 
 class Grammars:

@@ -6,6 +6,7 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules, literal
+from helexa.neuron.grammar.schema import checked_schema
 
 AFTER_THINKING = r"/\n{0,2}/"
 """What may stand between the end of reasoning and what a grammar asks for, as chat templates have it."""
@@ -14,17 +15,18 @@ _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
-def for_schema(schema: Any, *, after_thinking: bool = False) -> str:
+def for_schema(schema: Any, *, lenient: bool = False, after_thinking: bool = False) -> str:
     """JSON of a schema, without any white space. `{"type": "object"}` is JSON mode.
 
     Args:
+        lenient: what cannot be enforced of the schema is left out of account; else the grammar will not compile.
         after_thinking: reasoning may come before.
 
     Raises:
         ApiError: 400 `invalid_schema`: it is no schema.
     """
     rules = Rules()
-    return _answer(rules, rules.schema("schema", schema), after_thinking)
+    return _answer(rules, rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient), after_thinking)
 
 
 def for_regex(regex: str, *, after_thinking: bool = False) -> str:

@@ -1,6 +1,7 @@
 """One call of a tool, in the ways that families write it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.offer import Offer, is_name
@@ -12,10 +13,21 @@ _GLM_TAGS = ("</arg_value>",)
 _LINE = "\n"
 
 
-def json_call(rules: Rules, offer: Offer, key: str = "arguments") -> str:
-    """`{"name": ..., KEY: {...}}`."""
-    lead = f'{{"name": "{offer.name}", "{key}": '
+def json_call(rules: Rules, offer: Offer) -> str:
+    """`{"name": ..., "arguments": {...}}`."""
+    lead = f'{{"name": "{offer.name}", "arguments": '
     return f'{literal(lead)} {offer.arguments(rules)} "}}"'
+
+
+def schema_call(rules: Rules, offer: Offer, key: str) -> str:
+    """`{"name": ..., KEY: {...}}`, all of it JSON of one schema: so that JSON that is no call may stand there too."""
+    whole = {
+        "type": "object",
+        "properties": {"name": {"const": offer.name}, key: _moved(offer.arguments_schema, f"#/properties/{key}")},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+    return rules.schema(f"tool_{offer.index}", whole, spaced=True, lenient=not offer.strict)
 
 
 def xml_call(rules: Rules, offer: Offer) -> str:
@@ -67,6 +79,19 @@ def python_call(rules: Rules, offer: Offer) -> str:
         later = rules.add(f"{number}_after_{position}", f"{another} {later}")
     inside = f"({' | '.join(first)}){'?' if optional else ''}" if first else ""
     return f'{literal(f"{offer.name}(")} {inside} ")"'
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema whose references lead from its new place to what they led to."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: _moved(part, place) for key, part in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
 
 
 def _writable(offer: Offer, names: Iterable[str]) -> list[str]:

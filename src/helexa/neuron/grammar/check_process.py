@@ -9,7 +9,9 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -18,9 +20,10 @@ import msgspec
 from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
 from helexa.neuron.grammar.verdict import Verdict
 
-_MEMORY_BYTES = 1 << 30
+_MEMORY_BYTES = 512 << 20  # of address space, beyond what it has when it starts
 _STACK_BYTES = 2 << 20  # less than any thread that compiles the same grammar later
-_MAX_TRIES = 200
+_SEARCH_SECONDS = 0.3
+_MAX_TEXT = 1000
 _DEFINITIONS = ("$defs", "definitions")
 _MAPS = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -33,12 +36,16 @@ def judge(grammar: str) -> Verdict:
         return Verdict()
     for part in json.loads(grammar)["grammars"]:
         if "json_schema" in part and (found := _error_of_schema(part["json_schema"])):
-            return Verdict(found, part["name"], _pointer(part["json_schema"], found))
+            return Verdict(found, part["name"], _pointer(part["json_schema"], found)[:_MAX_TEXT])
     return Verdict(error)
 
 
 def _error_of(grammar: str) -> str:
-    return llguidance.LLMatcher.validate_grammar(grammar, limits=llguidance.LLParserLimits(**PARSER_LIMITS))
+    limits = llguidance.LLParserLimits(**PARSER_LIMITS)
+    signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
+    error = llguidance.LLMatcher.validate_grammar(grammar, limits=limits)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return error[:_MAX_TEXT]
 
 
 def _error_of_schema(schema: Any) -> str:
@@ -46,15 +53,14 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """The JSON pointer of the innermost part of a schema that alone has the same error."""
+    """The JSON pointer of the innermost part of a schema that alone has the same error, as far as time allows."""
     context = {key: schema[key] for key in (*_DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
-    tries = _MAX_TRIES
+    end = time.process_time() + _SEARCH_SECONDS
     here: Any = schema
     while True:
         for step, part in _parts(here):
-            tries -= 1
-            if tries < 0:
+            if time.process_time() > end:
                 return pointer
             if isinstance(part, dict) and _error_of_schema(part | context) == error:
                 here, pointer = part, pointer + step
@@ -77,9 +83,10 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _serve() -> None:
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_SECONDS)
-        verdict = judge(json.loads(line))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        try:
+            verdict = judge(json.loads(line))
+        except Exception as error:  # the grammar's doing, whatever it is
+            verdict = Verdict(f"it cannot be compiled: {type(error).__name__}")
         sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -88,7 +95,9 @@ def main() -> None:
     """Answer until there is nothing more to be asked."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, used + _MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)
     server = threading.Thread(target=_serve)
     server.start()

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import signal
 import sys
 from collections import OrderedDict
@@ -46,7 +45,11 @@ class GrammarChecker:
             ApiError: 400 `invalid_schema` or `invalid_grammar`, saying where and why; 503: too many
                 grammars wait for this, or it cannot be done just now.
         """
-        if len(encoded := grammar.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        try:
+            encoded = grammar.encode()
+        except UnicodeEncodeError:
+            raise ApiError(400, "invalid_grammar", f"{param}: has half a character", param=param) from None
+        if len(encoded) > MAX_BYTES:
             raise ApiError(400, "invalid_grammar", f"{param}: larger than {MAX_BYTES >> 10} KiB", param=param)
         key = hashlib.sha256(encoded).digest()
         if key not in self._known:
@@ -82,15 +85,17 @@ class GrammarChecker:
         assert process.stdin is not None and process.stdout is not None
         answer = b""
         try:
-            with suppress(ConnectionError, TimeoutError, ValueError):
+            with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS):
-                    process.stdin.write(json.dumps(grammar).encode() + b"\n")
-                    await process.stdin.drain()
-                    answer = await process.stdout.readline()
+                    process.stdin.write(msgspec.json.encode(grammar) + b"\n")
+                    with suppress(ConnectionError):
+                        await process.stdin.drain()
+                    if not (answer := await process.stdout.readline()):
+                        await process.wait()
         finally:
-            if not answer.endswith(b"\n"):  # it died, or nobody waits for its answer any more
+            if not answer:  # it died, or nobody waits for its answer any more
                 await asyncio.shield(self._end())
-        if answer.endswith(b"\n"):
+        if answer:
             return msgspec.json.decode(answer, type=Verdict)
         if process.returncode == -signal.SIGPROF:
             return Verdict(f"compiling it takes more than {MAX_CPU_SECONDS:g} s")
@@ -102,7 +107,7 @@ class GrammarChecker:
         process, self._process = self._process, None
         if process is None:
             return
-        with suppress(ProcessLookupError):
+        if process.returncode is None:
             process.kill()
         await process.communicate()
 

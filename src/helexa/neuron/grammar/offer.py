@@ -7,6 +7,7 @@ from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules
+from helexa.neuron.grammar.schema import checked_schema
 
 # With one of these, that a property is not mentioned does not mean that there is none.
 _OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
@@ -37,8 +38,7 @@ class Offer:
         """
         if not is_name(self.name):
             raise ApiError(400, "invalid_grammar", f"'{self.name[:100]}' cannot be the name of a tool", param="tools")
-        if not isinstance(self.schema, Mapping):
-            raise ApiError(400, "invalid_schema", f"the schema of tool '{self.name}' must be an object", param="tools")
+        checked_schema(self.schema, f"the schema of tool '{self.name}'")
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -57,12 +57,17 @@ class Offer:
         """Whether the schema is a list of parameters and nothing else that counts."""
         return not self.schema.keys() & (_OPEN - {"additionalProperties"}) and self.required <= self.properties.keys()
 
-    def arguments(self, rules: Rules) -> str:
-        """What refers to the arguments as a JSON object. Only parameters that are named occur, where some are."""
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """That of the arguments as a JSON object. Only parameters that are named occur, where some are."""
         schema = {**self.schema, "type": "object"}
-        if "properties" in schema and not schema.keys() & _OPEN:
+        if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
             schema["additionalProperties"] = False
-        return rules.schema(f"tool_{self.index}", schema, spaced=True, lenient=not self.strict)
+        return schema
+
+    def arguments(self, rules: Rules) -> str:
+        """What refers to the arguments as a JSON object."""
+        return rules.schema(f"tool_{self.index}", self.arguments_schema, spaced=True, lenient=not self.strict)
 
 
 def is_name(text: str) -> bool:

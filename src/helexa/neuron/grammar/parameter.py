@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.rules import Rules, literal, without
+from helexa.neuron.grammar.schema import definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.json_text import argument_text, dumps
 
 # What restricts a string, or makes something else of a schema altogether.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
 _WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
-_DEFINITIONS = ("$defs", "definitions")
+_PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))  # read as strings only where these count
 _UNTAGGED = "helexa-untagged"
 
 
@@ -37,7 +38,7 @@ class Parameter:
     @property
     def is_exact(self) -> bool:
         """Whether whatever is written is read as a value that the schema accepts."""
-        return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or not _refers(self._schema)))
+        return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
 
     def value(self, rules: Rules, margin: str, tag: str) -> str:
         """What refers to the value and the tag after it, with the same `margin` before the tag as before the value."""
@@ -52,7 +53,7 @@ class Parameter:
     def _find_kind(self) -> Literal["option", "text", "restricted", "json"]:
         if self._options:
             return "option"
-        if all(argument_text(text, self._schema) == dumps(text) for text in ("7", "true", "[]", "{}")):
+        if all(argument_text(text, self._schema) == quoted for text, quoted in _PROBES):
             if _has_plain_string(self._schema):
                 return "text"
             if self._schema.get("type") != "null":
@@ -76,15 +77,19 @@ class Parameter:
     @property
     def _is_bare(self) -> bool:
         """Whether no text can occur in its JSON."""
-        named = self._schema.get("type")
-        return bool(named) and _WITHOUT_TEXT.issuperset([named] if isinstance(named, str) else named)
+        names = type_names(self._schema)
+        return bool(names) and names <= _WITHOUT_TEXT
+
+    @property
+    def _ends(self) -> bool:
+        return ends_somewhere(self._schema, self._offer.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
         """The schema of JSON in which no string could be taken for a tag; None where none can occur.
 
-        llguidance cannot intersect schemas that refer to themselves, so those with references are left as they are.
+        llguidance cannot intersect schemas that refer to themselves; those are left as they are.
         """
-        if self._is_bare or _refers(self._schema):
+        if self._is_bare or not self._ends:
             return None
         text = f"^([^<]|<+[^<{''.join(sorted({tag[1] for tag in self._tags}))}])*<*$"
         again = {"$ref": f"#/$defs/{_UNTAGGED}"}
@@ -101,10 +106,12 @@ class Parameter:
 def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] | None = None) -> str:
     """What refers to the value of a tool's parameter as JSON, which must be of the schema `limit` too."""
     schema = offer.properties[name]
+    defined = definitions(offer.schema)
     if limit is not None:
-        schema = {"allOf": [schema, {"$ref": f"#/$defs/{_UNTAGGED}"}], "$defs": {_UNTAGGED: limit}}
+        defined["$defs"] = {**defined.get("$defs", {}), _UNTAGGED: limit}
+        schema = {"allOf": [schema, {"$ref": f"#/$defs/{_UNTAGGED}"}]} | defined
     elif isinstance(schema, Mapping):
-        schema = dict(schema) | {key: offer.schema[key] for key in _DEFINITIONS if key in offer.schema}
+        schema = dict(schema) | defined
     number = list(offer.properties).index(name)
     return rules.schema(f"tool_{offer.index}_parameter_{number}", schema, spaced=True, lenient=not offer.strict)
 
@@ -113,15 +120,7 @@ def _has_plain_string(schema: Any, depth: int = 4) -> bool:
     """Whether any string will do."""
     if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
         return False
-    named = schema.get("type")
-    if named == "string" or (isinstance(named, list) and "string" in named):
-        return not schema.keys() & {"anyOf", "oneOf"}
-    branches = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    return named is None and any(_has_plain_string(branch, depth - 1) for branch in branches)
-
-
-def _refers(schema: Any) -> bool:
-    """Whether a `$ref` is in it, at any depth."""
-    if isinstance(schema, Mapping):
-        return "$ref" in schema or "$dynamicRef" in schema or any(map(_refers, schema.values()))
-    return isinstance(schema, list) and any(map(_refers, schema))
+    if names := type_names(schema):
+        return "string" in names and not schema.keys() & {"anyOf", "oneOf"}
+    branches = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+    return any(_has_plain_string(branch, depth - 1) for listed in branches for branch in listed)

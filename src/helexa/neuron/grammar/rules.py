@@ -2,10 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
-
-from helexa.core.errors import ApiError
 
 TokenId = Callable[[str], int | None]
 """The id of the token that is spelled so, None where the vocabulary has none."""
@@ -24,13 +23,12 @@ class Rules:
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
         self._token_id = token_id
-        self._lines: list[str] = []
-        self._parts: list[dict[str, Any]] = []
+        self._lines: dict[str, None] = {}
+        self._parts: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
         """Define a rule; what refers to it. Names in capitals are terminals, `[lazy]` and the like may follow."""
-        if (line := f"{name}: {body}") not in self._lines:
-            self._lines.append(line)
+        self._lines[f"{name}: {body}"] = None  # which may be the same as before
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
@@ -55,11 +53,22 @@ class Rules:
             lenient: what llguidance does not know of JSON Schema is left out of account.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
-        return self._part({"name": name, "json_schema": _with_options(schema, options)})
+        # Which draft it is of makes no difference, and llguidance would look its address up.
+        stated = (
+            {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
+        )
+        return self._part({"name": name, "json_schema": stated | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
         """What refers to a whole grammar in Lark."""
         return self._part({"name": name, "lark_grammar": text})
+
+    def include(self, name: str, grammar: str) -> str:
+        """What refers to a grammar that is complete already."""
+        first, *parts = json.loads(grammar)["grammars"]
+        for part in parts:
+            self._part(part)
+        return self.lark(name, first["lark_grammar"])
 
     def is_token(self, marker: str) -> bool:
         """Whether a marker is one token."""
@@ -73,11 +82,10 @@ class Rules:
     def serialised(self, start: str) -> str:
         """The grammar that begins with `start`."""
         text = "\n".join([f"start: {start}", *self._lines, ""])
-        return json.dumps({"grammars": [{"lark_grammar": text}, *self._parts]}, ensure_ascii=False)
+        return json.dumps({"grammars": [{"lark_grammar": text}, *self._parts.values()]}, ensure_ascii=False)
 
     def _part(self, part: dict[str, Any]) -> str:
-        if part not in self._parts:
-            self._parts.append(part)
+        self._parts[part["name"]] = part
         return f"@{part['name']}"
 
 
@@ -86,27 +94,14 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def without(strings: Iterable[str], beginnings: Iterable[str] = ()) -> str:
+@lru_cache(64)
+def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
     """Any text that none of `strings` occurs in and that does not begin with one of `beginnings`, not even after white
     space, as the body of a terminal."""
     found, first = ("|".join(map(_pattern, some)) for some in (strings, beginnings))
     not_within = [f"~/(?s:.*)({found})(?s:.*)/"] if found else []
     not_first = [rf"~/\s*({first})(?s:.*)/"] if first else []
     return " & ".join(["/(?s:.*)/", *not_within, *not_first])
-
-
-def _with_options(schema: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON Schema with llguidance's options for it.
-
-    Raises:
-        ApiError: 400 `invalid_schema`: it is no schema.
-    """
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, Mapping):
-        raise ApiError(400, "invalid_schema", "a JSON Schema must be an object")
-    # Which draft it is of makes no difference, and llguidance would look the address up.
-    return {key: value for key, value in schema.items() if key != "$schema"} | {"x-guidance": dict(options)}
 
 
 def _pattern(string: str) -> str:

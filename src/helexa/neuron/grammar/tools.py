@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar.answer import AFTER_THINKING
-from helexa.neuron.grammar.calls import glm_call, json_call, python_call, xml_call
+from helexa.neuron.grammar.calls import glm_call, json_call, python_call, schema_call, xml_call
 from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
 from helexa.neuron.parsers.choice import FAMILIES
@@ -40,21 +39,22 @@ def for_tools(
     *,
     strict: Collection[str] = (),
     token_id: TokenId = lambda _: None,
+    answer: str = "",
     after_thinking: bool = False,
-    answer: Any = None,
 ) -> str:
     """Calls of tools with arguments that their schemas accept.
 
     Args:
         family: the name of the notation.
         tools: the tools on offer.
-        choice: `required`: nothing but calls; a tool's name: nothing but calls of that; `auto`: text, calls or both.
+        choice: `required`: nothing but calls; a tool's name: nothing but calls of that; `auto`: text, calls or both,
+            where what begins as a call does is one.
         parallel: there may be several, as far as the family has that.
         strict: the tools whose schemas must be followed to the letter. What llguidance cannot enforce of the others' is
             left out of account.
         token_id: finds the markers that are tokens.
+        answer: the grammar of an answer, with `auto`: it is that or calls.
         after_thinking: reasoning may come before. A notation that frames all messages, as harmony does, has it anyway.
-        answer: with `auto`, the JSON Schema of an answer that is no call; None is any text.
 
     Raises:
         ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: there is no such
@@ -68,14 +68,15 @@ def for_tools(
         raise ApiError(400, "invalid_grammar", "there are no tools", param="tool_choice")
     offers = [Offer(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
+    reply = rules.include("answer", answer) if answer and choice == "auto" else ""
     if family == "harmony":
-        return rules.serialised(_harmony(rules, offers, choice == "auto", answer))
+        return rules.serialised(_harmony(rules, offers, choice == "auto", reply))
     calls = _FRAMES[family](rules, offers, MAX_CALLS if parallel else 1)
     lead = AFTER_THINKING if after_thinking else ""
+    if reply:
+        return rules.serialised(f"{lead} ({reply} | {calls.all(rules)})")
     if choice != "auto":
         return rules.serialised(f"{lead} {calls.all(rules)}")
-    if answer is not None:
-        return rules.serialised(f"{lead} ({rules.schema('schema', answer)} | {calls.all(rules)})")
     known = FAMILIES[family]
     text = rules.add("TEXT", without(known.openers, known.leading))
     if calls.opener:
@@ -94,7 +95,7 @@ def _tagged(one: Callable[[Rules, Offer], str], margin: str) -> Callable[[Rules,
 
 
 def _llama(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    call = rules.add("call", _either(json_call(rules, offer, "parameters") for offer in offers))
+    call = rules.add("call", _either(schema_call(rules, offer, "parameters") for offer in offers))
     return _Calls("", _several(call, "; ", limit))
 
 
@@ -134,10 +135,10 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_more(again, limit)} {all_end}")
 
 
-def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, answer: Any) -> str:
+def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str) -> str:
     """Reasoning, if the model wants to, then one call, which ends its turn; or text, then a call or an answer."""
     channel, message, start, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
-    text = rules.add("TEXT", without(FAMILIES["harmony"].markers))
+    text = rules.add("TEXT", without(tuple(sorted(FAMILIES["harmony"].markers))))
     told = f'{message} {rules.text_to("", "<|end|>", text)} {start} "assistant"'
     head = "commentary to=functions."
     either = [
@@ -146,8 +147,7 @@ def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, answer: Any) -
     reasoning = f'({channel} "analysis" {told})?'
     if may_answer:
         reasoning += f' ({channel} "commentary" {told})?'
-        final = text if answer is None else rules.schema("schema", answer)
-        either.append(f'"final" {message} {final}')
+        either.append(f'"final" {message} {reply or text}')
     return f"{reasoning} {channel} ({_either(either)})"
 
 

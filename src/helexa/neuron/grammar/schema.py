@@ -1,0 +1,75 @@
+"""JSON Schemas as clients send them, looked at before llguidance does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.core.errors import ApiError
+
+MAX_DEPTH = 100
+_MAX_STEPS = 150
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
+    """A JSON Schema that is an object and not nested without end.
+
+    Args:
+        what: it is called in a complaint.
+
+    Raises:
+        ApiError: 400 `invalid_schema`.
+    """
+    if schema is True:
+        return {}
+    if not isinstance(schema, Mapping):
+        raise ApiError(400, "invalid_schema", f"{what} must be an object")
+    level: list[Any] = [schema]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return schema
+        level = [part for value in level for part in _inside(value)]
+    raise ApiError(400, "invalid_schema", f"{what} is nested too deeply")
+
+
+def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types that a schema allows by name; none where it does not say."""
+    named = schema.get("type")
+    return frozenset(name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
+
+
+def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The parts of a schema that others are defined in."""
+    return {key: schema[key] for key in _DEFINITIONS if isinstance(schema.get(key), Mapping)}
+
+
+def ends_somewhere(part: Any, whole: Mapping[str, Any]) -> bool:
+    """Whether a part of a schema has no reference that leads back to itself, or anywhere but to a definition."""
+    return _ends(part, whole, {}, 0)
+
+
+def _ends(part: Any, whole: Mapping[str, Any], known: dict[str, bool], steps: int) -> bool:
+    if steps > _MAX_STEPS:
+        return False
+    if isinstance(part, Mapping):
+        if "$dynamicRef" in part:
+            return False
+        reference = part.get("$ref")
+        if isinstance(reference, str):
+            if reference not in known:
+                known[reference] = False  # while it is looked at
+                target = _target(reference, whole)
+                known[reference] = target is not None and _ends(target, whole, known, steps + 1)
+            if not known[reference]:
+                return False
+    return all(_ends(inner, whole, known, steps + 1) for inner in _inside(part))
+
+
+def _target(reference: str, whole: Mapping[str, Any]) -> Any:
+    for key, defined in definitions(whole).items():
+        if reference.startswith(f"#/{key}/"):
+            return defined.get(reference.removeprefix(f"#/{key}/"))
+    return None
+
+
+def _inside(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, Mapping) else value if isinstance(value, list) else []

@@ -1,0 +1,101 @@
+"""A small model at temperature 1 keeps to schemas that nobody chose: every answer is valid, or cut off by its limit."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from helexa.core.errors import ApiError
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.grammar import for_schema, for_tools
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.tokenizer import Tokenizer
+from neuron.grammar.schemas import Schema, schemas, tool_schemas
+from neuron.grammar.test_tools import SPELLED
+from neuron.parsers.streams import parser, said
+
+SCHEMAS = int(os.environ.get("HELEXA_TEST_GENERATED", "12"))
+MAX_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_gguf: Path) -> Tokenizer:
+    return ModelText.open(smollm2_gguf).tokenizer
+
+
+@pytest.fixture
+async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64))
+    yield client
+    await client.close()
+
+
+def drawn(strategy: st.SearchStrategy[Schema]) -> list[Schema]:
+    """As many different ones as are asked for, always the same."""
+    found: list[Schema] = []
+
+    @settings(max_examples=SCHEMAS, derandomize=True, database=None, phases=[Phase.generate])
+    @given(strategy)
+    def collect(schema: Schema):
+        found.append(schema)
+
+    collect()
+    return found
+
+
+async def generated(client: EngineClient, tokenizer: Tokenizer, prompt: str, grammars: list[str]) -> list[str | None]:
+    """What becomes of each grammar, eight at a time; None where the limit cut it off."""
+    turn = asyncio.Semaphore(8)
+
+    async def one(seed: int, grammar: str) -> str | None:
+        async with turn:
+            outputs = client.generate(
+                tokenizer.encode(prompt),
+                max_tokens=MAX_TOKENS,
+                sampling=SamplingParams(temperature=1, seed=seed),
+                stop_ids=sorted(tokenizer.eos_ids),
+                grammar=grammar,
+            )
+            tokens: list[int] = []
+            async for output in outputs:
+                tokens += output.tokens
+                finish, error = output.finish, output.error
+        assert finish in ("stop", "length"), error
+        return tokenizer.decode(tokens) if finish == "stop" else None
+
+    return await asyncio.gather(*(one(seed, grammar) for seed, grammar in enumerate(grammars)))
+
+
+async def test_answers_are_valid(client: EngineClient, tokenizer: Tokenizer):
+    asked = drawn(schemas())
+    texts = await generated(client, tokenizer, "An example, as JSON:\n", [for_schema(schema) for schema in asked])
+    for schema, text in zip(asked, texts, strict=True):
+        if text is not None:
+            checks = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+            checks.validate(json.loads(text))
+    assert sum(text is not None for text in texts) > len(texts) / 3
+
+
+async def test_calls_are_read_and_valid(client: EngineClient, tokenizer: Tokenizer):
+    asked: list[tuple[str, Schema, str]] = []
+    for number, schema in enumerate(drawn(tool_schemas())):
+        family = SPELLED[number % len(SPELLED)]
+        try:
+            grammar = for_tools(family, {"get_it": schema}, "required", False, strict=["get_it"])
+        except ApiError:
+            continue  # the notation cannot be held to this one
+        asked.append((family, schema, grammar))
+    texts = await generated(client, tokenizer, "Now I call the tool:\n", [grammar for _, _, grammar in asked])
+    for (family, schema, _), text in zip(asked, texts, strict=True):
+        if text is not None:
+            ((kind, name, arguments),) = said(parser(family, {"get_it": schema}), [text])
+            assert (kind, name) == ("call", "get_it")
+            jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
+    assert sum(text is not None for text in texts) > len(texts) / 3
