@@ -11,6 +11,7 @@ import jsonschema
 import llguidance
 import pytest
 
+from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.neuron.engine.client import EngineClient

@@ -79,6 +79,18 @@ async def test_a_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Pa
     assert await node.get("/models") == (200, [])
 
 
+async def test_whoever_loads_a_model_may_name_the_notation_of_its_calls(node: Node, tmp_path: Path):
+    path = make_model(tmp_path)
+    spec = {"model_id": "org/tiny", "source": f"file:{path}"}
+    code, body = await node.post("/models/load", {**spec, "tool_parser": "latin"})
+    assert code == 400 and "'latin'" in body["error"] and "hermes" in body["error"]
+    assert (starts(path) if path.with_suffix(".starts").exists() else 0) == 0
+    for name, calls in (("hermes", True), ("none", False)):
+        assert (await node.post("/models/load", {**spec, "tool_parser": name}))[0] == 200
+        assert (await node.get("/models"))[1][0]["tool_call"] is calls
+        assert (await node.post("/models/unload", {"model_id": "org/tiny"}))[0] == 200
+
+
 async def test_ten_loads_at_once_are_one_load(node: Node, tmp_path: Path):
     path = make_model(tmp_path)
     answers = await asyncio.gather(*(node.load(path) for _ in range(10)))

