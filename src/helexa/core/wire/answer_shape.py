@@ -86,8 +86,7 @@ def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
     if kind != "json_schema":
         raise unsupported_parameter("response_format", f"the type of 'response_format' cannot be {str(kind)[:80]!r}")
     named = value.get("json_schema")
-    schema = named.get("schema") if isinstance(named, dict) else None
-    if not isinstance(schema, dict | bool):
+    if not isinstance(named, dict) or not isinstance(schema := named.get("schema"), dict | bool):
         raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
     return AnswerShape("schema", schema, "response_format", lenient=named.get("strict") is False)
 
