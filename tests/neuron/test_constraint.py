@@ -203,7 +203,13 @@ async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smollm2_gguf
 
 
 async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smollm2_gguf: Path) -> None:
-    loose = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "not": {}}
+    closed = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    loose = {**closed, "not": {}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": loose}}
     async with smol(smollm2_gguf) as model:
         with pytest.raises(ApiError, match="not"):

@@ -11,6 +11,7 @@ import pytest
 from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
+from helexa.neuron.builtin import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
@@ -96,6 +97,18 @@ async def test_a_loaded_model_is_found_with_and_without_scheme(registry: Registr
     assert model.context_length == 1024
     assert model.info().json_dict()["limit"] == {"context": 1024, "input": 768, "output": 256}
     assert ("tokenizer", 0, 0) in reports
+
+
+async def test_a_built_in_model_is_sampled_as_its_maker_recommends(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = make_model(tmp_path)
+    monkeypatch.setitem(BUILTIN_MODELS, "org/known", Builtin(f"file:{path}", {"temperature": 0.25}))
+    known = await registry.load(ModelSpec(model_id="org/known"))
+    assert known.text.sampling_defaults["temperature"] == 0.25
+    await registry.unload("org/known")
+    other = await registry.load(ModelSpec(model_id="org/known", source=f"file:{path}"))
+    assert "temperature" not in other.text.sampling_defaults
 
 
 async def test_an_unknown_model_is_refused_with_the_nearest_names(registry: Registry, tmp_path: Path):

