@@ -156,7 +156,9 @@ def test_a_model_that_a_node_lists_as_unloaded_is_loaded_there() -> None:
 
 
 def test_the_load_spec_says_what_the_catalogue_says() -> None:
-    known = catalogue(id="Org/M", quant="q6k", source="huggingface", min_devices=2, min_device_vram_mb=20000)
+    known = catalogue(
+        id="Org/M", quant="q6k", tool_parser="glm", source="huggingface", min_devices=2, min_device_vram_mb=20000
+    )
     cold = decide(view(node("a", discovery=gpus(12000, 24000, 24000, 24000))), known, "Org/M")
     assert isinstance(cold, Cold)
     assert cold.spec.json_dict() == {
@@ -166,6 +168,7 @@ def test_the_load_spec_says_what_the_catalogue_says() -> None:
         "quant": "q6k",
         "tensor_parallel": 2,
         "devices": [1, 2],
+        "tool_parser": "glm",
     }
 
 

@@ -44,6 +44,7 @@ class Profile(config.Section):
         id: name that requests use; the node serves the model under it too.
         harness: the node's engine; `candle` is read as `torch`.
         quant: quantisation to load, None for what the source holds.
+        tool_parser: the notation of its calls, None for what its files show.
         vram_mb: footprint estimate, None when unknown.
         min_devices: accelerators the model is spread over.
         min_device_vram_mb: total memory that each of them needs.
@@ -58,6 +59,7 @@ class Profile(config.Section):
     id: str = Field(min_length=1)
     harness: Harness = "torch"
     quant: str | None = None
+    tool_parser: str | None = None
     vram_mb: int | None = Field(default=None, ge=0)
     min_devices: int = Field(default=1, ge=1)
     min_device_vram_mb: int | None = Field(default=None, ge=0)
