@@ -3,9 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
+from helexa.neuron.builtin import source_text
 from helexa.neuron.config import read_config
-from helexa.neuron.registry import BUILTIN_MODELS
 from helexa.neuron.sources import Sources
 
 
@@ -17,5 +18,5 @@ def local_path(model: str) -> Path:
     """
     if Path(model).exists():
         return Path(model)
-    source = ModelSource.parse(BUILTIN_MODELS.get(model, model))
+    source = ModelSource.parse(source_text(ModelSpec(model_id=model)))
     return asyncio.run(Sources(read_config(None)).resolve(source, quant=None, progress=lambda *_: None))
