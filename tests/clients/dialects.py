@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 from clients.saying_stack import MODEL, SayingStack
 
+LEAST_BUDGET = 1024
+"""The fewest tokens of thinking that Anthropic's API has."""
+
 Call = tuple[str, dict[str, Any]]
 
 
@@ -16,7 +19,10 @@ class Ask:
     Attributes:
         says: what the user says.
         history: calls and their results that were before, and what the user says after them.
+        choice: `required` or `none`: whether the model has to call tools, or must not.
+        parallel: whether it may call more than one.
         thinking: whether the model should.
+        budget: tokens of thinking at most.
         schema: of the answer.
     """
 
@@ -24,8 +30,11 @@ class Ask:
     max_tokens: int = 1000
     tools: tuple[dict[str, Any], ...] = ()
     forced: str | None = None
+    choice: str | None = None
+    parallel: bool | None = None
     history: tuple[tuple[Call, str], ...] = ()
     thinking: bool | None = None
+    budget: int | None = None
     schema: dict[str, Any] | None = None
     stop: str | None = None
     n: int | None = None
@@ -77,12 +86,13 @@ async def chat(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": result})
     fields = _present(
         tools=[{"type": "function", "function": tool} for tool in ask.tools],
-        tool_choice=ask.forced and {"type": "function", "function": {"name": ask.forced}},
+        tool_choice=ask.choice or (ask.forced and {"type": "function", "function": {"name": ask.forced}}),
+        parallel_tool_calls=ask.parallel,
         response_format=ask.schema and {"type": "json_schema", "json_schema": {"name": "answer", "schema": ask.schema}},
         stop=ask.stop,
         n=ask.n,
         seed=ask.seed,
-        extra_body=_present(chat_template_kwargs=_present(enable_thinking=ask.thinking)),
+        extra_body=_present(chat_template_kwargs=_present(enable_thinking=ask.thinking), thinking_budget=ask.budget),
     )
     create: Any = stack.openai.chat.completions.create
     reply = await create(model=MODEL, messages=messages, max_tokens=ask.max_tokens, stream=stream, **fields)
@@ -125,13 +135,15 @@ async def responses(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         items.append({"type": "function_call_output", "call_id": f"call_{number}", "output": result})
     fields = _present(
         tools=[{"type": "function", **tool} for tool in ask.tools],
-        tool_choice=ask.forced and {"type": "function", "name": ask.forced},
+        tool_choice=ask.choice or (ask.forced and {"type": "function", "name": ask.forced}),
+        parallel_tool_calls=ask.parallel,
         text=ask.schema and {"format": {"type": "json_schema", "name": "answer", "schema": ask.schema}},
         extra_body=_present(
             stop=ask.stop,
             n=ask.n,
             seed=ask.seed,
             chat_template_kwargs=_present(enable_thinking=ask.thinking),
+            thinking_budget=ask.budget,
         ),
     )
     create: Any = stack.openai.responses.create
@@ -171,10 +183,14 @@ async def messages(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         turns.append({"role": "assistant", "content": [call]})
         block = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": result}
         turns.append({"role": "user", "content": [block]})
-    thinking = {True: {"type": "enabled", "budget_tokens": 1024}, False: {"type": "disabled"}, None: None}
+    budget = ask.budget or LEAST_BUDGET
+    thinking = {True: {"type": "enabled", "budget_tokens": budget}, False: {"type": "disabled"}, None: None}
+    choice = {"required": {"type": "any"}, "none": {"type": "none"}, None: None}[ask.choice]
+    if ask.parallel is not None:
+        choice = {"type": "auto", "disable_parallel_tool_use": not ask.parallel}
     fields = _present(
         tools=[{"input_schema" if key == "parameters" else key: value for key, value in t.items()} for t in ask.tools],
-        tool_choice=ask.forced and {"type": "tool", "name": ask.forced},
+        tool_choice=choice or (ask.forced and {"type": "tool", "name": ask.forced}),
         thinking=thinking[ask.thinking],
         output_config=ask.schema and {"format": {"type": "json_schema", "schema": ask.schema}},
         stop_sequences=[ask.stop] if ask.stop else None,

@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from clients.dialects import DIALECTS, Answer, Ask
+from clients.dialects import DIALECTS, LEAST_BUDGET, Answer, Ask
 from clients.saying_engine import say
 from clients.saying_stack import SayingStack, saying_stack
 
@@ -25,6 +25,7 @@ ADD: dict[str, Any] = {
         "required": ["a", "b"],
     },
 }
+SUBTRACT: dict[str, Any] = {**ADD, "name": "subtract"}
 CALL = ("add", {"a": 1, "b": 2})
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
@@ -32,13 +33,22 @@ AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required":
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked, what comes of it, and what of it the engine must see, as text of the prompt or as a field."""
+    """What is asked, what comes of it, and what of it the engine must see.
+
+    Attributes:
+        seen, unseen: in the prompt.
+        held, loose: in the grammar of the answer; it has none where both are empty.
+        cut: what the engine says after the answer is not counted.
+    """
 
     ask: Ask
     answer: Answer
     seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     seed: int | None = None
-    constrained: bool = False
+    held: tuple[str, ...] = ()
+    loose: tuple[str, ...] = ()
+    cut: bool = False
 
 
 CELLS = {
@@ -55,7 +65,23 @@ CELLS = {
     ),
     "tools unused": Cell(Ask(say("No need."), tools=(ADD,)), Answer("No need.", reason="stop"), ('"add"',)),
     "forced tool": Cell(
-        Ask(say(CALLED), tools=(ADD,), forced="add"), Answer(calls=[CALL], reason="tool_calls"), constrained=True
+        Ask(say(CALLED), tools=(ADD, SUBTRACT), forced="add"),
+        Answer(calls=[CALL], reason="tool_calls"),
+        held=("add",),
+        loose=("subtract",),
+    ),
+    "a tool required": Cell(
+        Ask(say(CALLED), tools=(ADD, SUBTRACT), choice="required"),
+        Answer(calls=[CALL], reason="tool_calls"),
+        held=("add", "subtract"),
+    ),
+    "no tool allowed": Cell(
+        Ask(say(CALLED), tools=(ADD,), choice="none"), Answer(CALLED, reason="stop"), unseen=('"add"',)
+    ),
+    "one tool at a time": Cell(
+        Ask(say(f"{CALLED}\n{CALLED}"), tools=(ADD,), parallel=False),
+        Answer(calls=[CALL], reason="tool_calls"),
+        cut=True,
     ),
     "tool history": Cell(
         Ask(say("Three."), tools=(ADD,), history=((CALL, "the sum is 3"),)),
@@ -71,14 +97,24 @@ CELLS = {
         Ask(say(f"<think>\nhm\n</think>\n\n{CALLED}"), thinking=True, tools=(ADD,)),
         Answer(thought="hm", calls=[CALL], reason="tool_calls"),
     ),
+    "thinking to its budget": Cell(
+        Ask(say(f"<think>\n{'h' * 2000}\n</think>\n\nYes."), thinking=True, budget=LEAST_BUDGET, max_tokens=4000),
+        Answer("Yes.", thought="h" * LEAST_BUDGET, reason="stop"),
+        cut=True,
+    ),
+    "thinking, then a schema": Cell(
+        Ask(say('<think>\nhm\n</think>\n\n{"age": 7}'), thinking=True, schema=AGE),
+        Answer('{"age": 7}', thought="hm", reason="stop"),
+        held=("age",),
+    ),
     "thinking unasked": Cell(Ask(say("<think>hm</think>Yes.")), Answer("Yes.", thought="hm", reason="stop")),
-    "no thinking": Cell(Ask(say("Yes."), thinking=False), Answer("Yes.", reason="stop")),
+    "no thinking": Cell(Ask(say("Yes."), thinking=False), Answer("Yes.", reason="stop"), ("<think>\n\n</think>\n\n",)),
     "truncated in thought": Cell(
         Ask(say("<think>\nhmmmm"), thinking=True, max_tokens=3), Answer(thought="hmm", reason="length"), ("<think>",)
     ),
     "truncated": Cell(Ask(say("too long"), max_tokens=3), Answer("too", reason="length")),
-    "schema": Cell(Ask(say('{"age": 7}'), schema=AGE), Answer('{"age": 7}', reason="stop"), constrained=True),
-    "stop string": Cell(Ask(say("one END two"), stop="END"), Answer("one ", reason="stop")),
+    "schema": Cell(Ask(say('{"age": 7}'), schema=AGE), Answer('{"age": 7}', reason="stop"), held=("age",)),
+    "stop string": Cell(Ask(say("one END two"), stop="END"), Answer("one ", reason="stop"), cut=True),
     "two answers": Cell(Ask(say("Yes."), n=2), Answer("Yes.", reason="stop")),
     "seed": Cell(Ask(say("Yes."), seed=7), Answer("Yes.", reason="stop"), seed=7),
 }
@@ -119,14 +155,17 @@ async def test_a_cell(stack: SayingStack, dialect: str, name: str, stream: bool)
     reply = await ask(stack, cell.ask, stream=stream)
     asked = stack.asked()[before:]
     assert reply.prompt == asked[0]["prompt_tokens"]
-    assert cell.ask.stop or reply.said == sum(request["said_tokens"] for request in asked)
+    assert cell.cut or reply.said == sum(request["said_tokens"] for request in asked)
     thought = cell.answer.thought or asked[0]["prompt"].endswith("<think>\n")  # which takes a token to end
     assert 0 < reply.thought <= reply.said if thought else reply.thought == 0
     assert reply.answers == [cell.answer] * (cell.ask.n or 1)
     for request in asked:
         assert [text for text in cell.seen if text not in request["prompt"]] == []
+        assert [text for text in cell.unseen if text in request["prompt"]] == []
         assert cell.seed in (None, request["sampling"]["seed"])
-        assert not cell.constrained or request["grammar"]
+        assert [text for text in cell.held if text not in request["grammar"]] == []
+        assert [text for text in cell.loose if text in request["grammar"]] == []
+        assert cell.held or cell.loose or not request["grammar"]
 
 
 def test_what_is_refused_is_a_cell() -> None:
