@@ -10,9 +10,25 @@ from helexa.core.fleet import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.openai_models import model_entry, model_list
+from helexa.core.wire.openai_responses import ResponsesRequest
 from helexa.core.wire.usage import usage
 
 USER = {"role": "user", "content": "hi"}
+OF_OTHERS: dict[str, object] = {
+    "min_tokens": 5,
+    "stop_token_ids": [2],
+    "bad_words": ["x"],
+    "allowed_token_ids": [1, 2],
+    "include_stop_str_in_output": True,
+    "prompt_logprobs": 0,
+    "use_beam_search": True,
+    "chat_template": "{{ messages }}",
+    "verbosity": "low",
+    "prediction": {"type": "content", "content": "x"},
+    "skip_special_tokens": False,
+    "truncate_prompt_tokens": 5,
+    "logits_processors": ["x"],
+}
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -85,6 +101,10 @@ def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
         {"modalities": ["text"]},
         {"audio": None, "functions": [], "function_call": "none"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"min_tokens": 0, "stop_token_ids": [], "bad_words": [], "allowed_token_ids": None, "chat_template": None},
+        {"include_stop_str_in_output": False, "prompt_logprobs": None, "use_beam_search": False},
+        {"verbosity": "medium", "prediction": None, "skip_special_tokens": True},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "stream_options": {}},
         {"tools": [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]},
     ],
 )
@@ -100,12 +120,36 @@ def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
+        *(({name: value}, name) for name, value in OF_OTHERS.items()),
     ],
 )
 def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
     with pytest.raises(ApiError, match=f"'{name}'") as refused:
         chat(**fields)
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+
+
+@pytest.mark.parametrize(("name", "value"), OF_OTHERS.items())
+def test_it_is_refused_of_completions_and_responses_too(name: str, value: object) -> None:
+    with pytest.raises(ApiError, match=f"'{name}'"):
+        CompletionRequest.parse(json.dumps({"model": "m", "prompt": "x", name: value}).encode())
+    with pytest.raises(ApiError, match=f"'{name}'"):
+        ResponsesRequest.parse(json.dumps({"model": "m", "input": "x", name: value}).encode()).chat()
+
+
+def test_a_prompt_may_end_within_the_last_message() -> None:
+    variables = chat(continue_final_message=True, add_generation_prompt=False).template_variables
+    assert variables == {"continue_final_message": True, "add_generation_prompt": False}
+
+
+def test_log_probabilities_are_bounded() -> None:
+    asked = {"logprobs": True, "top_logprobs": 20}
+    chat(**asked).check_logprobs(8192)
+    chat(n=16).check_logprobs(8192)
+    chat(**asked, n=16).check_logprobs(1024)
+    with pytest.raises(ApiError, match=r"'logprobs' of 16 x 8192 tokens with 20 alternatives") as refused:
+        chat(**asked, n=16).check_logprobs(8192)
+    assert (refused.value.status, refused.value.code) == (400, "unsupported_parameter")
 
 
 def test_a_refusal_names_the_field() -> None:

@@ -95,6 +95,21 @@ def test_calls_without_words_are_a_turn_as_well() -> None:
     assert (user["role"], result["role"]) == ("user", "tool")
 
 
+def test_words_after_a_call_are_of_its_turn() -> None:
+    _, answer, result, last = turns(said("go", "user"), CALL, said("I called"), RESULT, said("done"))
+    assert (answer["content"], len(answer["tool_calls"])) == (text("I called"), 1)
+    assert (result["role"], last["content"]) == ("tool", text("done"))
+    _, first, second = turns(said("go", "user"), said("a"), said("b"))
+    assert (first["content"], second["content"]) == (text("a"), text("b"))
+
+
+@pytest.mark.parametrize(
+    ("output", "read"), [({"a": [1, "ü"]}, '{"a":[1,"ü"]}'), (3, "3"), (False, "false"), ("x", "x"), (None, "")]
+)
+def test_what_a_function_gave_back_is_text(output: Any, read: str) -> None:
+    assert turns(said("go", "user"), CALL, RESULT | {"output": output})[-1]["content"] == read
+
+
 @pytest.mark.parametrize(
     ("fields", "read"),
     [

@@ -9,6 +9,23 @@ from helexa.core.wire.answer_shape import ShapedRequest
 
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
+MAX_LOGPROBS = 1 << 19
+"""In a reply: of all tokens that it may have, and of their alternatives."""
+
+# Parameters of other servers that would change the answer, with values that change nothing beside null and empty ones.
+_ABSENT: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "chat_template": (),
+    "include_stop_str_in_output": (),
+    "logits_processors": (),
+    "min_tokens": (),
+    "prediction": (),
+    "stop_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (),
+    "verbosity": ("medium",),
+}
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
@@ -51,6 +68,17 @@ class GenerationRequest(ShapedRequest):
         """How many alternatives to tell of with each token's log-probability, None to tell neither."""
         return None
 
+    def refuse_unsupported(self) -> None:
+        """Refuse what would have a say in the answer elsewhere, by name."""
+        super().refuse_unsupported()
+        for name, accepted in _ABSENT.items():
+            self.refuse(name, accepted)
+        prompt_logprobs = self.extra("prompt_logprobs")
+        if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 asks for some
+            raise unsupported_parameter("prompt_logprobs")
+        if self.extra("skip_special_tokens") is False:
+            raise unsupported_parameter("skip_special_tokens")
+
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids that the model does not have.
 
@@ -60,6 +88,19 @@ class GenerationRequest(ShapedRequest):
         for token in self.logit_bias or {}:
             if not 0 <= token < vocab_size:
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
+
+    def check_logprobs(self, limit: int) -> None:
+        """Refuse more log-probabilities than a reply can hold, of answers of `limit` tokens.
+
+        Raises:
+            ApiError: 400 `unsupported_parameter`.
+        """
+        if self.alternatives is not None and (self.n or 1) * limit * (self.alternatives + 1) > MAX_LOGPROBS:
+            raise unsupported_parameter(
+                "logprobs",
+                f"'logprobs' of {self.n or 1} x {limit} tokens with {self.alternatives} alternatives each are over the "
+                f"limit of {MAX_LOGPROBS}; ask for fewer, or for shorter answers",
+            )
 
     def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
         """Refuse the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""

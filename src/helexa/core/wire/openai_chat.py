@@ -95,6 +95,8 @@ class ChatRequest(GenerationRequest):
     enable_thinking: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     thinking_budget: int | None = Field(None, ge=1)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def has_image(self) -> bool:
@@ -127,7 +129,12 @@ class ChatRequest(GenerationRequest):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the client sets for the chat template."""
-        said = {"reasoning_effort": self.reasoning_effort, "thinking_budget": self.thinking_budget}
+        said = {
+            "reasoning_effort": self.reasoning_effort,
+            "thinking_budget": self.thinking_budget,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+        }
         named = {name: value for name, value in said.items() if value is not None}
         return named | (self.chat_template_kwargs or {})
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from helexa.core.errors import invalid_body, unsupported_parameter
 
 Item = Mapping[str, Any]
@@ -57,7 +59,7 @@ class _Conversation:
             case "function_call":
                 self._call(item, field)
             case "function_call_output":
-                content = _content(item.get("output"), f"{field}.output")
+                content = _content(_spelled(item.get("output")), f"{field}.output")
                 self._say({"role": "tool", "tool_call_id": _string(item, "call_id", field), "content": content})
             case None:
                 raise invalid_body(f"{field}: must have a 'type'", field)
@@ -72,7 +74,8 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            self._answer()["content"] = content
+            begun = self._answering and self._turns[-1]["content"] is None  # with a call
+            (self._turns[-1] if begun else self._answer())["content"] = content
         else:
             self._say({"role": role, "content": content})
 
@@ -104,6 +107,11 @@ def _content(value: Any, field: str) -> str | list[Message]:
     if not isinstance(value, list):
         raise invalid_body(f"{field}: must be a string or a list of parts", field)
     return [_part(part, f"{field}.{index}") for index, part in enumerate(value)]
+
+
+def _spelled(output: Any) -> Any:
+    """What a function gave back, as JSON unless it is text or parts."""
+    return output if output is None or isinstance(output, str | list) else to_json(output).decode()
 
 
 def _part(part: Any, field: str) -> Message:
