@@ -1,17 +1,26 @@
-"""Replies leave nothing behind that only the collector would find."""
+"""Replies: when they begin, and that they leave nothing behind that only the collector would find."""
 
 import asyncio
 import gc
+import json
 import weakref
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from helexa.core.errors import ApiError, service_unavailable
+from helexa.core.sse import KEEP_ALIVE, EventParser
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.events import Finished, InferenceEvent, Started, TextDelta
+from helexa.neuron.routes import reply
 from helexa.neuron.routes.completions import CompletionProjector
 from helexa.neuron.routes.reply import Reply
+from neuron.scripted_engine import MODEL, answer
+from neuron.scripted_node import CHAT, serve
 
 
 @pytest.fixture(autouse=True)
@@ -36,16 +45,57 @@ async def _serve(refused: bool, stream: bool) -> "weakref.ref[Reply]":
     async def send(message: Any) -> None:
         pass
 
-    reply = Reply(_events(refused), CompletionProjector("m"), stream=stream)
+    given = Reply(_events(refused), CompletionProjector("m"), stream=stream)
     try:
-        await reply({"type": "http", "path": "/v1/completions"}, receive, send)
+        await given({"type": "http", "path": "/v1/completions"}, receive, send)
         assert not refused
     except ApiError:
         assert refused
-    return weakref.ref(reply)
+    return weakref.ref(given)
 
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_reply_leaves_no_cycle(refused: bool, stream: bool) -> None:
     assert (await _serve(refused, stream))() is None
+
+
+@asynccontextmanager
+async def _waiting(
+    monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], **limits: float
+) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncExitStack]]:
+    """A stream that waits for the one seat, and who has that."""
+    monkeypatch.setattr(reply, "PATIENCE_SECONDS", 0.01)
+    async with serve(answer("at last")) as node:
+        admission = Admission(AdmissionConfig(max_in_flight=1, **limits), node.model.engine)  # type: ignore[arg-type]
+        node.model.admission = admission
+        async with AsyncExitStack() as seat:
+            await seat.enter_async_context(admission.seat("", 1, 1))
+            async with node.http.post(f"{node.url}{path}", json={**body, "stream": True}) as response:
+                yield response, seat
+
+
+async def test_a_stream_that_waits_for_long_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _waiting(monkeypatch, "/v1/chat/completions", CHAT) as (response, seat):
+        assert response.status == 200
+        assert await response.content.readline() == KEEP_ALIVE.splitlines(keepends=True)[0]
+        await seat.aclose()
+        *chunks, done = [event.data for event in EventParser().feed(await response.content.read())]
+    deltas = [choice["delta"] for chunk in chunks for choice in json.loads(chunk)["choices"]]
+    assert "".join([delta.get("content", "") for delta in deltas]) == "at last"
+    assert (deltas[0], done) == ({"role": "assistant"}, "[DONE]")
+
+
+async def test_a_late_refusal_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _waiting(monkeypatch, "/v1/chat/completions", CHAT, max_wait_secs=0.1) as (response, _):
+        failure, done = EventParser().feed(await response.content.read())
+    assert (json.loads(failure.data)["error"]["type"], done.data) == ("overloaded_error", "[DONE]")
+
+
+async def test_a_late_refusal_of_a_response_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"model": MODEL, "input": "hi"}
+    async with _waiting(monkeypatch, "/v1/responses", asked, max_wait_secs=0.1) as (response, _):
+        events = EventParser().feed(await response.content.read())
+    error, failed = [json.loads(event.data) for event in events]
+    assert (error["type"], error["sequence_number"]) == ("error", 0)
+    assert (failed["type"], failed["response"]["status"], failed["response"]["output"]) == ("response.failed", "failed", [])

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,8 +68,16 @@ def stream(events: Sequence[InferenceEvent]) -> list[Any]:
     return read
 
 
+def body(events: Sequence[InferenceEvent], rendering: ResponseProjector | None = None) -> bytes:
+    """A whole response."""
+    rendering = rendering or projector()
+    for event in events:
+        rendering.take(event)
+    return rendering.body()
+
+
 def whole(events: Sequence[InferenceEvent]) -> Response:
-    return openai_strict.response(projector().body(events))
+    return openai_strict.response(body(events))
 
 
 def kinds(events: Sequence[Any]) -> list[str]:
@@ -286,11 +295,11 @@ def test_what_is_kept_is_what_was_said(streamed: bool) -> None:
         assert not kept
         rendering.frames(events[-1])
     else:
-        rendering.body(events)
-    ((id, body, items),) = kept
+        body(events, rendering)
+    ((id, said, items),) = kept
     assert id == "resp_0"
-    assert body == projector(lambda *_: None).body(events)
-    assert items == json.loads(body)["output"]
+    assert said == body(events, projector(lambda *_: None))
+    assert json.loads(orjson.dumps(items)) == json.loads(said)["output"]
 
 
 def test_a_failure_is_not_kept() -> None:
@@ -309,13 +318,13 @@ def test_a_call_names_the_namespace_of_its_function() -> None:
     functions = [{"type": "function", "name": "f"}]
     tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
     asked = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
-    calls = openai_strict.response(projector(asked=asked).body(run(CALL, OTHER))).output
+    calls = openai_strict.response(body(run(CALL, OTHER), projector(asked=asked))).output
     named = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
     assert named == [("f", "agents"), ("g", None)]
 
 
 def test_an_answer_that_is_said_again_is_one_turn() -> None:
-    items = json.loads(projector().body(run(THINK, SAY, CALL, OTHER)))["output"]
+    items = json.loads(body(run(THINK, SAY, CALL, OTHER)))["output"]
     (turn,) = chat_messages(None, items)
     assert (turn["reasoning_content"], turn["content"]) == ("let me see", [{"type": "text", "text": 'Grüße 🦊\n"'}])
     assert [(call["id"], call["function"]) for call in turn["tool_calls"]] == [

@@ -2,6 +2,8 @@
 
 from typing import Literal, NotRequired, TypedDict
 
+import orjson
+
 from helexa.core.wire.usage import Usage
 
 
@@ -35,9 +37,9 @@ class ChatToken(Alternative):
 
 
 class ChatLogprobs(TypedDict):
-    """The tokens of the text."""
+    """The tokens of the text: a list of `ChatToken`, encoded already."""
 
-    content: list[ChatToken]
+    content: orjson.Fragment
     refusal: None
 
 

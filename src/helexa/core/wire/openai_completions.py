@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import orjson
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
@@ -65,12 +66,12 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Of each token: its text, its log-probability, those of the likeliest ones, itself included, and where it stands
-    in the choice's text."""
+    """Of each token: its text, its log-probability, those of the likeliest ones, itself included, by their texts and
+    encoded already, and where it stands in the choice's text."""
 
     tokens: list[str]
     token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[orjson.Fragment]
     text_offset: list[int]
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any, Literal, TypedDict
 
+import orjson
+
 from helexa.core.wire.usage import HelexaTiming
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -48,12 +50,12 @@ class Logprob(TopLogprob):
 
 
 class OutputText(TypedDict):
-    """The one part of a message."""
+    """The one part of a message. `logprobs` is a list of `Logprob`, encoded already."""
 
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Logprob]
+    logprobs: orjson.Fragment
 
 
 class SummaryText(TypedDict):
@@ -63,7 +65,7 @@ class SummaryText(TypedDict):
     text: str
 
 
-def output_text(text: str, logprobs: list[Logprob]) -> OutputText:
+def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
     """Build a part of a message."""
     return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
 

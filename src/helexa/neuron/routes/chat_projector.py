@@ -27,7 +27,7 @@ from helexa.neuron.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from helexa.neuron.routes.projector import OpenAIProjector
+from helexa.neuron.routes.projector import Encoded, OpenAIProjector
 
 
 class ChatProjector(OpenAIProjector):
@@ -35,17 +35,27 @@ class ChatProjector(OpenAIProjector):
 
     id_prefix = "chatcmpl"
 
+    def __init__(self, model: str, *, choices: int = 1, id: str | None = None, created: int | None = None) -> None:
+        super().__init__(model, choices=choices, id=id, created=created)
+        self._tokens = [Encoded() for _ in range(choices)]
+
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk:
         """The chunk that says so of an answer; the first one names the role."""
         reason = event.reason if isinstance(event, Finished) else None
         said = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
         if isinstance(event, TextDelta) and event.logprobs:
-            said["logprobs"] = _logprobs(event.logprobs)
+            tokens = Encoded()
+            _add(event.logprobs, tokens)
+            said["logprobs"] = ChatLogprobs(content=tokens.fragment(), refusal=None)
         return self._chunk([said])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """The chunk that carries the usage and no choices."""
         return {**self._chunk([]), "usage": usage}
+
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of tokens that the whole answer will tell of."""
+        _add(tokens, self._tokens[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
         """A whole answer."""
@@ -53,12 +63,10 @@ class ChatProjector(OpenAIProjector):
         thoughts: list[str] = []
         calls: list[ToolCall] = []
         arguments: list[list[str]] = []
-        tokens: list[TokenLogprob] = []
         for event in events:
             match event:
-                case TextDelta(piece, logprobs):
+                case TextDelta(piece):
                     text.append(piece)
-                    tokens += logprobs
                 case ReasoningDelta(piece):
                     thoughts.append(piece)
                 case ToolCallStart(_, id, name):
@@ -73,7 +81,8 @@ class ChatProjector(OpenAIProjector):
             message["reasoning_content"] = "".join(thoughts)
         if calls:
             message["tool_calls"] = calls
-        told = _logprobs(tokens) if tokens else None
+        tokens = self._tokens[index]
+        told = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
         return ChatChoice(index=index, message=message, logprobs=told, finish_reason=end.reason)
 
     def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
@@ -110,12 +119,10 @@ def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
             return {}
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> ChatLogprobs:
+def _add(tokens: Sequence[TokenLogprob], encoded: Encoded) -> None:
     def told(token: str, spelled: bytes, logprob: float) -> Alternative:
         return Alternative(token=token, logprob=logprob, bytes=list(spelled))
 
-    content = [
-        ChatToken(**told(one.token, one.bytes, one.logprob), top_logprobs=[told(*other) for other in one.top])
-        for one in tokens
-    ]
-    return ChatLogprobs(content=content, refusal=None)
+    for one in tokens:
+        top = [told(*other) for other in one.top]
+        encoded.add(ChatToken(**told(one.token, one.bytes, one.logprob), top_logprobs=top))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs
 from helexa.core.wire.usage import Usage
 from helexa.neuron.events import Finished, OutputEvent, Started, TextDelta, TokenLogprob
@@ -24,6 +26,7 @@ class CompletionProjector(OpenAIProjector):
         super().__init__(model, choices=choices, id=id, created=created)
         self._echo = echo
         self._told = [0] * choices  # characters that tokens with log-probabilities stand for
+        self._kept = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
         """The chunk that says so of a continuation."""
@@ -31,7 +34,9 @@ class CompletionProjector(OpenAIProjector):
             case Started() if self._echo:
                 return self._completion([_choice(choice, self._echo)])
             case TextDelta(text, logprobs):
-                return self._completion([_choice(choice, text, self._logprobs(choice, logprobs))])
+                told = _no_logprobs()
+                self._add(choice, logprobs, told)
+                return self._completion([_choice(choice, text, told if logprobs else None)])
             case Finished():
                 return self._completion([_choice(choice, "", finish_reason=event.reason)])
             case _:
@@ -41,33 +46,37 @@ class CompletionProjector(OpenAIProjector):
         """The chunk that carries the usage and no choices."""
         return {**self._completion([]), "usage": usage}
 
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of tokens that the whole continuation will tell of."""
+        self._add(choice, tokens, self._kept[choice])
+
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
         """A whole continuation."""
-        deltas = [event for event in events if isinstance(event, TextDelta)]
-        text = "".join([self._echo, *(delta.text for delta in deltas)])
-        logprobs = self._logprobs(index, [token for delta in deltas for token in delta.logprobs])
-        return _choice(index, text, logprobs, end.reason)
+        text = "".join([self._echo, *(event.text for event in events if isinstance(event, TextDelta))])
+        told = self._kept[index]
+        return _choice(index, text, told if told["tokens"] else None, end.reason)
 
     def whole(self, choices: Sequence[Any], usage: Usage) -> Completion:
         """The text completion."""
         return {**self._completion(list(choices)), "usage": usage}
 
-    def _logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs | None:
-        if not tokens:
-            return None
-        told = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+    def _add(self, choice: int, tokens: Sequence[TokenLogprob], told: CompletionLogprobs) -> None:
         for token in tokens:
             told["tokens"].append(token.token)
             told["token_logprobs"].append(token.logprob)
             # Tokens that read alike, halves of characters as a rule, have the likeliest one's.
             alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
-            told["top_logprobs"].append({token.token: token.logprob, **dict(alike)})
+            top = {token.token: token.logprob, **dict(alike)}
+            told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
             told["text_offset"].append(self._told[choice])
             self._told[choice] += len(token.token)
-        return told
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)
+
+
+def _no_logprobs() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
 
 
 def _choice(

@@ -19,6 +19,7 @@ from helexa.neuron.events import (
     ReasoningDelta,
     Started,
     TextDelta,
+    TokenLogprob,
 )
 
 
@@ -29,9 +30,31 @@ class Projector(Protocol):
         """What a stream says of `event`: whole server-sent events, possibly none."""
         ...
 
-    def body(self, events: Sequence[InferenceEvent]) -> bytes:
+    def take(self, event: InferenceEvent) -> None:
+        """Keep what the whole reply needs of `event`, as small as it goes."""
+        ...
+
+    def body(self) -> bytes:
         """The whole reply as JSON, of the events of a run that finished."""
         ...
+
+
+class Encoded:
+    """A list in the making whose elements are encoded as they come, so that a long one takes no time in the end."""
+
+    def __init__(self) -> None:
+        self._elements: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def add(self, element: Any) -> None:
+        """Take the next one."""
+        self._elements.append(orjson.dumps(element))
+
+    def fragment(self, since: int = 0) -> orjson.Fragment:
+        """The list, from one of its elements on."""
+        return orjson.Fragment(b"[%s]" % b",".join(self._elements[since:]))
 
 
 class OpenAIProjector(ABC):
@@ -49,6 +72,8 @@ class OpenAIProjector(ABC):
         self.id = id or f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time()) if created is None else created
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
+        self._said: list[list[OutputEvent]] = [[] for _ in range(choices)]
+        self._ends: list[Finished | None] = [None] * (choices + 1)  # the last one is of all
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:
@@ -59,8 +84,12 @@ class OpenAIProjector(ABC):
         """The chunk that carries the usage and no choices."""
 
     @abstractmethod
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of tokens that the whole answer will tell of."""
+
+    @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:
-        """A whole answer, as the reply that is not streamed has it."""
+        """A whole answer, as the reply that is not streamed has it. The log-probabilities of its text are kept."""
 
     @abstractmethod
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
@@ -81,27 +110,34 @@ class OpenAIProjector(ABC):
             case _:
                 return self._frame(0, event)
 
-    def body(self, events: Sequence[InferenceEvent]) -> bytes:
+    def take(self, event: InferenceEvent) -> None:
+        """Keep what the whole reply needs of `event`."""
+        match event:
+            case OfChoice(index, Finished() as end):
+                self._ends[index] = end
+            case OfChoice(index, said):
+                self._take(index, said)
+            case Finished():
+                self._ends[-1] = event
+            case Started() | Failed():
+                pass
+            case _:
+                self._take(0, event)
+
+    def body(self) -> bytes:
         """The whole reply."""
-        *_, end = events
-        assert isinstance(end, Finished)
-        said: list[list[OutputEvent]] = [[] for _ in range(self.choices)]
-        ends = [end] * self.choices
-        for event in events:
-            match event:
-                case OfChoice(index, piece):
-                    if isinstance(piece, Finished):
-                        ends[index] = piece
-                    else:
-                        said[index].append(piece)
-                case Started() | Finished() | Failed():
-                    pass
-                case _:
-                    said[0].append(event)
-        choices = [
-            _with_stop_string(self.choice(index, pieces, ends[index]), ends[index]) for index, pieces in enumerate(said)
-        ]
-        return orjson.dumps(self.whole(choices, _usage(end)))
+        *ends, last = self._ends
+        assert last is not None
+        choices: list[Mapping[str, Any]] = []
+        for index, (said, end) in enumerate(zip(self._said, ends, strict=True)):
+            choices.append(_with_stop_string(self.choice(index, said, end or last), end or last))
+        return orjson.dumps(self.whole(choices, _usage(last)))
+
+    def _take(self, choice: int, event: OutputEvent) -> None:
+        if isinstance(event, TextDelta) and event.logprobs:
+            self.keep_logprobs(choice, event.logprobs)
+            event = TextDelta(event.text)
+        self._said[choice].append(event)
 
     def _frame(self, choice: int, event: Started | OutputEvent | Finished) -> bytes:
         if isinstance(event, ReasoningDelta) or (isinstance(event, TextDelta) and not event.logprobs):

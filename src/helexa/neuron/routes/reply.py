@@ -8,13 +8,15 @@ from contextlib import aclosing
 
 from starlette.types import Receive, Scope, Send
 
-from helexa.core.errors import internal_error
+from helexa.core.errors import ApiError, internal_error
 from helexa.core.sse import KEEP_ALIVE
 from helexa.neuron.events import Failed, InferenceEvent
 from helexa.neuron.routes.projector import Projector
 from helexa.neuron.routes.refusal import log_refusal
 
 KEEP_ALIVE_SECONDS = 1.0
+PATIENCE_SECONDS = 3.0
+"""That a stream may have nothing to say before it begins; while it has not, a refusal is still a plain one."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -28,14 +30,17 @@ logger = logging.getLogger(__name__)
 class Reply:
     """An ASGI response made of a run's events.
 
-    Nothing is sent before the first event, so what the run refuses is still a plain refusal. When the client hangs up
-    the run is closed at once, streamed or not.
+    Nothing is sent before the first event, so what the run refuses is still a plain refusal; but a stream that waits
+    for longer than `PATIENCE_SECONDS` begins, and a refusal is then an event. When the client hangs up the run is
+    closed at once, streamed or not.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
         self._events = events
         self._projector = projector
         self._streamed = stream  # a bound method here would be a cycle for every request
+        self._came = time.monotonic()
+        self._begun = False
         self._quiet_since: float | None = None  # None while nothing may be sent but the reply itself
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,10 +54,9 @@ class Reply:
         hang_up = asyncio.create_task(_hang_up(receive))
         try:
             while not sender.done() and not hang_up.done():
-                await asyncio.wait(
-                    (sender, hang_up), timeout=self._until_keep_alive(), return_when=asyncio.FIRST_COMPLETED
-                )
-                if not sender.done() and not hang_up.done() and self._until_keep_alive() <= 0:
+                await asyncio.wait((sender, hang_up), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
+                if not sender.done() and not hang_up.done() and self._until_due() <= 0:
+                    await self._begin(send)
                     self._quiet_since = time.monotonic()
                     await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
         finally:
@@ -65,37 +69,49 @@ class Reply:
         finally:
             del sender  # it has the error, which has this frame: a cycle for every refusal
 
-    def _until_keep_alive(self) -> float:
-        if self._quiet_since is None:
-            return KEEP_ALIVE_SECONDS
-        return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
+    def _until_due(self) -> float:
+        """Seconds until something should be sent."""
+        if self._quiet_since is not None:
+            return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
+        if self._streamed and not self._begun:
+            return self._came + PATIENCE_SECONDS - time.monotonic()
+        return KEEP_ALIVE_SECONDS
 
     async def _whole(self, path: str, send: Send) -> None:
         async with aclosing(self._events):
-            events = [event async for event in self._events]
-        last = events[-1]
-        if isinstance(last, Failed):
-            raise last.error
-        body = self._projector.body(events)
+            async for event in self._events:
+                if isinstance(event, Failed):
+                    raise event.error
+                self._projector.take(event)
+        body = self._projector.body()
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, path: str, send: Send) -> None:
         async with aclosing(self._events):
-            first = await anext(self._events)
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             try:
-                await self._write(first, send)
                 async for event in self._events:
+                    await self._begin(send)
                     if isinstance(event, Failed):
                         log_refusal(path, event.error)
                     await self._write(event, send)
             except Exception as error:
-                logger.exception("stream failed path=%s error=%s", path, type(error).__name__)
-                await self._write(Failed(internal_error()), send)
+                if not self._begun:
+                    raise
+                if isinstance(error, ApiError):
+                    log_refusal(path, error)
+                    await self._write(Failed(error), send)
+                else:
+                    logger.exception("stream failed path=%s error=%s", path, type(error).__name__)
+                    await self._write(Failed(internal_error()), send)
         self._quiet_since = None
         await send({"type": "http.response.body", "body": b""})
+
+    async def _begin(self, send: Send) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
 
     async def _write(self, event: InferenceEvent, send: Send) -> None:
         frames = self._projector.frames(event)

@@ -6,6 +6,12 @@ from typing import Any, ClassVar
 
 from helexa.core.wire.openai_responses_output import Event, ItemStatus, Logprob, output_text, summary_text
 from helexa.neuron.events import ReasoningDelta, TextDelta, TokenLogprob, ToolCallDelta, ToolCallStart
+from helexa.neuron.routes.projector import Encoded
+
+
+def response_of(item: str) -> str:
+    """The id of the response that the item with this id is of, if it is one."""
+    return f"resp_{''.join(item.split('_')[1:2])}"
 
 
 class ResponseItem(ABC):
@@ -91,14 +97,18 @@ class MessageItem(ResponseItem):
     def __init__(self, stem: str, index: int) -> None:
         super().__init__(stem, index)
         self._texts: list[str] = []
-        self._logprobs: list[Logprob] = []
+        self._logprobs = Encoded()
+        self._told = Encoded()  # as events have them: without bytes
 
     def add(self, delta: TextDelta) -> Event:
         """Take the next piece."""
-        logprobs = [_logprob(one) for one in delta.logprobs]
+        before = len(self._told)
+        for one in delta.logprobs:
+            self._logprobs.add(_logprob(one))
+            self._told.add(_without_bytes(one))
         self._texts.append(delta.text)
-        self._logprobs += logprobs
-        return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=_told(logprobs))
+        logprobs = self._told.fragment(before)
+        return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
         """The item as far as it has come."""
@@ -107,19 +117,18 @@ class MessageItem(ResponseItem):
 
     def beginnings(self) -> list[Event]:
         """Its part begins."""
-        return [self._event("content_part.added", content_index=0, part=output_text("", []))]
+        return [self._event("content_part.added", content_index=0, part=output_text("", Encoded().fragment()))]
 
     def endings(self) -> list[Event]:
         """Its part ends."""
         part = self._part()
-        text, logprobs = part["text"], part["logprobs"]
         return [
-            self._event("output_text.done", content_index=0, text=text, logprobs=_told(logprobs)),
+            self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._told.fragment()),
             self._event("content_part.done", content_index=0, part=part),
         ]
 
     def _part(self) -> Any:
-        return output_text("".join(self._texts), self._logprobs)
+        return output_text("".join(self._texts), self._logprobs.fragment())
 
 
 class CallItem(ResponseItem):
@@ -168,13 +177,6 @@ def _logprob(one: TokenLogprob) -> Logprob:
     return Logprob(token=one.token, bytes=list(one.bytes), logprob=one.logprob, top_logprobs=top)
 
 
-def _told(logprobs: list[Logprob]) -> list[dict[str, Any]]:
-    """As events have them: without bytes."""
-    return [
-        {
-            "token": one["token"],
-            "logprob": one["logprob"],
-            "top_logprobs": [{"token": top["token"], "logprob": top["logprob"]} for top in one["top_logprobs"]],
-        }
-        for one in logprobs
-    ]
+def _without_bytes(one: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": token, "logprob": logprob} for token, _, logprob in one.top]
+    return {"token": one.token, "logprob": one.logprob, "top_logprobs": top}

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -53,6 +53,7 @@ class ResponseProjector:
         self._keep = keep
         self._output = ResponseOutput(stem, asked.namespaces)
         self._sequence_number = 0
+        self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
         """What a stream says of `event`."""
@@ -66,7 +67,7 @@ class ResponseProjector:
                 items, response, status = self._finished(event)
                 return b"".join([self._frame(one) for one in items]) + self._told(f"response.{status}", response)
             case Failed(error):
-                items = self._output.end("incomplete")
+                items = self._output.end("incomplete") if self._sequence_number else []  # nothing was said of it
                 said: Event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
                 response = self._response("failed", error=_error(error))
                 frames = [self._frame(one) for one in (*items, said)]
@@ -74,14 +75,20 @@ class ResponseProjector:
             case _:
                 raise AssertionError(f"a response has one answer, not {type(event).__name__}")
 
-    def body(self, events: Sequence[InferenceEvent]) -> bytes:
-        """The whole response."""
-        *said, end = events
-        assert isinstance(end, Finished)
-        for event in said:
-            if isinstance(event, TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta):
+    def take(self, event: InferenceEvent) -> None:
+        """Keep what the whole response needs of `event`."""
+        match event:
+            case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta():
                 self._output.take(event)
-        _, response, _ = self._finished(end)
+            case Finished():
+                self._end = event
+            case _:
+                pass
+
+    def body(self) -> bytes:
+        """The whole response."""
+        assert self._end is not None
+        _, response, _ = self._finished(self._end)
         return response
 
     def _finished(self, end: Finished) -> tuple[list[Event], bytes, str]:
