@@ -237,6 +237,40 @@ async def test_a_call_is_answered_in_the_next_response() -> None:
     assert "Adding.\n<tool_call>\na=1;b=2;</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>" in prompt
 
 
+async def test_an_item_that_was_kept_may_be_named() -> None:
+    """As some clients do in place of `previous_response_id`."""
+
+    def named(*items: Any) -> list[Any]:
+        return [{"type": "item_reference", "id": item.id} for item in items]
+
+    user = {"role": "user", "content": "hi"}
+    async with serve(answer(CALLED), AGENT_TEMPLATE) as node:
+        first = await whole(node, tools=[ADD], reasoning={"effort": "low"})
+        _, _, call = first.output
+        assert call.type == "function_call"
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": {"sum": 3}}
+        second = await whole(node, input=[user, *named(*first.output), output], tools=[ADD])
+        await whole(node, input="go on", previous_response_id=second.id, tools=[ADD])
+        _, *later = prompts(node)
+    for prompt in later:
+        assert "Adding.\n<tool_call>\na=1;b=2;</tool_call><|im_end|>" in prompt
+        assert '<|im_start|>tool\n{"sum":3}<|im_end|>' in prompt
+
+
+async def test_an_item_that_is_not_there_cannot_be_named(node: Node) -> None:
+    create = node.openai.responses.create
+    given = await create(model=MODEL, input="hi", extra_headers=ANNA)
+    (item,) = given.output
+    assert item.id
+    stem, _ = item.id.rsplit("_", 1)
+    for id, headers in ((item.id, BERT), (f"{stem}_7", ANNA), ("msg_x", ANNA), ("", ANNA)):
+        asking = create(model=MODEL, input=[{"type": "item_reference", "id": id}], extra_headers=headers)
+        assert await refused(asking) == (400, "item_not_found", "input.0")
+    async with serve(answer("x"), kept=ResponsesConfig(store_mb=0)) as other:
+        asking = other.openai.responses.create(model=MODEL, input=[{"type": "item_reference", "id": item.id}])
+        assert await refused(asking) == (400, "unsupported_parameter", "input.0")
+
+
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
 

@@ -1,7 +1,7 @@
 """`POST /v1/responses`, and what is kept of it: `GET` and `DELETE /v1/responses/{id}`."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -18,6 +18,7 @@ from helexa.neuron.model import ServedModel
 from helexa.neuron.response_store import ResponseStore, StoredResponse
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat import converse
+from helexa.neuron.routes.item_references import referred, resolved
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.routes.response_projector import Keep, ResponseProjector
@@ -32,7 +33,8 @@ async def create_response(request: Request) -> Reply:
     if asked.store and not store.enabled:
         raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
     previous = _previous(store, asked.previous_response_id, principal)
-    history, chat = await asyncio.to_thread(_conversation, previous, asked)
+    sources = referred(store, asked.input, principal)
+    history, chat = await asyncio.to_thread(_conversation, previous, asked, sources)
     try:
         events = await converse(model, chat, principal)
     except ApiError as error:
@@ -77,15 +79,19 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
     return found
 
 
-def _conversation(previous: StoredResponse | None, asked: ResponsesRequest) -> tuple[list[Item], ChatRequest]:
-    """The items until now, and what is asked for; long ones take a while."""
+def _conversation(
+    previous: StoredResponse | None, asked: ResponsesRequest, sources: Mapping[str, StoredResponse]
+) -> tuple[list[Item], ChatRequest]:
+    """The items until now, and what is asked for, of which items that are named become part; long ones take a while."""
+    asked.input = resolved(asked.input, sources)
     history = [] if previous is None else from_json(previous.items)
     return history, asked.chat(history)
 
 
 def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
+    # There are items on both sides; those of the output are encoded in parts already.
     def keep(id: str, body: bytes, output: list[dict[str, Any]]) -> None:
-        store.put(id, principal, body, to_json([*items, *output]))
+        store.put(id, principal, body, to_json(items)[:-1] + b"," + orjson.dumps(output)[1:])
 
     return keep
 
