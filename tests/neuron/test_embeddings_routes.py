@@ -1,6 +1,7 @@
 """`/v1/embeddings` over a real socket, with the real client, in front of an engine that counts."""
 
 import asyncio
+import logging
 import math
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.routes import embeddings
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer
 from neuron.scripted_node import Node, serve
@@ -32,12 +35,20 @@ class Embedder:
         self.asked: list[dict[str, Any]] = []
         self.said: Vector | None = None
         self.waits = False
+        self.together = self.most_together = 0
+        self.fails_at: int | None = None
         self.begun = asyncio.Event()
         self.cancelled = asyncio.Event()
 
     async def embed(self, prompt: list[int], **settings: Any) -> Vector:
         self.asked.append({"prompt": prompt, **settings})
         self.begun.set()
+        if len(self.asked) == self.fails_at:
+            return Vector([], "it broke")
+        self.together += 1
+        self.most_together = max(self.together, self.most_together)
+        await asyncio.sleep(0)
+        self.together -= 1
         if self.waits:
             try:
                 await asyncio.Event().wait()
@@ -68,6 +79,30 @@ async def test_texts_become_vectors_of_length_one(node: Node) -> None:
     assert (reply.model, reply.usage.prompt_tokens, reply.usage.total_tokens) == (MODEL, 4, 4)
     assert [asked["prompt"] for asked in node.engine.embedder.asked] == [ids, TOKENIZER.encode("z")]
     assert {asked["pooling"] for asked in node.engine.embedder.asked} == {"mean"}
+
+
+@pytest.mark.parametrize(("mine", "together"), [(0, 4), (1, 1), (3, 3)])
+async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: int, together: int) -> None:
+    """However few requests of one caller may be there at once, a batch is one that is served."""
+    node.model.admission = Admission(AdmissionConfig(max_per_principal=mine), node.model.engine)
+    texts = ["x" * length for length in range(1, 40)]
+    headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
+    reply = await node.openai.embeddings.create(
+        model=MODEL, input=texts, encoding_format="float", extra_headers=headers
+    )
+    first = TOKENIZER.encode("x")[0]
+    for length, one in zip(range(1, 40), reply.data, strict=True):
+        assert one.embedding == pytest.approx(unit(length, first, 0))
+    assert node.engine.embedder.most_together == together
+    assert len(node.engine.embedder.asked) == len(texts)
+
+
+async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "helexa")
+    node.engine.embedder.fails_at = 6
+    assert (await node.error("/v1/embeddings", ASK | {"input": ["ab"] * 9}))[0] == 500
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("embedded ")]
+    assert "finish_reason=error" in line and "texts=0" not in line and "texts=9" not in line
 
 
 async def test_the_client_reads_bytes_unless_told_otherwise(node: Node) -> None:

@@ -5,6 +5,7 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
+import orjson
 from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
@@ -51,11 +52,11 @@ class EmbeddingsRequest(WireRequest):
 
 
 class EmbeddingData(TypedDict):
-    """One text's vector: numbers, or their bytes as little-endian float32 in base64."""
+    """One text's vector: numbers, or their bytes as little-endian float32 in base64; encoded already."""
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: orjson.Fragment
 
 
 class EmbeddingsUsage(TypedDict):
@@ -74,12 +75,12 @@ class Embeddings(TypedDict):
     usage: EmbeddingsUsage
 
 
-def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, encoding: str | None) -> Embeddings:
-    """Build the reply, of as many vectors as there were texts, which had `tokens` together."""
+def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
+    """Build the reply, of as many encoded vectors as there were texts, which had `tokens` together."""
     return Embeddings(
         object="list",
         data=[
-            EmbeddingData(object="embedding", index=index, embedding=_encoded(vector, encoding))
+            EmbeddingData(object="embedding", index=index, embedding=orjson.Fragment(vector))
             for index, vector in enumerate(vectors)
         ],
         model=model,
@@ -87,7 +88,8 @@ def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, enco
     )
 
 
-def _encoded(vector: Sequence[float], encoding: str | None) -> list[float] | str:
+def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
+    """A vector as the reply has it, JSON."""
     if encoding == "base64":
-        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-    return list(vector)
+        return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
+    return orjson.dumps(vector)

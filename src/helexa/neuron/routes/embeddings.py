@@ -4,7 +4,9 @@ import asyncio
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import orjson
 from starlette.requests import Request
@@ -13,13 +15,14 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
 from helexa.core.logs import tell
-from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings
+from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
 from helexa.http.hang_up import ClientGone, HangUp
 from helexa.neuron.exchange import RunRecord, current
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 
+_AT_ONCE = 4  # texts of one request
 _RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
@@ -31,18 +34,71 @@ async def create_embeddings(request: Request) -> Response:
     model: ServedModel = request.app.state.registry.get(asked.model)
     model.require_servable()
     prompts = await asyncio.to_thread(_prompts, model, asked.input)
-    principal, begun = principal_of(request), time.perf_counter()
+    batch = _Batch(model, prompts, principal_of(request), asked.encoding_format)
     hang_up: HangUp = request.scope["extensions"][HangUp.NAME]
     try:
         with hang_up:
-            vectors = [await _vector(model, prompt, principal) for prompt in prompts]
+            await batch.run()
     except ClientGone:
         raise ApiError(400, "client_disconnected", "the client went away") from None
     tokens = sum(map(len, prompts))
-    _account(model, len(prompts), tokens, time.perf_counter() - begun)
-    return Response(
-        orjson.dumps(embeddings(model.id, vectors, tokens, asked.encoding_format)), media_type="application/json"
-    )
+    return Response(orjson.dumps(embeddings(model.id, batch.vectors, tokens)), media_type="application/json")
+
+
+class _Batch:
+    """The texts of one request on their way to be vectors.
+
+    Attributes:
+        vectors: as the reply has them, empty where there is none yet.
+    """
+
+    def __init__(self, model: ServedModel, prompts: Sequence[list[int]], principal: str, encoding: str | None) -> None:
+        self.vectors = [b""] * len(prompts)
+        self._model = model
+        self._prompts = prompts
+        self._principal = principal
+        self._encoding = encoding
+        self._waiting = deque(range(len(prompts)))
+        self._working = 0
+
+    async def run(self) -> None:
+        """Make all vectors, a few at a time; each text takes its own turn, so that a long list keeps nobody waiting.
+
+        Raises:
+            ApiError: the model is too busy for a single one, or its engine failed.
+        """
+        begun, reason = time.perf_counter(), "cancelled"
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_AT_ONCE, len(self._prompts))):
+                    group.create_task(self._work())
+            reason = "stop"
+        except ExceptionGroup as errors:
+            reason = "error"
+            raise errors.exceptions[0] from None
+        finally:
+            read = [len(prompt) for prompt, vector in zip(self._prompts, self.vectors, strict=True) if vector]
+            _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
+
+    async def _work(self) -> None:
+        """Take texts until there are none. Who is refused a seat leaves them to those who have one."""
+        self._working += 1
+        try:
+            while self._waiting:
+                index = self._waiting.popleft()
+                prompt = self._prompts[index]
+                async with AsyncExitStack() as stack:
+                    try:
+                        await stack.enter_async_context(self._model.admission.seat(self._principal, len(prompt), 0))
+                    except ApiError:
+                        if self._working == 1:
+                            raise
+                        self._waiting.appendleft(index)
+                        return
+                    vector = await _vector(self._model, prompt, self._principal)
+                self.vectors[index] = encoded(vector, self._encoding)
+        finally:
+            self._working -= 1
 
 
 def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list[int]]:
@@ -66,13 +122,12 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
 
 
 async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list[float]:
-    """One text's vector. Each takes its own turn, so that a long list does not keep others waiting.
+    """One text's vector, of length 1.
 
     Raises:
-        ApiError: the model is too busy, or its engine failed.
+        ApiError: the engine failed.
     """
-    async with model.admission.seat(principal, len(prompt), 0):
-        said = await model.engine.embed(prompt, pooling=model.text.pooling, salt=principal)
+    said = await model.engine.embed(prompt, pooling=model.text.pooling, salt=principal)
     if said.error is not None:
         raise service_unavailable(said.error, _RETRY_AFTER_SECONDS) if said.retry else internal_error(said.error)
     length = math.hypot(*said.vector)
@@ -81,10 +136,10 @@ async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list
     return [value / length for value in said.vector]
 
 
-def _account(model: ServedModel, texts: int, tokens: int, seconds: float) -> None:
+def _account(model: ServedModel, reason: str, texts: int, tokens: int, seconds: float) -> None:
     run = RunRecord(
         model=model.id,
-        reason="stop",
+        reason=reason,
         prompt_tokens=tokens,
         completion_tokens=0,
         cached_tokens=0,
@@ -101,6 +156,7 @@ def _account(model: ServedModel, texts: int, tokens: int, seconds: float) -> Non
         model=model.id,
         texts=texts,
         prompt_tokens=tokens,
+        finish_reason=reason,
         duration_ms=round(seconds * 1000),
     )
 
