@@ -38,7 +38,7 @@ class Cell:
     Attributes:
         seen, unseen: in the prompt.
         held, loose: in the grammar of the answer; it has none where both are empty.
-        cut: what the engine says after the answer is not counted.
+        unsaid: how many tokens the engine says beyond the end of the answer; None where a cell does not tell.
     """
 
     ask: Ask
@@ -48,7 +48,7 @@ class Cell:
     seed: int | None = None
     held: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()
-    cut: bool = False
+    unsaid: int | None = 0
 
 
 CELLS = {
@@ -81,7 +81,7 @@ CELLS = {
     "one tool at a time": Cell(
         Ask(say(f"{CALLED}\n{CALLED}"), tools=(ADD,), parallel=False),
         Answer(calls=[CALL], reason="tool_calls"),
-        cut=True,
+        unsaid=None,
     ),
     "tool history": Cell(
         Ask(say("Three."), tools=(ADD,), history=((CALL, "the sum is 3"),)),
@@ -100,7 +100,7 @@ CELLS = {
     "thinking to its budget": Cell(
         Ask(say(f"<think>\n{'h' * 2000}\n</think>\n\nYes."), thinking=True, budget=LEAST_BUDGET, max_tokens=4000),
         Answer("Yes.", thought="h" * LEAST_BUDGET, reason="stop"),
-        cut=True,
+        unsaid=None,
     ),
     "thinking, then a schema": Cell(
         Ask(say('<think>\nhm\n</think>\n\n{"age": 7}'), thinking=True, schema=AGE),
@@ -114,7 +114,7 @@ CELLS = {
     ),
     "truncated": Cell(Ask(say("too long"), max_tokens=3), Answer("too", reason="length")),
     "schema": Cell(Ask(say('{"age": 7}'), schema=AGE), Answer('{"age": 7}', reason="stop"), held=("age",)),
-    "stop string": Cell(Ask(say("one END two"), stop="END"), Answer("one ", reason="stop"), cut=True),
+    "stop string": Cell(Ask(say("one END two"), stop="END"), Answer("one ", reason="stop"), unsaid=len(" two") + 1),
     "two answers": Cell(Ask(say("Yes."), n=2), Answer("Yes.", reason="stop")),
     "seed": Cell(Ask(say("Yes."), seed=7), Answer("Yes.", reason="stop"), seed=7),
 }
@@ -155,7 +155,8 @@ async def test_a_cell(stack: SayingStack, dialect: str, name: str, stream: bool)
     reply = await ask(stack, cell.ask, stream=stream)
     asked = stack.asked()[before:]
     assert reply.prompt == asked[0]["prompt_tokens"]
-    assert cell.cut or reply.said == sum(request["said_tokens"] for request in asked)
+    said = sum(request["said_tokens"] for request in asked)
+    assert cell.unsaid is None or reply.said == said - cell.unsaid
     thought = cell.answer.thought or asked[0]["prompt"].endswith("<think>\n")  # which takes a token to end
     assert 0 < reply.thought <= reply.said if thought else reply.thought == 0
     assert reply.answers == [cell.answer] * (cell.ask.n or 1)

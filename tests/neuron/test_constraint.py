@@ -20,7 +20,7 @@ from helexa.neuron.events import Finished, InferenceEvent, ReasoningDelta, TextD
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.chat import converse
 from helexa.neuron.text.model_text import ModelText
-from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, answer, scripted_model
+from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, Say, answer, scripted_model
 from neuron.scripted_node import CHAT, TEXT, serve
 
 SCHEMA: dict[str, Any] = {
@@ -73,7 +73,6 @@ async def told(fields: dict[str, Any], template: str = AGENT_TEMPLATE, path: str
 @pytest.mark.parametrize("path", [PATH, "/v1/completions"])
 async def test_the_engine_gets_the_shape_as_a_grammar(fields: dict[str, Any], good: str, bad: str, path: str) -> None:
     request = await told(fields, path=path)
-    assert list(request.grammar_after) == []
     assert accepts(request.grammar, good) and not accepts(request.grammar, bad)
 
 
@@ -84,20 +83,34 @@ async def test_any_text_needs_no_grammar(fields: dict[str, Any]) -> None:
 
 async def test_a_shape_begins_after_the_thinking() -> None:
     request = await told({"response_format": FORMAT, "enable_thinking": True})
-    assert list(request.grammar_after) == TOKENIZER.encode("</think>")
-    assert accepts(request.grammar, "\n\n" + ANIMAL) and not accepts(request.grammar, "Hm. " + ANIMAL)
+    assert accepts(request.grammar, "Hm.\n</think>\n\n" + ANIMAL)
+    assert not accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "Hm.</think>So " + ANIMAL)
 
 
-async def test_thinking_that_the_model_may_begin_is_begun_for_it() -> None:
+async def test_a_model_that_begins_its_thinking_itself_may_or_may_not() -> None:
     hybrid = AGENT_TEMPLATE.replace(
         "{% if enable_thinking %}<think>\n", "{% if not enable_thinking %}<think>\n</think>\n"
     )
     request = await told({"response_format": FORMAT, "enable_thinking": True}, hybrid)
-    assert TOKENIZER.decode(request.prompt).endswith("assistant\n<think>\n")
-    assert list(request.grammar_after) == TOKENIZER.encode("</think>")
+    assert TOKENIZER.decode(request.prompt).endswith("assistant\n")
+    assert accepts(request.grammar, "<think>\nHm.\n</think>\n\n" + ANIMAL) and accepts(request.grammar, ANIMAL)
     request = await told({"response_format": FORMAT}, hybrid)
     assert TOKENIZER.decode(request.prompt).endswith("<think>\n</think>\n")
-    assert list(request.grammar_after) == []
+    assert accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
+    closed = AGENT_TEMPLATE.replace("{% if enable_thinking %}<think>\n", "{% if True %}<think>\n</think>\n")
+    request = await told({"response_format": FORMAT, "enable_thinking": True}, closed)
+    assert not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
+
+
+async def test_an_answer_after_ended_thinking_is_held_to_its_shape_alone() -> None:
+    async def script(request: Generate, say: Say) -> None:
+        await answer("x" if TOKENIZER.decode(request.prompt).endswith("</think>\n\n") else "Hm, so.")(request, say)
+
+    async with serve(script, AGENT_TEMPLATE) as node:
+        status, reply = await node.post(PATH, {**CHAT, "response_format": FORMAT, "thinking_budget": 3})
+        assert status == 200, reply
+        _, after = node.engine.requests
+        assert accepts(after.grammar, ANIMAL) and not accepts(after.grammar, "Hm.</think>" + ANIMAL)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from neuron.grammar.walking import Vocabulary, matcher
 from neuron.scripted_engine import answer, byte_tokenizer
 from neuron.scripted_node import CHAT, serve
 
@@ -109,7 +110,45 @@ async def test_harmony_is_read_without_tools_and_its_budget_is_kept(templates: d
             assert status == 200, reply
             message = reply["choices"][0]["message"]
             assert (message["reasoning_content"], message["content"]) == (thoughts, text)
+
+
+async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates: dict[str, str]) -> None:
+    tokenizer = byte_tokenizer(*HARMONY)
+    ended = "<|end|><|start|>assistant"
+    thought = "<|channel|>analysis<|message|>Hm, so."
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place": "Oslo"}'
+
+    async def script(request: Any, say: Any) -> None:
+        prompt = tokenizer.decode(request.prompt, skip_special=False)
+        said = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
+        await answer(said, tokenizer=tokenizer)(request, say)
+
+    # As the engine has it, in which a token of the grammar is one of the tokenizer.
+    ids = range(tokenizer.vocab_size)
+    spellings = [tokenizer.token_bytes(token, skip_special=False) for token in ids]
+    special = [token for token in ids if not tokenizer.token_bytes(token)]
+    vocabulary = Vocabulary(spellings, special, [tokenizer.eos_id or 0])
+
+    def accepts(grammar: str, text: str) -> bool:
+        made, tokens = matcher(vocabulary, grammar), tokenizer.encode(text)
+        return made.validate_tokens(tokens) == len(tokens) and made.consume_tokens(tokens) and made.is_accepting()
+
+    async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
+        for choice, free in (("auto", True), ("required", False)):
+            asked = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
+            status, reply = await node.post(PATH, asked)
+            assert status == 200, reply
+            message = reply["choices"][0]["message"]
+            assert message["reasoning_content"] == "Hm"
+            assert [one["function"]["arguments"] for one in message["tool_calls"]] == ['{"place": "Oslo"}']
+            first, after = node.engine.requests[-2:]
+            assert (first.grammar == "") == free
+            assert accepts(after.grammar, call)
+            assert accepts(after.grammar, "<|channel|>final<|message|>No.") == free
+            assert not accepts(after.grammar, f"{thought}{ended}{call}")
         status, reply = await node.post(PATH, {**CHAT, "response_format": {"type": "json_object"}})
         assert status == 200, reply
-        expected = tokenizer.encode("<|channel|>final<|message|>")
-        assert list(node.engine.requests[-1].grammar_after) == expected
+        grammar = node.engine.requests[-1].grammar
+        for head in ("final", "final <|constrain|>json"):
+            assert accepts(grammar, f"{thought}{ended}<|channel|>{head}<|message|>{{}}")
+            assert not accepts(grammar, f"<|channel|>{head}<|message|>No.")

@@ -236,3 +236,12 @@ async def test_echo_repeats_the_prompt(prompt: object) -> None:
         assert [choice["text"] for choice in reply["choices"]] == ["Grüße upon"] * 2
         data = await node.events("/v1/completions", {**TEXT, "prompt": prompt, "echo": True, "n": 2})
         assert texts(data) == {0: "Grüße upon", 1: "Grüße upon"}
+
+
+async def test_more_log_probabilities_than_a_reply_can_hold_are_refused() -> None:
+    asked = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
+    async with serve(answer("x"), context=1 << 14) as node:
+        status, code, message = await node.error("/v1/chat/completions", asked)
+        assert (status, code) == (400, "unsupported_parameter") and "'logprobs'" in message
+        assert not node.engine.requests
+        assert (await node.post("/v1/chat/completions", {**asked, "logprobs": False, "top_logprobs": 0}))[0] == 200

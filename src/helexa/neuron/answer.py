@@ -37,10 +37,11 @@ class AnswerReader:
     Args:
         stop_ids: the tokens that end the answer and are none of it.
         form: of an assistant's answer; None where all is text.
+        room: reasoning is not ended where so many tokens have been said, because nothing could follow.
         logprobs: the outputs have log-probabilities, to be told.
 
     Attributes:
-        tokens: how many the answer has, with the one that ended it.
+        tokens: how many the answer has, with the one that ended it, and without what was said beyond its end.
         reasoning_tokens: how many of them were reasoning, or its marks.
         stopped: a stop string was found, or a call too many: what the engine generates from here on is not wanted.
         overthought: nor is it where the reasoning takes more than its budget. The rest of the last output is left out.
@@ -55,6 +56,7 @@ class AnswerReader:
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
         form: AnswerForm | None = None,
+        room: int = 0,
         logprobs: bool = False,
     ) -> None:
         self.tokens = 0
@@ -63,6 +65,7 @@ class AnswerReader:
         self.overthought = False
         self.written: list[int] = []
         self._budget = None if form is None else form.thinking_budget
+        self._room = room
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
@@ -100,12 +103,10 @@ class AnswerReader:
             if self._logprobs is not None:
                 self._logprobs.add(token, output.logprobs[index])
             self._read(token)
-            if self.stopped:
-                break
-            if self.overthought:
+            if self.stopped or self.overthought:
                 self.tokens -= len(output.tokens) - index - 1
                 return self._shown()
-        if output.finish is not None and not self.stopped:
+        if output.finish is not None:
             self._end()
         return self._shown()
 
@@ -135,7 +136,8 @@ class AnswerReader:
                 self._logprobs.clear()
         if self._budget is not None:
             self.written.append(token)
-            self.overthought = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
+            beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
+            self.overthought = beyond and len(self.written) < self._room
 
     def _end(self) -> None:
         rest = self._detokenizer.flush()

@@ -4,7 +4,6 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 
 from helexa.core.errors import (
     ApiError,
@@ -72,6 +71,7 @@ async def _one(
 ) -> AsyncGenerator[InferenceEvent, None]:
     model.require_servable()
     limit = output_limit(prompt, request.output_limit, model.context_length)
+    request.check_logprobs(limit)
     vocab_size = model.engine.ready.vocab_size
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
@@ -79,13 +79,14 @@ async def _one(
         raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
-    closing = model.text.notation.end_of_reasoning(calls=constraint is not None and constraint.calls)
+    closing = model.text.notation.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
     reader = AnswerReader(
         model.text,
         prompt,
         stops=request.stop or (),
         stop_ids=stop_ids,
-        form=form and _with_room(form, limit, len(closing)),
+        form=form,
+        room=limit - len(closing),
         logprobs=sampling.logprobs is not None,
     )
     end = RunEnd(model, len(prompt), reader)
@@ -98,8 +99,7 @@ async def _one(
             stop_ids=sorted(stop_ids),
             salt=principal,
             turn=turn,
-            grammar=constraint.grammar if constraint else "",
-            grammar_after=constraint.after if constraint and not reader.written else (),
+            grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
         )
 
     try:
@@ -181,12 +181,6 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
         logit_bias=request.logit_bias or {},
         logprobs=request.alternatives,
     )
-
-
-def _with_room(form: AnswerForm, limit: int, closing: int) -> AnswerForm:
-    """The form without a budget that leaves no room to end the reasoning and to answer."""
-    budget = form.thinking_budget
-    return form if budget is None or budget + closing < limit else replace(form, thinking_budget=None)
 
 
 def _engine_error(output: TokenOutput) -> ApiError:

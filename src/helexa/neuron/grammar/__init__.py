@@ -5,6 +5,16 @@ A grammar is a string, llguidance's JSON; the engine makes it a mask over the vo
 
 from helexa.neuron.grammar.answer import for_choice, for_lark, for_regex, for_schema
 from helexa.neuron.grammar.checker import GrammarChecker
+from helexa.neuron.grammar.reasoning import after_reasoning, in_final_channel
 from helexa.neuron.grammar.tools import for_tools
 
-__all__ = ["GrammarChecker", "for_choice", "for_lark", "for_regex", "for_schema", "for_tools"]
+__all__ = [
+    "GrammarChecker",
+    "after_reasoning",
+    "for_choice",
+    "for_lark",
+    "for_regex",
+    "for_schema",
+    "for_tools",
+    "in_final_channel",
+]

@@ -8,37 +8,33 @@ from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules, literal
 from helexa.neuron.grammar.schema import checked_schema
 
-AFTER_THINKING = r"/\n{0,2}/"
-"""What may stand between the end of reasoning and what a grammar asks for, as chat templates have it."""
-
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
-def for_schema(schema: Any, *, lenient: bool = False, after_thinking: bool = False) -> str:
+def for_schema(schema: Any, *, lenient: bool = False) -> str:
     """JSON of a schema, without any white space. `{"type": "object"}` is JSON mode.
 
     Args:
         lenient: what cannot be enforced of the schema is left out of account; else the grammar will not compile.
-        after_thinking: reasoning may come before.
 
     Raises:
         ApiError: 400 `invalid_schema`: it is no schema.
     """
     rules = Rules()
-    return _answer(rules, rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient), after_thinking)
+    return rules.serialised(rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient))
 
 
-def for_regex(regex: str, *, after_thinking: bool = False) -> str:
+def for_regex(regex: str) -> str:
     """Text that matches a regular expression as a whole, in the syntax of Rust's `regex`, which has no look-around."""
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
     body = _SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), f"(?:{anchored})")
-    return _answer(Rules(), f"/{body}/", after_thinking)
+    return Rules().serialised(f"/{body}/")
 
 
-def for_choice(choices: Sequence[str], *, after_thinking: bool = False) -> str:
+def for_choice(choices: Sequence[str]) -> str:
     """One of some strings.
 
     Raises:
@@ -47,10 +43,10 @@ def for_choice(choices: Sequence[str], *, after_thinking: bool = False) -> str:
     if not choices or not all(choices):
         raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
     rules = Rules()
-    return _answer(rules, rules.add("CHOICE", " | ".join(map(literal, choices))), after_thinking)
+    return rules.serialised(rules.add("CHOICE", " | ".join(map(literal, choices))))
 
 
-def for_lark(lark: str, *, after_thinking: bool = False) -> str:
+def for_lark(lark: str) -> str:
     """Text of a context-free grammar in llguidance's dialect of Lark.
 
     Raises:
@@ -63,8 +59,4 @@ def for_lark(lark: str, *, after_thinking: bool = False) -> str:
     if "<" in _QUOTED.sub("", lark):
         raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens")
     rules = Rules()
-    return _answer(rules, rules.lark("grammar", lark), after_thinking)
-
-
-def _answer(rules: Rules, body: str, after_thinking: bool) -> str:
-    return rules.serialised(f"{AFTER_THINKING} {body}" if after_thinking else body)
+    return rules.serialised(rules.lark("grammar", lark))

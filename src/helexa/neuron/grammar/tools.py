@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.answer import AFTER_THINKING
 from helexa.neuron.grammar.calls import glm_call, json_call, python_call, schema_call, xml_call
 from helexa.neuron.grammar.offer import Offer
+from helexa.neuron.grammar.reasoning import harmony_final, harmony_message, harmony_text
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
 from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
@@ -40,7 +40,7 @@ def for_tools(
     strict: Collection[str] = (),
     token_id: TokenId = lambda _: None,
     answer: str = "",
-    after_thinking: bool = False,
+    reasons: bool = True,
 ) -> str:
     """Calls of tools with arguments that their schemas accept.
 
@@ -54,7 +54,7 @@ def for_tools(
             left out of account.
         token_id: finds the markers that are tokens.
         answer: the grammar of an answer, with `auto`: it is that or calls.
-        after_thinking: reasoning may come before. A notation that frames all messages, as harmony does, has it anyway.
+        reasons: reasoning may come before, where it is framed as calls are, as in harmony.
 
     Raises:
         ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: there is no such
@@ -70,18 +70,17 @@ def for_tools(
     rules = Rules(token_id)
     reply = rules.include("answer", answer) if answer and choice == "auto" else ""
     if family == "harmony":
-        return rules.serialised(_harmony(rules, offers, choice == "auto", reply))
+        return rules.serialised(_harmony(rules, offers, choice == "auto", reply, reasons))
     calls = _FRAMES[family](rules, offers, MAX_CALLS if parallel else 1)
-    lead = AFTER_THINKING if after_thinking else ""
     if reply:
-        return rules.serialised(f"{lead} ({reply} | {calls.all(rules)})")
+        return rules.serialised(f"{reply} | {calls.all(rules)}")
     if choice != "auto":
-        return rules.serialised(f"{lead} {calls.all(rules)}")
+        return rules.serialised(calls.all(rules))
     known = FAMILIES[family]
     text = rules.add("TEXT", without(known.openers, known.leading))
     if calls.opener:
         return rules.serialised(f"{text} | {rules.text_to('', calls.opener, text)} {calls.rest}")
-    return rules.serialised(f"{text} | {lead} {calls.rest}")
+    return rules.serialised(f"{text} | {calls.rest}")
 
 
 def _tagged(one: Callable[[Rules, Offer], str], margin: str) -> Callable[[Rules, list[Offer], int], _Calls]:
@@ -135,20 +134,18 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_more(again, limit)} {all_end}")
 
 
-def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str) -> str:
+def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str, reasons: bool) -> str:
     """Reasoning, if the model wants to, then one call, which ends its turn; or text, then a call or an answer."""
-    channel, message, start, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
-    text = rules.add("TEXT", without(tuple(sorted(FAMILIES["harmony"].markers))))
-    told = f'{message} {rules.text_to("", "<|end|>", text)} {start} "assistant"'
+    channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
-    either = [
+    calls = _either(
         f'{literal(f"{head}{offer.name} ")} {constrain} "json" {message} {offer.arguments(rules)}' for offer in offers
-    ]
-    reasoning = f'({channel} "analysis" {told})?'
-    if may_answer:
-        reasoning += f' ({channel} "commentary" {told})?'
-        either.append(f'"final" {message} {reply or text}')
-    return f"{reasoning} {channel} ({_either(either)})"
+    )
+    reasoning = harmony_message(rules, "analysis") if reasons else ""
+    if not may_answer:
+        return f"{reasoning} {channel} ({calls})"
+    final = harmony_final(rules, reply or harmony_text(rules))
+    return f"{reasoning} {harmony_message(rules, 'commentary')} ({channel} ({calls}) | {final})"
 
 
 _FRAMES: dict[str, Callable[[Rules, list[Offer], int], _Calls]] = {

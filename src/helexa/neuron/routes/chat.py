@@ -58,7 +58,7 @@ async def converse(
     variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
     # Long conversations take a while to cut into tokens.
     prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
-    constraint, prompt = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks))
+    constraint = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks) is not False)
     form = AnswerForm(schemas_of(tools), chat.parallel_tool_calls is not False, spelled_thoughts, chat.most_thoughts)
     return run(model, prompt, chat, form=form, constraint=constraint, principal=principal, turn=turn)
 

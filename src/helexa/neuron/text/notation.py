@@ -43,7 +43,7 @@ class Notation:
 
     @property
     def frames_calls(self) -> bool:
-        """Whether its calls are messages, with reasoning before them: their grammar has it too."""
+        """Whether all that it says is in messages, whose frames grammars have too."""
         return self._channels
 
     @property
@@ -51,28 +51,23 @@ class Notation:
         """The marks in which reasoning is spelled out for who wants it as text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
-    def end_of_reasoning(self, *, calls: bool = False) -> list[int]:
-        """The tokens that end reasoning and begin the answer, where they come from us; `calls`: it may be one."""
+    def end_of_reasoning(self, *, framed: bool = False) -> list[int]:
+        """The tokens that end reasoning and begin the answer, where they come from us.
+
+        Args:
+            framed: what follows is held to a grammar, which frames it where that has to be.
+        """
         if not self._channels:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
-        return self._tokenizer.encode(_END + ("" if calls else _FINAL))
-
-    def begin_reasoning(self, prompt: list[int]) -> list[int]:
-        """The prompt, ending inside reasoning, unless it says that there is to be none."""
-        if self.reasoning is None or self.is_inside(prompt) or self._tail(prompt).endswith(self.reasoning.close):
-            return prompt
-        return [*prompt, *self._tokenizer.encode(f"{self.reasoning.open}\n")]
-
-    def begin_of_answer(self, prompt: list[int]) -> list[int]:
-        """The tokens with which what a model says to `prompt` comes to the answer; none if it begins with that."""
-        if self._channels:
-            return self._tokenizer.encode(_FINAL)
-        inside = self.reasoning is not None and self.is_inside(prompt)
-        return self._tokenizer.encode(self.reasoning.close) if inside and self.reasoning else []
+        return self._tokenizer.encode(_END + ("" if framed else _FINAL))
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
         """Whether an answer to `prompt` begins inside reasoning."""
         return self.reasoning is not None and self.reasoning.opened_by(self._tail(prompt))
+
+    def is_over(self, prompt: Sequence[int]) -> bool:
+        """Whether `prompt` has ended the reasoning, or says that there is to be none."""
+        return self.reasoning is not None and self._tail(prompt).endswith(self.reasoning.close)
 
     def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
         """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
