@@ -42,7 +42,6 @@ async def ask(
     tokenizer: Tokenizer,
     grammar: str,
     sampling: SamplingParams = GREEDY,
-    after: str = "",
     max_tokens: int = 80,
 ) -> tuple[str, TokenOutput]:
     prompt = tokenizer.encode("Tell me of Paris, as JSON:")
@@ -52,7 +51,6 @@ async def ask(
         sampling=sampling,
         stop_ids=sorted(tokenizer.eos_ids),
         grammar=grammar,
-        grammar_after=tokenizer.encode(after),
     )
     outputs = [output async for output in stream]
     return tokenizer.decode(token for output in outputs for token in output.tokens), outputs[-1]

@@ -85,7 +85,7 @@ def answers(
     for one in requests:
         matcher = LLMatcher(tokenizer, one.grammar, log_level=0) if one.grammar else None
         assert matcher is None or not matcher.is_error(), matcher.get_error()
-        guide = None if matcher is None else Guide(matcher, one.grammar_after)
+        guide = None if matcher is None else Guide(matcher)
         assert scheduler.add(Sequence(one, guide=guide)) is None
     outputs: dict[int, list[TokenOutput]] = {one.id: [] for one in requests}
     while not scheduler.idle:
@@ -166,19 +166,6 @@ def test_what_is_forced_takes_fewer_steps(tokenizer: LLTokenizer) -> None:
     assert len(outputs) < len(said(outputs))
     (slowly,) = answers(tokenizer, [request(0, COLOUR)], speculation=False).values()
     assert said(outputs) == said(slowly)
-
-
-@pytest.mark.parametrize("speculation", [False, True])
-def test_a_grammar_begins_after_its_tokens_wherever_they_come(tokenizer: LLTokenizer, speculation: bool) -> None:
-    mark = [5000, 5001]
-    pushed = SamplingParams(temperature=1, seed=1, logit_bias=dict.fromkeys(mark, 14.0))
-    # The prompt has it, too, which makes it a draft, and begins nothing.
-    one = request(0, DIGITS, prompt=[9, 8, 7, *mark, 9, 8, 7, *mark] * 3, grammar_after=mark, sampling=pushed)
-    (outputs,) = answers(tokenizer, [one], speculation=speculation).values()
-    tokens = said(outputs)
-    at = next(i for i in range(len(tokens)) if tokens[i : i + 2] == mark) + 2
-    assert re.fullmatch("[0-9]{3,9}", tokenizer.decode_bytes([t for t in tokens[at:] if t != END]).decode())
-    assert any(not re.fullmatch(b"[0-9]*", tokenizer.decode_bytes([token])) for token in tokens[:at])
 
 
 def test_masks_follow_every_draft_and_leave_the_guide_where_it_was(tokenizer: LLTokenizer) -> None:

@@ -182,7 +182,6 @@ class EngineClient:
         salt: str = "",
         turn: int = 0,
         grammar: str = "",
-        grammar_after: Sequence[int] = (),
     ) -> TokenStream:
         """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
 
@@ -199,7 +198,6 @@ class EngineClient:
             salt=salt,
             turn=turn,
             grammar=grammar,
-            grammar_after=list(grammar_after),
         )
         return TokenStream(self, message)
 

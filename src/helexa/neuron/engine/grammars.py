@@ -70,7 +70,7 @@ class Grammars:
             if isinstance(result, str):
                 ready.append((sequence, result))
             else:
-                sequence.guide = Guide(result, sequence.request.grammar_after)
+                sequence.guide = Guide(result)
                 ready.append((sequence, ""))
         return ready
 

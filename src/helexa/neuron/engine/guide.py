@@ -1,6 +1,5 @@
 """A guide: where the output of one sequence stands in its grammar, and what that leaves for its next token."""
 
-from collections import deque
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -16,69 +15,54 @@ class Guide:
 
     Args:
         matcher: at the grammar's beginning; of this guide alone.
-        after: the grammar begins when the output ends in these tokens; at once if there are none.
 
     Attributes:
         error: why it cannot go on, empty as long as it can.
     """
 
-    def __init__(self, matcher: LLMatcher, after: Rows[int] = ()) -> None:
+    def __init__(self, matcher: LLMatcher) -> None:
         self.error = ""
         self._matcher = matcher
-        self._after = deque(after)
-        self._last: deque[int] = deque(maxlen=len(self._after))
-        self._begun = not after
 
     @property
     def ended(self) -> bool:
         """The grammar is complete, and nothing may follow."""
-        return self._begun and self._matcher.is_stopped()
+        return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
         """Take the output's next token."""
-        if self._begun:
-            self._matcher.consume_token(token)
-            self._look()
-        else:
-            self._last.append(token)
-            self._begun = self._last == self._after
+        self._matcher.consume_token(token)
+        self._look()
 
     def forced(self, limit: int) -> tuple[int, ...]:
         """The next tokens, at most `limit`, if the grammar leaves no choice; how text is cut into them is a guess."""
-        return self.fitting(tuple(self._matcher.compute_ff_tokens()[:limit])) if self._begun else ()
+        return self.fitting(tuple(self._matcher.compute_ff_tokens()[:limit]))
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """As many of them as may follow the output."""
-        return drafts[: self._matcher.validate_tokens(list(drafts))] if self._begun and drafts else drafts
+        return drafts[: self._matcher.validate_tokens(list(drafts))] if drafts else drafts
 
     def fill(self, drafts: Rows[int], masks: Masks) -> None:
         """Write masks for the next token and for the one after each draft.
 
         Args:
             masks: one row more than there are drafts; all bits are set. What follows a draft that the grammar does not
-                allow is of no account and left as it is, as is what comes before the grammar.
+                allow is of no account and left as it is.
         """
-        begun, last, taken = self._begun, self._last.copy(), 0
+        taken = 0
         for draft, mask in zip((*drafts, None), masks, strict=True):
-            if begun:
-                self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-                self._look()
-                if not self.error and not mask.any():
-                    self.error = "the grammar leaves no token of the model's vocabulary"
-                if self.error:
-                    mask.fill(0xFF)  # so that no row looks as if it had no numbers
-                    break
-            if draft is None:
+            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+            self._look()
+            if not self.error and not mask.any():
+                self.error = "the grammar leaves no token of the model's vocabulary"
+            if self.error:
+                mask.fill(0xFF)  # so that no row looks as if it had no numbers
                 break
-            if begun:
-                if not self._matcher.try_consume_tokens([draft]):
-                    break
-                taken += 1
-                if self._matcher.is_stopped():
-                    break
-            else:
-                last.append(draft)
-                begun = last == self._after
+            if draft is None or not self._matcher.try_consume_tokens([draft]):
+                break
+            taken += 1
+            if self._matcher.is_stopped():
+                break
         if taken and not self.error:
             self._matcher.rollback(taken)
             self._look()

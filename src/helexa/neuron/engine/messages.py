@@ -108,8 +108,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
         turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
             keeps its state there. 0 if that is not known.
         grammar: of the output, as llguidance's JSON; empty for none. When it is complete, the sequence ends.
-        grammar_after: tokens after whose first appearance in the output, in this order, the grammar begins; at once if
-            there are none.
     """
 
     id: int
@@ -120,7 +118,6 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
     grammar: str = ""
-    grammar_after: list[int] = []
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
