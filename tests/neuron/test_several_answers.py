@@ -8,6 +8,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
+from helexa.core.errors import service_unavailable
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.messages import Generate
@@ -137,12 +138,48 @@ async def test_a_refusal_of_the_first_is_one_of_all(stream: bool) -> None:
         assert refused[:2] == (422, "invalid_request_body")
 
 
-async def test_a_later_refusal_ends_all() -> None:
-    async with serve(by_number) as node:
-        limits = AdmissionConfig(max_in_flight=1, max_queue_depth=1)
-        node.model.admission = Admission(limits, node.engine)
-        assert (await node.error("/v1/completions", {**TEXT, "n": 4}))[:2] == (503, "rate_limit_exceeded")
+LIMITS = {
+    "a queue for one": AdmissionConfig(max_in_flight=1, max_queue_depth=1),
+    "no patience": AdmissionConfig(max_in_flight=1, max_wait_secs=0.01),
+}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+async def test_the_later_ones_wait_for_those_before(limits: str) -> None:
+    async def script(request: Generate, say: Say) -> None:
+        say(tokens=TOKENIZER.encode("x"))
+        while request.id == 1 and not refused():  # noqa: ASYNC110 -- until others have been turned away
+            await asyncio.sleep(0.001)
+        say(tokens=[END], finish="stop", timing=TIMING)
+
+    def refused() -> int:
+        load = node.model.admission.load("m")
+        return load.rejected_queue_full + load.rejected_timeout + load.rejected_anon_yield
+
+    async with serve(script) as node:
+        node.model.admission = Admission(LIMITS[limits], node.engine)
+        assert len((await whole(node, "/v1/completions", n=4))["choices"]) == 4
         assert node.engine.open_streams == 0
+
+
+async def test_a_later_refusal_ends_all() -> None:
+    async def script(request: Generate, say: Say) -> None:
+        node.model.admission.close(service_unavailable("it goes away", 1))
+        say(tokens=TOKENIZER.encode("x"))
+        say(tokens=[END], finish="stop", timing=TIMING)
+
+    async with serve(script) as node:
+        assert (await node.error("/v1/completions", {**TEXT, "n": 4}))[0] == 503
+        assert node.engine.open_streams == 0
+
+
+async def test_a_grammar_that_cannot_be_followed_is_the_clients_affair() -> None:
+    async with serve(lambda request, say: fail(say)) as node:
+        assert await node.error("/v1/completions", {**TEXT}) == (400, "invalid_grammar", "it is too large")
+
+
+async def fail(say: Say) -> None:
+    say(finish="error", error="it is too large", bad_grammar=True)
 
 
 async def test_a_hang_up_frees_all() -> None:

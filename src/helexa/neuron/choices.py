@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -11,16 +12,19 @@ from helexa.neuron.events import Failed, Finished, InferenceEvent, OfChoice, Sta
 
 logger = logging.getLogger(__name__)
 
+Run = AsyncGenerator[InferenceEvent, None]
+
 _HELD = 4  # events of each run that may wait for a slow reader
 
 
-async def all_choices(
-    runs: Sequence[AsyncGenerator[InferenceEvent, None]],
-) -> AsyncGenerator[InferenceEvent, None]:
-    """Run all at once and say whose each event is; closing the iterator cancels them.
+async def all_choices(runs: Sequence[Callable[[], Run]]) -> AsyncGenerator[InferenceEvent, None]:
+    """Run all at once, or as many as there is room for, and say whose each event is; closing the iterator cancels them.
 
     The others begin when the first has read the prompt, which they then find in the KV cache. One that fails fails all.
     The last event counts the tokens of all, and the prompt once.
+
+    Args:
+        runs: what begins each of them, again if it is turned away while another one runs.
 
     Raises:
         ApiError: before the first event only: the first run was refused. Later refusals are a `Failed` event.
@@ -28,13 +32,12 @@ async def all_choices(
     events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_HELD * len(runs))
     tasks: list[asyncio.Task[None]] = []
     ends: dict[int, Finished] = {}
-
-    def begin(first: int, last: int) -> None:
-        tasks.extend([asyncio.create_task(_pump(index, runs[index], events)) for index in range(first, last)])
-
+    inside = _Inside()
+    first = runs[0]()
     try:
-        yield await anext(runs[0])
-        begin(0, 1)
+        yield await anext(first)
+        inside.count += 1
+        tasks.append(asyncio.create_task(_pump(0, first, events, inside)))
         while len(ends) < len(runs):
             index, event = await events.get()
             if isinstance(event, Failed):
@@ -45,28 +48,70 @@ async def all_choices(
             if not isinstance(event, Started | OfChoice):
                 yield OfChoice(index, event)
             if len(tasks) == 1:
-                begin(1, len(runs))
+                later = [_begin(place, run, events, inside) for place, run in enumerate(runs) if place]
+                tasks += map(asyncio.create_task, later)
         yield _total([ends[index] for index in range(len(runs))])
     finally:
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for run in runs:
-            await run.aclose()
+        await first.aclose()
 
 
-async def _pump(
-    index: int, run: AsyncGenerator[InferenceEvent, None], events: asyncio.Queue[tuple[int, InferenceEvent]]
-) -> None:
+class _Inside:
+    """The runs that have begun and not ended: `count`, and `left`, which is set when the next one ends."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.left = asyncio.Event()
+
+    def leave(self) -> None:
+        """One has ended."""
+        self.count -= 1
+        self.left.set()
+        self.left = asyncio.Event()
+
+
+Events = asyncio.Queue[tuple[int, InferenceEvent]]
+
+
+async def _begin(index: int, begin: Callable[[], Run], events: Events, inside: _Inside) -> None:
+    """Run one, as soon as there is room for it beside the others."""
+    while True:
+        async with aclosing(begin()) as run:
+            left = inside.left
+            try:
+                event = await anext(run)
+            except Exception as error:
+                others = inside.count or left.is_set()  # they had the room, or had it until just now
+                if not (others and isinstance(error, ApiError) and error.retry_after is not None):
+                    await events.put((index, _failed(error)))
+                    return
+            else:
+                inside.count += 1
+                await events.put((index, event))
+                await _pump(index, run, events, inside)
+                return
+        await left.wait()
+
+
+async def _pump(index: int, run: Run, events: Events, inside: _Inside) -> None:
+    """Pass on what comes of one that is inside, until it ends."""
     try:
         async for event in run:
             await events.put((index, event))
-    except ApiError as error:
-        await events.put((index, Failed(error.with_traceback(None))))
     except Exception as error:
-        logger.exception("run failed error=%s", type(error).__name__)
-        await events.put((index, Failed(internal_error())))
+        await events.put((index, _failed(error)))
+    finally:
+        inside.leave()
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, ApiError):
+        return Failed(error.with_traceback(None))
+    logger.exception("run failed error=%s", type(error).__name__)
+    return Failed(internal_error())
 
 
 def _total(ends: Sequence[Finished]) -> Finished:

@@ -4,6 +4,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 
 from helexa.core.errors import (
     ApiError,
@@ -55,8 +56,9 @@ def run(
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
             or the engine is down. Later failures are a `Failed` event.
     """
-    runs = [_one(model, prompt, request, form, constraint, principal, turn, choice) for choice in range(request.n or 1)]
-    return runs[0] if len(runs) == 1 else all_choices(runs)
+    one = partial(_one, model, prompt, request, form, constraint, principal, turn)
+    runs = [partial(one, choice) for choice in range(request.n or 1)]
+    return runs[0]() if len(runs) == 1 else all_choices(runs)
 
 
 async def _one(
@@ -99,6 +101,7 @@ async def _one(
             stop_ids=sorted(stop_ids),
             salt=principal,
             turn=turn,
+            said=len(reader.written),
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
         )
 
@@ -185,4 +188,6 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
 
 def _engine_error(output: TokenOutput) -> ApiError:
     message = output.error or "the model's engine failed"
+    if output.bad_grammar:
+        return ApiError(400, "invalid_grammar", message)
     return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)

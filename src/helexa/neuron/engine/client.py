@@ -181,6 +181,7 @@ class EngineClient:
         stop_ids: Sequence[int] = (),
         salt: str = "",
         turn: int = 0,
+        said: int = 0,
         grammar: str = "",
     ) -> TokenStream:
         """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
@@ -197,6 +198,7 @@ class EngineClient:
             stop_ids=list(stop_ids),
             salt=salt,
             turn=turn,
+            said=said,
             grammar=grammar,
         )
         return TokenStream(self, message)

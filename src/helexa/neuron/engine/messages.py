@@ -107,6 +107,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             are shared between sequences of the same one only.
         turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
             keeps its state there. 0 if that is not known.
+        said: tokens at the prompt's end that are output already, of a request before this one.
         grammar: of the output, as llguidance's JSON; empty for none. When it is complete, the sequence ends.
     """
 
@@ -117,6 +118,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     stop_ids: list[int] = []
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
+    said: Annotated[int, msgspec.Meta(ge=0)] = 0
     grammar: str = ""
 
 
@@ -170,6 +172,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
         context: positions that a sequence may have.
         state: of the recurrent layers of one sequence.
         sequences, snapshots: wanted.
+        vocabulary: tokens that a row of logits is for.
     """
 
     device: str
@@ -189,6 +192,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     state: int
     sequences: int
     snapshots: int
+    vocabulary: int = 0
 
     def pages_for(self, positions: int) -> int:
         """Pages that hold so many positions."""
@@ -260,6 +264,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
         vector: of a prompt that was to be embedded; comes with `finish`.
         retry: the error is none of the request's doing; the same may succeed in a moment.
+        bad_grammar: the error is the request's own doing: its grammar cannot be compiled, or followed.
     """
 
     id: int
@@ -271,6 +276,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     timing: Timing | None = None
     error: str | None = None
     retry: bool = False
+    bad_grammar: bool = False
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
