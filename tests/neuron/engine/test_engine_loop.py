@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from helexa.neuron.engine.grammars import Grammars
 from helexa.neuron.engine.messages import (
+    Embed,
     EngineOptions,
     FrameDecoder,
     FromEngine,
@@ -36,17 +38,22 @@ FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
 
 
 class Runner:
-    """Runs plans by `step`."""
+    """Runs plans by `step`; hidden states are infinite where a 7 is."""
 
     device = torch.device("cpu")
     facts = ModelFacts(**FACTS)
 
     def __init__(self, step: Callable[[Plan], list[int]]) -> None:
-        self.run = lambda plan: Outcome(step(plan), {})
+        self.run = lambda plan: Outcome(step(plan), {}, hidden_of(plan))
         self.cleared: list[int] = []
 
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
+
+
+def hidden_of(plan: Plan) -> dict[int, torch.Tensor]:
+    pooled = [entry.sequence for entry in plan if entry.sequence.pooled is not None]
+    return {one.id: torch.tensor([torch.inf if 7 in one.tokens else 1.0]) for one in pooled}
 
 
 class Served:
@@ -60,12 +67,19 @@ class Served:
 
     def ask(self, *prompts: list[int]) -> dict[int, TokenOutput]:
         """The last output of each; they arrive together."""
-        requests = [
+        return self._send(
             Generate(id=number, prompt=prompt, max_tokens=3, sampling=GREEDY) for number, prompt in enumerate(prompts)
-        ]
-        self._socket.sendall(b"".join(encode(request) for request in requests))
+        )
+
+    def embed(self, *prompts: list[int]) -> dict[int, TokenOutput]:
+        """What becomes of each."""
+        return self._send(Embed(id=number, prompt=prompt) for number, prompt in enumerate(prompts))
+
+    def _send(self, requests: Iterable[Generate | Embed]) -> dict[int, TokenOutput]:
+        frames = [encode(request) for request in requests]
+        self._socket.sendall(b"".join(frames))
         done: dict[int, TokenOutput] = {}
-        while len(done) < len(prompts):
+        while len(done) < len(frames):
             data = self._socket.recv(65536)
             assert data, "the engine hung up"
             for report in self._decoder.feed(data):
@@ -81,7 +95,8 @@ class Served:
 def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
     ours, theirs = socket.socketpair()
     runner = Runner(step)
-    engine = Engine(theirs, runner, EngineOptions(speculation=False), Path("no model"))  # type: ignore[arg-type]
+    grammars = Grammars(Path("no model"), 10)
+    engine = Engine(theirs, runner, EngineOptions(speculation=False), grammars)  # type: ignore[arg-type]
 
     def serve() -> None:
         with theirs, suppress(SystemExit):
@@ -196,6 +211,23 @@ def test_one_bad_request_beside_a_prompt_in_pieces_is_one_bad_request():
     with served(unsound_for({7})) as engine:
         outputs = engine.ask([7], [1] * 900)
         assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]
+
+
+def test_vectors_that_are_no_numbers_count_like_tokens_that_are_none():
+    with served(nines) as engine:
+        for _ in range(3):
+            outputs = engine.embed([1, 7], [3])
+            assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("stop", False)]
+            assert outputs[1].vector == [1.0]
+            assert ended(engine.embed([2])[0]) == ("stop", False)
+        long = [7] * 900
+        assert ended(engine.embed(long)[0]) == ("error", False), "however many steps it takes"
+        assert ended(engine.ask([1])[0]) == ("length", False)
+        assert [ended(engine.embed([7])[0]) for _ in range(3)] == [("error", False), ("error", False), ("error", True)]
+        engine.thread.join(60)
+        assert not engine.thread.is_alive()
+    with served(nines) as engine:
+        assert [ended(output) for output in engine.embed([1, 7], [3, 7]).values()] == [("error", True)] * 2
 
 
 def test_no_numbers_three_times_in_a_row_end_it():

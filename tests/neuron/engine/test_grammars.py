@@ -1,17 +1,26 @@
 """Grammars by way of a real engine process, with SmolLM2's own vocabulary."""
 
 import asyncio
+import gc
 import json
+import select
+import threading
+import weakref
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from driving import GREEDY
 from llguidance import LLMatcher
 
+from helexa.neuron.engine import grammars as module
 from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams, TokenOutput
+from helexa.neuron.engine.grammars import Failure, Grammars
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
 
@@ -77,7 +86,7 @@ async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: Engin
     (_, failed), (text, last), (_, garbled) = await asyncio.gather(
         ask(client, tokenizer, bad), ask(client, tokenizer, JSON), ask(client, tokenizer, "start: (")
     )
-    assert (failed.finish, failed.retry) == ("error", False)
+    assert (failed.finish, failed.retry, failed.bad_grammar) == ("error", False, True)
     assert "cannot be compiled" in (failed.error or "")
     assert "poem" in (failed.error or "")
     assert garbled.finish == "error"
@@ -97,3 +106,78 @@ async def test_whoever_hangs_up_while_it_is_compiled_leaves_nothing(client: Engi
     await ask(client, tokenizer, JSON)
     assert (client.running, client.waiting, client.open_streams) == (0, 0, 0)
     assert client.free_pages == client.ready.kv_pages
+
+
+def sequence(number: int, grammar: str) -> Sequence:
+    return Sequence(Generate(id=number, prompt=[1], max_tokens=9, sampling=GREEDY, grammar=grammar))
+
+
+def fetched(grammars: Grammars, count: int) -> list[tuple[int, Failure | None]]:
+    """The next ones, by their ids, as they come."""
+    found: list[tuple[int, Failure | None]] = []
+    while len(found) < count:
+        assert select.select([grammars], [], [], 60)[0]
+        found += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
+    return found
+
+
+class Panic(BaseException):
+    """As PyO3 raises one when Rust panics."""
+
+
+def test_a_panic_ends_a_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(model: Path, width: int) -> Any:
+        raise Panic
+
+    monkeypatch.setattr(module, "read_vocabulary", panic)
+    with closing(Grammars(Path("no model"), 10)) as grammars:
+        for number in range(2):
+            grammars.begin(sequence(number, JSON))
+            ((found, failure),) = fetched(grammars, 1)
+            assert found == number
+            assert failure is not None
+            assert not failure.bad_grammar
+
+
+class Gate:
+    """Compiles, one of them not before it is let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, grammar: str) -> None:
+        self.at_it = threading.Event()
+        self.go = threading.Event()
+
+        def compile(tokenizer: Any, asked: str, **limits: Any) -> LLMatcher:
+            if asked == grammar:
+                self.at_it.set()
+                self.go.wait()
+            return LLMatcher(tokenizer, asked, **limits)
+
+        monkeypatch.setattr(module, "LLMatcher", compile)
+
+
+def test_what_is_known_does_not_wait_for_what_is_not(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, SLOW)
+    with closing(Grammars(smollm2_gguf, 49152)) as grammars:
+        grammars.begin(sequence(0, JSON))
+        assert fetched(grammars, 1) == [(0, None)]
+        for number, grammar in enumerate([SLOW, LLMatcher.grammar_from_regex("[a-z]"), JSON], 1):
+            grammars.begin(sequence(number, grammar))
+            gate.at_it.wait()
+        gate.go.set()
+        assert [number for number, _ in fetched(grammars, 3)] == [1, 3, 2]
+
+
+def test_a_cancelled_one_is_gone_at_once(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch, SLOW)
+    with closing(Grammars(smollm2_gguf, 49152)) as grammars:
+        grammars.begin(sequence(0, SLOW))
+        gate.at_it.wait()
+        waiting = sequence(1, "a large one")
+        seen = weakref.ref(waiting)
+        grammars.begin(waiting)
+        del waiting
+        grammars.cancel(1)
+        gc.collect()
+        assert seen() is None
+        gate.go.set()
+        assert fetched(grammars, 1) == [(0, None)]

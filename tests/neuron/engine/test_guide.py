@@ -1,5 +1,6 @@
 """Grammars in the engine: what is said follows them, in whatever company and however it is computed."""
 
+import itertools
 import json
 import random
 import re
@@ -10,15 +11,17 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from simulation import SimulatedCache
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from helexa.neuron.engine.guide import Guide
 from helexa.neuron.engine.masks import MaskThread
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.sampler import rows_of, sample
-from helexa.neuron.engine.scheduler import Plan, Scheduler
+from helexa.neuron.engine.scheduler import MOST_DRAFTS, Plan, Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
 
@@ -81,13 +84,18 @@ def answers(
     tokenizer: LLTokenizer, requests: Rows[Generate], pages: int = 1000, **options: object
 ) -> dict[int, list[TokenOutput]]:
     scheduler = Scheduler(EngineOptions(**options), PagePool(pages, 4))  # type: ignore[arg-type]
-    speaker = Speaker(scheduler)
     for one in requests:
         matcher = LLMatcher(tokenizer, one.grammar, log_level=0) if one.grammar else None
         assert matcher is None or not matcher.is_error(), matcher.get_error()
         guide = None if matcher is None else Guide(matcher)
         assert scheduler.add(Sequence(one, guide=guide)) is None
-    outputs: dict[int, list[TokenOutput]] = {one.id: [] for one in requests}
+    return run(scheduler)
+
+
+def run(scheduler: Scheduler) -> dict[int, list[TokenOutput]]:
+    """Until all have ended."""
+    speaker = Speaker(scheduler)
+    outputs: dict[int, list[TokenOutput]] = {sequence.id: [] for sequence in scheduler.waiting}
     while not scheduler.idle:
         plan = scheduler.plan()
         for output in scheduler.commit(plan, speaker.run(plan)):
@@ -211,6 +219,116 @@ def test_a_sequence_that_goes_astray_ends_alone(tokenizer: LLTokenizer) -> None:
     first = scheduler.commit(plan, [5000] * 2)
     assert [(output.id, output.finish) for output in first] == [(0, "error"), (1, None)]
     assert "grammar" in (first[0].error or "")
+    assert first[0].bad_grammar
     assert first[0].tokens == []
     assert [output.finish for output in scheduler.commit(scheduler.plan(), [5000])] == ["length"]
     scheduler.check_idle()
+
+
+class Recording(Drafter):
+    """Keeps how long its drafts are, and of how long ones it hears."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__(tokens)
+        self.made: set[int] = set()
+        self.heard: set[int] = set()
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        draft = super().draft(limit)
+        self.made |= {*range(1, len(draft) + 1)}  # a grammar may leave the beginning of one
+        return draft
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        self.heard.add(drafted)
+        super().learn(drafted, accepted)
+
+
+def test_what_is_forced_is_bounded_and_teaches_the_drafter_nothing(tokenizer: LLTokenizer) -> None:
+    grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
+    scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
+    one = Sequence(request(0, grammar, max_tokens=400), guide=Guide(LLMatcher(tokenizer, grammar)))
+    one.drafter = Recording(one.tokens)
+    scheduler.add(one)
+    speaker = Speaker(scheduler)
+    lengths: set[int] = set()
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        lengths |= {len(entry.drafts) for entry in plan}
+        scheduler.commit(plan, speaker.run(plan))
+    assert one.generated > 180
+    assert max(lengths) == MOST_DRAFTS
+    assert one.drafter.heard <= one.drafter.made
+
+
+AMBIGUOUS = LLMatcher.grammar_from_lark('start: s "b"?\ns: s s | "a" | s s s')
+NARROW = LLParserLimits(max_items_in_row=200, verbose_errors=False)
+
+
+def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
+    """A matcher that can take so many of one token, and of another one at any time, which is the end."""
+    many, last = (tokenizer.tokenize_str(letters)[0] for letters in ("aaaaaaaa", "b"))
+    matcher = LLMatcher(tokenizer, AMBIGUOUS, log_level=0, limits=NARROW)
+    probe, most = Guide(matcher), -1
+    while not probe.error:
+        probe.advance(many)
+        most += 1
+    return matcher, most, many, last
+
+
+@pytest.mark.parametrize("ahead", range(4))
+def test_an_error_ahead_is_none_if_the_answer_goes_another_way(tokenizer: LLTokenizer, ahead: int) -> None:
+    matcher, most, many, last = narrow(tokenizer)
+    fitting, filled = Guide(matcher), Guide(matcher)
+    for guide in (fitting, filled):
+        for _ in range(most - ahead):
+            guide.advance(many)
+    drafts = (many,) * 5
+    fitting.fitting(drafts)
+    masks = np.full((6, WIDTH // 8), 0xFF, dtype=np.uint8)
+    filled.fill(drafts, masks)
+    assert filled.ahead <= ahead
+    for guide in (fitting, filled):
+        assert not guide.error
+        guide.advance(last)
+        assert (guide.error, guide.ended) == ("", True)
+
+
+def test_an_error_comes_where_it_comes_without_drafts(tokenizer: LLTokenizer) -> None:
+    matcher, most, many, _ = narrow(tokenizer)
+    eager = SamplingParams(temperature=0, logit_bias={many: 100.0})
+    errors: set[str | None] = set()
+    for speculation in (False, True):
+        scheduler = Scheduler(EngineOptions(speculation=speculation), PagePool(100, 4))
+        scheduler.add(Sequence(request(0, AMBIGUOUS, prompt=[5, *[many] * 20], sampling=eager), guide=Guide(matcher)))
+        (outputs,) = run(scheduler).values()
+        assert (outputs[-1].finish, outputs[-1].bad_grammar) == ("error", True)
+        errors.add(outputs[-1].error)
+        assert 0 < len(said(outputs)) <= most, "what the last step brought is not told"
+    assert len(errors) == 1
+
+
+def test_a_grammar_that_takes_long_ends_its_sequence_and_no_other(tokenizer: LLTokenizer) -> None:
+    seconds = itertools.count()
+    slow = Guide(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
+    scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
+    scheduler.add(Sequence(request(0, JSON), guide=slow))
+    scheduler.add(Sequence(request(1, JSON, max_tokens=30), guide=Guide(LLMatcher(tokenizer, JSON))))
+    outputs = run(scheduler)
+    assert outputs[0][-1].bad_grammar
+    assert "too long" in (outputs[0][-1].error or "")
+    assert outputs[1][-1].finish in ("stop", "length")
+    assert len(said(outputs[1])) > len(said(outputs[0]))
+
+
+def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> None:
+    letters = [*map(chr, range(0x21, 0x7F)), "Ġ", "</s>"]
+    backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens([AddedToken("</s>", special=False, normalized=False)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    end = len(letters) - 1
+    matcher = LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"'))
+    assert matcher.validate_tokens([letters.index('"'), letters.index("<")]) == 2
+    assert matcher.validate_tokens([letters.index('"'), end]) == 1
+    assert matcher.validate_tokens([letters.index('"')] * 2 + [end]) == 3

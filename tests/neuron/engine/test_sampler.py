@@ -103,6 +103,15 @@ def test_logit_bias_moves_a_token() -> None:
     assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
 
 
+def test_what_an_earlier_request_said_counts_as_output() -> None:
+    base = logits(t3=1.0, t4=0.5)
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        params = SamplingParams(temperature=0.0, **{penalty: 1.0})
+        for said, chosen in ((1, 4), (0, 3)):
+            request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, said=said)
+            assert sample(base.clone(), [Row(Sequence(request))]) == [chosen]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

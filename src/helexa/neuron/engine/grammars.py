@@ -4,7 +4,9 @@ import queue
 import socket
 import threading
 from collections import OrderedDict
+from collections.abc import Container
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -19,24 +21,39 @@ _KEPT = 8  # some are tens of megabytes
 _LIMITS = LLParserLimits(**PARSER_LIMITS)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """Why a sequence gets no guide.
+
+    Attributes:
+        bad_grammar: it is what the grammar asks for.
+    """
+
+    error: str
+    bad_grammar: bool = False
+
+
 class Grammars:
     """Compiles. Whoever serves the engine's socket gives sequences in and fetches them when they are ready.
 
     Args:
-        model: the model's file or folder; its vocabulary is read when the first grammar comes.
+        model: the model's file or folder. Its vocabulary is read at once, beside its weights: nobody else could do
+            anything during a good part of that.
         width: how many logits a row has.
     """
 
     def __init__(self, model: Path, width: int) -> None:
         self._model = model
         self._width = width
-        self._open: dict[int, Sequence] = {}
-        self._asked: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[int, LLMatcher | str]] = queue.SimpleQueue()
+        self._open: set[int] = set()
+        self._changed = threading.Condition()  # for the two that the thread looks at, too
+        self._new: dict[int, Sequence] = {}
+        self._closed = False
+        self._done: queue.SimpleQueue[tuple[Sequence, Guide | Failure]] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        self._thread: threading.Thread | None = None
+        threading.Thread(target=self._work, name="grammars", daemon=True).start()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -47,58 +64,73 @@ class Grammars:
 
     def begin(self, sequence: Sequence) -> None:
         """Compile the grammar of a sequence."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="grammars", daemon=True)
-            self._thread.start()
-        self._open[sequence.id] = sequence
-        self._asked.put((sequence.id, sequence.request.grammar))
+        self._open.add(sequence.id)
+        with self._changed:
+            self._new[sequence.id] = sequence
+            self._changed.notify()
 
     def cancel(self, sequence_id: int) -> None:
         """Forget a sequence if it is here."""
-        self._open.pop(sequence_id, None)
+        self._open.discard(sequence_id)
+        with self._changed:
+            self._new.pop(sequence_id, None)
 
-    def fetch(self) -> list[tuple[Sequence, str]]:
-        """Sequences that have got their guides, or could not, with what is wrong then; never waits."""
+    def fetch(self) -> list[tuple[Sequence, Failure | None]]:
+        """Sequences that have got their guides, or could not; never waits."""
         with suppress(BlockingIOError):
             self._ours.recv(4096)
-        ready: list[tuple[Sequence, str]] = []
+        ready: list[tuple[Sequence, Failure | None]] = []
         while not self._done.empty():
-            number, result = self._done.get()
-            sequence = self._open.pop(number, None)
-            if sequence is None:
+            sequence, result = self._done.get()
+            if sequence.id not in self._open:
                 continue
-            if isinstance(result, str):
+            self._open.remove(sequence.id)
+            if isinstance(result, Failure):
                 ready.append((sequence, result))
             else:
-                sequence.guide = Guide(result)
-                ready.append((sequence, ""))
+                sequence.guide = result
+                ready.append((sequence, None))
         return ready
 
     def close(self) -> None:
         """End the thread when it has done what it is doing."""
-        self._asked.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._ours.close()
         self._theirs.close()
 
     def _work(self) -> None:
         tokenizer: LLTokenizer | None = None
         kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        while asked := self._asked.get():
-            number, grammar = asked
-            if number not in self._open:  # cancelled
-                continue
+        with suppress(BaseException):  # it is read again for whoever needs it, who hears then what is wrong
+            tokenizer = read_vocabulary(self._model, self._width)
+        while sequence := self._next(kept):
+            grammar = sequence.request.grammar
             try:
                 tokenizer = tokenizer or read_vocabulary(self._model, self._width)
                 matcher = kept.pop(grammar, None) or LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
                 kept[grammar] = matcher
                 if len(kept) > _KEPT:
                     kept.popitem(last=False)
-                error = f"the grammar cannot be compiled: {said(matcher)}" if matcher.is_error() else ""
-                result = error or matcher.deep_copy()
+                if matcher.is_error():
+                    result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
+                else:
+                    result = Guide(matcher)
             except HelexaError as problem:
-                result = str(problem)
-            except Exception as problem:
-                result = f"the grammar cannot be compiled: {type(problem).__name__}"
-            self._done.put((number, result))
+                result = Failure(str(problem))
+            except BaseException as problem:  # a panic in llguidance is no Exception
+                result = Failure(f"the grammar cannot be compiled: {type(problem).__name__}")
+            self._done.put((sequence, result))
             with suppress(OSError):  # it is closed, or full, and whoever is to wake has plenty to wake of
                 self._theirs.send(b"\0")
+
+    def _next(self, kept: Container[str]) -> Sequence | None:
+        """Whose turn it is, once there is anybody: those whose grammars are known cost nothing and come first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._new or self._closed)
+            if self._closed:
+                return None
+            known = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
+            sequence = next(known, None) or next(iter(self._new.values()))
+            return self._new.pop(sequence.id)

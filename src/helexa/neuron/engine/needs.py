@@ -7,12 +7,10 @@ import torch
 from helexa.neuron.engine.batch import PAGE_SIZE
 from helexa.neuron.engine.messages import EngineOptions, Needs
 from helexa.neuron.engine.outline import Outline
+from helexa.neuron.engine.scheduler import MOST_DRAFTS
 from helexa.neuron.host_memory import host_memory
 from helexa.neuron.memory_book import own_bytes
 from helexa.neuron.ops.reference import ReferenceOps
-
-MOST_DRAFTS = 16
-"""Rows that speculation may add to a sequence."""
 
 _RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
 _CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
@@ -58,6 +56,7 @@ def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
         state=found.state,
         sequences=options.max_sequences,
         snapshots=snapshots,
+        vocabulary=found.vocab_size,
     )
 
 

@@ -33,6 +33,11 @@ class PooledVector:
         if total is not None:
             self._sum = total if self._sum is None else self._sum + total
 
+    def is_sound(self, start: int, total: Tensor | None) -> bool:
+        """Whether it would be all finite numbers after `add`."""
+        parts = [part for part in (self._sum if start else None, total) if part is not None]
+        return bool(parts) and all(bool(part.isfinite().all()) for part in parts)
+
     def finish(self) -> list[float]:
         """The vector, when the last token is computed; empty if it is not all finite numbers."""
         if self._sum is None or not bool(self._sum.isfinite().all()):

@@ -20,7 +20,7 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import lifeline
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
-from helexa.neuron.engine.grammars import Grammars
+from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
@@ -54,10 +54,10 @@ class Engine:
 
     Args:
         connection: a connected stream socket.
-        model: where the runner's model is; grammars need its vocabulary.
+        grammars: compiled for the runner's model.
     """
 
-    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
+    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, grammars: Grammars) -> None:
         self._connection = connection
         self._runner = runner
         self._decoder = FrameDecoder(ToEngine)
@@ -68,7 +68,7 @@ class Engine:
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
         self._scheduler = Scheduler(bounded, pages, states)
-        self._grammars = Grammars(model, facts.vocab_size)
+        self._grammars = grammars
         self._strikes = Strikes()
 
     def serve(self) -> None:
@@ -113,13 +113,14 @@ class Engine:
                 torch.cuda.empty_cache()
             return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
         sampled, seconds = outcome.tokens, time.perf_counter() - begun
-        if UNSOUND not in sampled:
-            if sampled:  # a piece of a prompt proves nothing
+        sound = [token != UNSOUND for token in sampled] + _sound_vectors(plan, outcome)
+        if all(sound):
+            if sound:  # a piece of a prompt proves nothing
                 self._strikes.sound()
             return self._commit(plan, outcome, seconds)
-        _log.error("logits of %d of %d rows are no finite numbers", sampled.count(UNSOUND), len(sampled))
-        several = sum(entry.samples for entry in plan) > 1
-        if self._strikes.out() or (several and all(token == UNSOUND for token in sampled)):
+        _log.error("%d of %d rows of logits and vectors are no finite numbers", sound.count(False), len(sound))
+        several = sum(entry.completes for entry in plan) > 1
+        if self._strikes.out() or (several and not any(sound)):
             raise ArithmeticError("the device computes no numbers any more")
         return self._commit(plan, outcome, seconds)
 
@@ -134,8 +135,8 @@ class Engine:
         timeout = None if self._scheduler.idle else 0
         while ready := select.select([self._connection, self._grammars], [], [], timeout)[0]:
             timeout = 0
-            for sequence, error in self._grammars.fetch() if self._grammars in ready else ():
-                self._add(sequence, error, outputs)
+            for sequence, failure in self._grammars.fetch() if self._grammars in ready else ():
+                self._add(sequence, failure, outputs)
             if self._connection not in ready:
                 continue
             data = self._connection.recv(1 << 20)
@@ -156,14 +157,18 @@ class Engine:
     def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
         """Queue a sequence, or have its grammar compiled before."""
         if not sequence.request.grammar:
-            self._add(sequence, "", outputs)
+            self._add(sequence, None, outputs)
         elif len(self._grammars) < self._scheduler.options.max_waiting:
             self._grammars.begin(sequence)
         else:
-            self._add(sequence, f"overloaded: {len(self._grammars)} requests are waiting already", outputs)
+            overloaded = Failure(f"overloaded: {len(self._grammars)} requests are waiting already")
+            self._add(sequence, overloaded, outputs)
 
-    def _add(self, sequence: Sequence, error: str, outputs: list[TokenOutput]) -> None:
-        refusal = self._scheduler.refusal(sequence, error) if error else self._scheduler.add(sequence)
+    def _add(self, sequence: Sequence, failure: Failure | None, outputs: list[TokenOutput]) -> None:
+        if failure is None:
+            refusal = self._scheduler.add(sequence)
+        else:
+            refusal = self._scheduler.refusal(sequence, failure.error, bad_grammar=failure.bad_grammar)
         if refusal is not None:
             outputs.append(refusal)
 
@@ -178,6 +183,15 @@ class Engine:
             cached_tokens=scheduler.cached_tokens,
         )
         self._connection.sendall(encode(report))
+
+
+def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:
+    """Of each vector that this step completes, whether it is all finite numbers."""
+    return [
+        pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
+        for entry in plan
+        if entry.completes and (pooled := entry.sequence.pooled) is not None
+    ]
 
 
 def main() -> None:
@@ -195,9 +209,10 @@ def main() -> None:
     connection = socket.socket(fileno=arguments.fd)
     code = 0
     try:
-        runner = _load(connection, arguments.model, options)
-        if runner is not None:
-            Engine(connection, runner, options, arguments.model).serve()
+        loaded = _load(connection, arguments.model, options)
+        if loaded is not None:
+            runner, grammars = loaded
+            Engine(connection, runner, options, grammars).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server is gone, and so are we
     except SystemExit as end:
@@ -206,8 +221,9 @@ def main() -> None:
     os._exit(code)  # taking everything down in order takes long, and for ever on a device that is broken
 
 
-def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
+def _load(connection: socket.socket, model: Path, options: EngineOptions) -> tuple[Runner, Grammars] | None:
     reported = 0
+    grammars: Grammars | None = None
 
     def on_progress(done: int, total: int) -> None:
         nonlocal reported
@@ -217,8 +233,11 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             _send(connection, Progress(stage="weights", done=done, total=total))
 
     def ask(needs: Needs) -> Grant:
+        nonlocal grammars
         _send(connection, needs)
-        return _granted(connection)
+        granted = _granted(connection)
+        grammars = grammars or Grammars(model, needs.vocabulary)
+        return granted
 
     torch.set_num_threads(options.threads or _physical_cores())
     try:
@@ -230,6 +249,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
     except Exception as error:
         _send(connection, _load_failure(model, error))
         return None
+    assert grammars is not None, "it was asked for memory"
     facts = runner.facts
     _send(
         connection,
@@ -250,7 +270,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
             max_sequences=facts.max_sequences,
         ),
     )
-    return runner
+    return runner, grammars
 
 
 def _granted(connection: socket.socket) -> Grant:

@@ -100,9 +100,8 @@ def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:
             ids = torch.tensor(sorted({*sequence.tokens, *drafts}), device=logits.device)
             seen = logits[row, ids]
             logits[row, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
-        if (p.frequency_penalty or p.presence_penalty) and sequence.generated + len(drafts):
-            counts = Counter(sequence.tokens[len(sequence.request.prompt) :])
-            counts.update(drafts)
+        if (p.frequency_penalty or p.presence_penalty) and (said := [*sequence.said, *drafts]):
+            counts = Counter(said)
             ids = torch.tensor(list(counts), device=logits.device)
             times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
             logits[row, ids] -= p.presence_penalty + p.frequency_penalty * times

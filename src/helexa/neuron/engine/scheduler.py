@@ -32,14 +32,18 @@ from helexa.neuron.engine.turns import Ration, Turns
 UNSOUND = -1
 """Stands for the token that a row of logits yields that are no finite numbers."""
 
+MOST_DRAFTS = 16
+"""Rows that speculation may add to a sequence."""
+
 
 @dataclass(frozen=True)
 class PlanEntry:
     """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
 
-    `drafts` are guesses of the tokens that come after it. They are computed along, and kept as far as they are what is
-    sampled in their places. `restore` and `save` are slots of snapshots (see `states`): where the recurrent state of
-    the sequence comes from before the step, and where a copy of it goes after.
+    `drafts` are guesses of the tokens that come after it: the `drafter`'s, if they are not all that a grammar leaves.
+    They are computed along, and kept as far as they are what is sampled in their places. `restore` and `save` are slots
+    of snapshots (see `states`): where the recurrent state of the sequence comes from before the step, and where a copy
+    of it goes after.
     """
 
     sequence: Sequence
@@ -47,6 +51,7 @@ class PlanEntry:
     drafts: tuple[int, ...] = ()
     restore: int | None = None
     save: int | None = None
+    drafter: Drafter | None = None
 
     @property
     def samples(self) -> bool:
@@ -177,14 +182,15 @@ class Scheduler:
                 self._memory.advance(sequence, entry.count)
                 continue
             first, row = row, row + len(entry.drafts) + 1
-            kept = _kept(entry.drafts, sampled[first:row])
+            ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
+            kept = _kept(entry.drafts[:ahead], sampled[first:row])
             if sequence in self._suspects:
                 self._suspects.remove(sequence)
             if kept[-1] == UNSOUND:
                 outputs.append(self._end_unsound(sequence))
                 continue
-            if sequence.drafter is not None and entry.drafts:
-                sequence.drafter.learn(len(entry.drafts), len(kept) - 1)
+            if entry.drafter is not None:
+                entry.drafter.learn(len(entry.drafts), len(kept) - 1)
             cached = 0 if sequence.generated else sequence.cached
             said: list[int] = []
             finish: FinishReason | None = None
@@ -263,14 +269,14 @@ class Scheduler:
             self._add_prompts(plan, ration)
             if not plan:
                 self._add_prompts(plan, Ration())
-        drafts: dict[Sequence, tuple[int, ...]] = {}
+        drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
         if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
             room = self.options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
                 if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
                     drafts[sequence] = self._draft(sequence, room)
-                    room -= len(drafts[sequence])
-        return [self._entry(sequence, count, drafts.get(sequence, ())) for sequence, count in plan.items()]
+                    room -= len(drafts[sequence][0])
+        return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
 
     def _plan_suspect(self) -> Plan:
         """A step of the next suspect alone; they take turns. Empty if there is no room for any."""
@@ -285,7 +291,7 @@ class Scheduler:
                 self._start(sequence, self._memory.computed_before(sequence))
             if self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan):
                 break
-        return [self._entry(sequence, count, ()) for sequence, count in plan.items()]
+        return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _end_unsound(self, sequence: Sequence) -> TokenOutput:
         """End a sequence whose logits were no numbers; its pages and snapshots are no use to anybody."""
@@ -307,7 +313,7 @@ class Scheduler:
         """End a sequence that cannot follow its grammar."""
         self.running.remove(sequence)
         self._memory.release(sequence)
-        return self.refusal(sequence, sequence.guide.error if sequence.guide is not None else "")
+        return self.refusal(sequence, sequence.guide.error if sequence.guide is not None else "", bad_grammar=True)
 
     def _drop(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
@@ -403,25 +409,26 @@ class Scheduler:
         plan[sequence] = count
         return count
 
-    def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...]) -> PlanEntry:
+    def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...], drafter: Drafter | None) -> PlanEntry:
         restore, sequence.restore = sequence.restore, None
         save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
-        return PlanEntry(sequence, count, drafts, restore, save)
+        return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
-    def _draft(self, sequence: Sequence, room: int) -> tuple[int, ...]:
-        """Guesses for a sequence in the plan, as far as there is a use, `room` and a page for them."""
+    def _draft(self, sequence: Sequence, room: int) -> tuple[tuple[int, ...], Drafter | None]:
+        """Drafts for a sequence in the plan, as far as there is a use, `room` and a page; and who guessed them."""
         left = min(self._left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(room, left - 1)  # the last token needs no draft: it is sampled after the others
+        limit = min(room, left - 1, MOST_DRAFTS)  # the last token needs no draft: it is sampled after the others
         if limit <= 0:
-            return ()
-        drafts = () if sequence.guide is None else sequence.guide.forced(limit)
+            return (), None
+        drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None
         if not drafts:
-            if sequence.drafter is None:
-                sequence.drafter = Drafter(sequence.tokens)
-            drafts = sequence.drafter.draft(limit)
+            drafter = sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+            drafts = drafter.draft(limit)
             if sequence.guide is not None:
                 drafts = sequence.guide.fitting(drafts)
-        return drafts if self._memory.grow(sequence, sequence.pending + len(drafts)) else ()
+        if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
+            return (), None
+        return drafts, drafter
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that the sequence may still get, by the context and by what the cache could hold."""
@@ -434,9 +441,10 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     @staticmethod
-    def refusal(sequence: Sequence, error: str) -> TokenOutput:
+    def refusal(sequence: Sequence, error: str, *, bad_grammar: bool = False) -> TokenOutput:
         """The last output of a sequence that ends in an error."""
-        return TokenOutput(id=sequence.id, finish="error", error=error, timing=sequence.timing())
+        timing = sequence.timing()
+        return TokenOutput(id=sequence.id, finish="error", error=error, bad_grammar=bad_grammar, timing=timing)
 
 
 def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:

@@ -85,6 +85,11 @@ class Sequence:
         """Tokens of output so far."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def said(self) -> list[int]:
+        """The output so far, and that of the request before it that this one goes on with."""
+        return self.tokens[len(self.request.prompt) - self.request.said :]
+
     def append(self, token: int) -> FinishReason | None:
         """Take a sampled token; say whether it ends the sequence, and why."""
         if self.first_token is None:

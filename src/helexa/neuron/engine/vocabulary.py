@@ -17,8 +17,9 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         plain = [tokenizer.token_bytes(token) for token in range(width)]
         self.tokens = [tokenizer.token_bytes(token, skip_special=False) for token in range(width)]
-        self.special_token_ids = [token for token in range(width) if plain[token] != self.tokens[token]]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
+        special = {token for token in range(width) if plain[token] != self.tokens[token]}
+        self.special_token_ids = sorted(special.union(self.ends))  # no end stands in a text, whatever files call it
         if not self.ends:
             raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
         self.eos_token_id = self.ends[0]
