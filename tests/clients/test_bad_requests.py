@@ -36,7 +36,7 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
         ({"max_tokens": 0}, openai.UnprocessableEntityError, "invalid_request_body"),
         ({"max_tokens": -1}, openai.UnprocessableEntityError, "invalid_request_body"),
         ({"max_tokens": 1.5}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"n": 2}, openai.BadRequestError, "unsupported_parameter"),
+        ({"min_tokens": 2}, openai.BadRequestError, "unsupported_parameter"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )

@@ -213,6 +213,16 @@ async def test_stop_strings_end_streams_and_replies_alike(stop: object) -> None:
         assert node.engine.open_streams == 0
 
 
+async def test_an_answer_may_go_on_with_the_last_message() -> None:
+    begun = [*CHAT["messages"], {"role": "assistant", "content": "Once"}]
+    async with serve(answer(" upon")) as node:
+        for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}, {}):
+            status, reply = await node.post("/v1/chat/completions", {**CHAT, "messages": begun, **fields})
+            assert status == 200, reply
+        going_on, bare, usual = [TOKENIZER.decode(request.prompt) for request in node.engine.requests]
+    assert going_on.endswith("Once") and bare.endswith("Once\n") and usual.endswith("assistant\n")
+
+
 async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "KEEP_ALIVE_SECONDS", 0.01)
     speak = asyncio.Event()

@@ -89,7 +89,7 @@ async def test_a_stream_that_waits_for_long_begins(monkeypatch: pytest.MonkeyPat
 async def test_a_late_refusal_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT, max_wait_secs=0.1) as (response, _):
         failure, done = EventParser().feed(await response.content.read())
-    assert (json.loads(failure.data)["error"]["type"], done.data) == ("overloaded_error", "[DONE]")
+    assert (json.loads(failure.data)["error"]["code"], done.data) == ("rate_limit_exceeded", "[DONE]")
 
 
 async def test_a_late_refusal_of_a_response_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,4 +98,8 @@ async def test_a_late_refusal_of_a_response_is_its_failure(monkeypatch: pytest.M
         events = EventParser().feed(await response.content.read())
     error, failed = [json.loads(event.data) for event in events]
     assert (error["type"], error["sequence_number"]) == ("error", 0)
-    assert (failed["type"], failed["response"]["status"], failed["response"]["output"]) == ("response.failed", "failed", [])
+    assert (failed["type"], failed["response"]["status"], failed["response"]["output"]) == (
+        "response.failed",
+        "failed",
+        [],
+    )

@@ -113,10 +113,11 @@ class OpenAIProjector(ABC):
     def take(self, event: InferenceEvent) -> None:
         """Keep what the whole reply needs of `event`."""
         match event:
-            case OfChoice(index, Finished() as end):
-                self._ends[index] = end
             case OfChoice(index, said):
-                self._take(index, said)
+                if isinstance(said, Finished):
+                    self._ends[index] = said
+                else:
+                    self._take(index, said)
             case Finished():
                 self._ends[-1] = event
             case Started() | Failed():
