@@ -101,7 +101,6 @@ async def test_arguments_come_while_they_are_generated() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        '<tool_call>\n{"name": "unheard_of", "arguments": {}}\n</tool_call>',
         "<tool_call>garbage</tool_call>",
         "<tool_call>",
     ],
@@ -111,6 +110,25 @@ async def test_what_is_no_call_comes_back_as_text(text: str) -> None:
         choice = (await both(node, AGENT))["choice"]
         assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
         assert choice["finish_reason"] == "stop"
+
+
+async def test_a_call_of_a_tool_that_is_not_there_is_told_as_it_is() -> None:
+    async with serve(
+        answer('<tool_call>\n{"name": "unheard_of", "arguments": {}}\n</tool_call>'), AGENT_TEMPLATE
+    ) as node:
+        choice = (await both(node, AGENT))["choice"]
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "unheard_of", "arguments": "{}"}
+        assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_broken_call_before_a_whole_one_is_none_to_answer() -> None:
+    broken = '<tool_call>\n{"name": "weather", "arguments": {"place": Köln}}\n</tool_call>'
+    async with serve(answer(f"{broken}\n{NEXT}"), AGENT_TEMPLATE) as node:
+        for parallel in (True, False):
+            choice = (await both(node, {**AGENT, "parallel_tool_calls": parallel}))["choice"]
+            assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"place": '
+            assert choice["finish_reason"] == "stop"
 
 
 async def test_without_tools_nothing_is_a_call() -> None:
@@ -187,6 +205,16 @@ async def test_a_block_that_the_model_opens_is_reasoning_too() -> None:
         reply = await both(node, CHAT)
         assert reply["choice"]["message"]["reasoning_content"] == "Hm."
         assert reply["choice"]["message"]["content"] == "Yes."
+
+
+async def test_what_a_lone_mark_ends_was_reasoning() -> None:
+    async with serve(answer(f"The weather.\n</think>\n\nI look.{CALL}"), AGENT_TEMPLATE) as node:
+        _, whole = await node.post(PATH, AGENT)
+        message = whole["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("The weather.\n", "I look.")
+        assert len(message["tool_calls"]) == 1
+        streamed = folded(await node.events(PATH, AGENT))["choice"]["message"]
+        assert (streamed.get("reasoning_content"), streamed["content"]) == (None, "The weather.\nI look.")
 
 
 async def test_thinking_and_calling() -> None:

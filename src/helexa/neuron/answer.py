@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from helexa.neuron.engine.messages import TokenOutput
-from helexa.neuron.events import FinishReason, OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.events import (
+    FinishReason,
+    OutputEvent,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.stop_strings import StopStrings
@@ -88,7 +96,8 @@ class AnswerReader:
             return "length"
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
             return "stop"
-        # A call that is not whole cannot be answered.
+        if self._parser.broken:
+            return "stop"  # a call that is not whole cannot be answered, nor can those after it
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
@@ -107,7 +116,7 @@ class AnswerReader:
                 self.tokens -= len(output.tokens) - index - 1
                 return self._shown()
         if output.finish is not None:
-            self._end()
+            self._end(cut=output.finish == "length")
         return self._shown()
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
@@ -139,13 +148,13 @@ class AnswerReader:
             beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
             self.overthought = beyond and len(self.written) < self._room
 
-    def _end(self) -> None:
+    def _end(self, *, cut: bool) -> None:
         rest = self._detokenizer.flush()
         if self._parser is None:
             self._say(rest)
         else:
             self._parse(self._parser.push(rest))
-            self._parse(self._parser.flush())
+            self._parse(self._parser.flush(cut=cut))
         if not self.stopped:
             self._let_go()
             self._close_thoughts()
@@ -157,6 +166,8 @@ class AnswerReader:
             match event:
                 case TextDelta(text):
                     self._say(text)
+                case WasReasoning() if self._marks is not None:
+                    pass  # reasoning is text here
                 case ToolCallStart() if self._calls > 0 and not self._parallel:
                     self._let_go()
                     self.stopped = True

@@ -59,6 +59,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class WasReasoning(msgspec.Struct, frozen=True):
+    """The text so far was what the model thinks, as shows only here, at its end. A stream cannot take it back."""
+
+
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
     """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit;
     `tool_calls`: the model ended it to have its calls answered.
@@ -83,7 +87,7 @@ class Failed(msgspec.Struct, frozen=True):
     error: ApiError
 
 
-OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta
+OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | WasReasoning
 
 
 class OfChoice(msgspec.Struct, frozen=True):

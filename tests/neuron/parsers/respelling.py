@@ -10,16 +10,19 @@ from collections.abc import Iterable
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 
 _e = re.escape
-_GAP = r"(?:\s*<think>\s*</think>)*\s*(?:<think>\s*\Z)?"
+_GAP = r"(?:\s|<think>\s*</think>|</think>{empty})*(?:<think>\s*\Z)?"
+_EMPTY_CALL = r"|<tool_call>\s*</tool_call>"
+_HARMONY_ENDS = r"<\|message\|>|<\|end\|>|<\|call\|>|<\|return\|>"
 _HARMONY_GAP = (
-    r"(?:\s|<\|end\|>|<\|call\|>|<\|return\|>"
-    r"|(?:<\|start\|>|<\|channel\|>| to=)(?:(?!<\|message\|>|<\|end\|>|<\|call\|>|<\|return\|>).)*<\|message\|>)*"
+    rf"(?:\s|<\|constrain\|>|{_HARMONY_ENDS}"
+    rf"|(?:<\|start\|>|<\|channel\|>| to=)(?:(?!{_HARMONY_ENDS}).)*(?:{_HARMONY_ENDS}|\Z))*"
 )
 
 
 def respelling(family: str, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Matches each text that `events` may have been read from."""
-    gap = _HARMONY_GAP if family == "harmony" else _GAP
+    empty = _EMPTY_CALL if family in ("hermes", "qwen_xml", "glm") else ""
+    gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
     for event in [*events, None]:
@@ -45,59 +48,112 @@ def respelling(family: str, events: Iterable[OutputEvent]) -> re.Pattern[str]:
 
 def _call(family: str, name: str, arguments: str) -> str:
     json_call = _json_call(name, arguments)
-    name, written = _e(name), _e(arguments)
+    name, written = _e(name), _json(arguments)
     match family:
         case "hermes" | "qwen_xml":
-            xml = f"<function={name}>{_pairs(arguments, _PARAMETER, '</function>')}"
+            xml = rf"<function={name}>{_pairs(arguments, _PARAMETER, '(?:</function>)?')}"
             return rf"(?:<tool_call>\s*)?(?:{json_call}|{xml})(?:[\s}}]*</tool_call>)?"
         case "glm":
-            pair = r"<arg_key>{}</arg_key>\s*<arg_value>{}</arg_value>"
-            return rf"<tool_call>\s*{name}{_pairs(arguments, pair, '</tool_call>')}"
+            return rf"<tool_call>\s*{name}{_pairs(arguments, _ARGUMENT, '(?:</tool_call>)?')}"
         case "llama3_json":
             method = rf"{name}\.call\({_pairs(arguments, _KEYWORD, _BRACKET)}"
-            return rf"(?:<\|python_tag\|>)?\s*(?:{json_call}\s*;?|{method})"
+            return rf"(?:<\|python_tag\|>)?\s*(?:{json_call}{_SURPLUS}\s*;?|{method})"
         case "pythonic":
             start = rf"(?:(?:<\|python_start\|>)?\s*\[|,)?\s*{name}\("
             return rf"{start}{_pairs(arguments, _KEYWORD, _BRACKET)}\s*\]?\s*(?:<\|python_end\|>)?"
         case "mistral":
-            listed = rf"(?:\[TOOL_CALLS\]\s*\[|,)\s*{json_call}\s*\]?"
-            return rf"(?:{listed}|\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written})"
+            listed = rf"(?:\[TOOL_CALLS\]\s*\[|,)\s*{json_call}{_SURPLUS}\s*\]?"
+            named = rf"\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written}{_SURPLUS}"
+            return rf"(?:{listed}|{named})"
         case "deepseek":
-            names = rf"(?:{name}<｜tool▁sep｜>|\w+<｜tool▁sep｜>{name}\s*```json\s*)"
+            names = rf"(?:{name}<｜tool▁sep｜>|\w+<｜tool▁sep｜>\s*{name})\s*(?:```json\s*)?"
             head = rf"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>{names}"
-            return rf"{head}{written}(?:\s*(?:```\s*)?<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?)?"
+            tail = rf"{_SURPLUS}\s*(?:```\s*)?(?:<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?)?"
+            return head + written + tail
         case _:
-            return f"(?:{written}|)" if arguments == "{}" else written
+            return f"(?:{written}|){_SURPLUS}" if arguments == "{}" else f"{written}{_SURPLUS}"
 
 
-_PARAMETER = r"<parameter={}>\n?{}\n?(?:</parameter>)?"
-_KEYWORD, _BRACKET = r",?\s*{}\s*=\s*{}\s*", r",?\s*\)"
+# What stands before and after a value. A key's name goes into the first.
+_PARAMETER = (r"<parameter={}>\n?", r"\n?(?:</parameter>)?")
+_ARGUMENT = (r"<arg_key>{}</arg_key>\s*<arg_value>", r"</arg_value>")
+_KEYWORD, _BRACKET = (r",?\s*{}\s*=\s*", r"\s*"), r",?\s*\)"
+_SURPLUS = r"(?:\s*\}){0,3}"
 
 
 def _json_call(name: str, arguments: str) -> str:
-    named, given = rf'"name"\s*:\s*"{_e(name)}"\s*', rf'"(?:arguments|parameters)"\s*:\s*{_e(arguments)}\s*'
-    forms = [rf"\{{\s*{named},\s*{given}\}}?", rf"\{{\s*{given},\s*{named}\}}"]
+    text = f"(?:{_json(arguments)}|{_e(json.dumps(arguments))})"
+    named, given = rf'"name"\s*:\s*"{_e(name)}"\s*{_OTHERS}', rf'"(?:arguments|parameters)"\s*:\s*{text}\s*{_OTHERS}'
+    hoisted = rf'"arguments"\s*:\s*{_e("{")}"name":\s*"{_e(name)}"{_e(_rest(arguments))}\s*{_OTHERS}'
+    forms = [rf"\{{\s*{named},\s*{given}\}}?", rf"\{{\s*{given},\s*{named}\}}", rf"\{{\s*{hoisted}\}}"]
     if arguments == "{}":
         forms.append(rf'\{{\s*{named}(?:,\s*"arguments"\s*:\s*null\s*)?\}}')
     return f"(?:{'|'.join(forms)})"
 
 
-def _pairs(arguments: str, form: str, end: str) -> str:
+def _rest(arguments: str) -> str:
+    """What follows the first member of an object that has these too."""
+    return arguments[1:] if arguments == "{}" else f", {arguments[1:]}"
+
+
+def _json(text: str) -> str:
+    """JSON, in whose strings line breaks may not have been escaped."""
+    return _e(text).replace(r"\\n", r"(?:\\n|\n)")
+
+
+def _any_json(depth: int) -> str:
+    """Any value that is not nested more deeply."""
+    text = r'"(?:[^"\\]|\\.)*"'
+    if not depth:
+        return rf"(?:{text}|[\w.+-]+)"
+    inner = _any_json(depth - 1)
+    return rf"(?:{text}|[\w.+-]+|\[(?:\s*{inner}\s*,?)*\s*\]|\{{(?:\s*{text}\s*:\s*{inner}\s*,?)*\s*\}})"
+
+
+# Members that a call has beside its name and its arguments.
+_OTHERS = rf'(?:,\s*"(?:[^"\\]|\\.)*"\s*:\s*{_any_json(3)}\s*)*'
+
+
+def _pairs(arguments: str, form: tuple[str, str], end: str) -> str:
     """Keyed arguments: each in the notation `form`, and `end` if they are complete."""
-    whole = arguments.endswith("}")
-    if not whole:
-        arguments += "}"
-    try:
-        pairs: list[tuple[str, object]] = json.loads(arguments, object_pairs_hook=list)
-    except ValueError:
+    head, tail = form
+    for missing in ("", "}", '"}', "null}"):
+        try:
+            pairs = json.loads(arguments + missing, object_pairs_hook=list, parse_float=lambda text: f"\0{text}\0")
+        except ValueError:
+            continue
+        break
+    else:
         return r"(?!)"  # they were not written one by one
-    return "".join(r"\s*" + form.format(_e(key), _written(value)) for key, value in pairs) + (
-        rf"\s*{end}" if whole else ""
-    )
+    parts = [r"\s*" + head.format(_e(key)) + _written(value, form) + tail for key, value in pairs]
+    if missing in ('"}', "null}"):
+        *parts, _ = parts
+        key, value = pairs[-1]
+        begun = ("[\"']*" if form is _KEYWORD else "") + _string(value, form) if missing == '"}' else ""
+        parts.append(r"\s*" + head.format(_e(key)) + begun)
+    return "".join(parts) + (rf"\s*{end}" if not missing else "")
 
 
-def _written(value: object) -> str:
+def _written(value: object, form: tuple[str, str]) -> str:
     if isinstance(value, list) and value and isinstance(value[0], tuple):
         value = dict(value)
-    forms = {json.dumps(value, ensure_ascii=False), repr(value)} | ({value} if isinstance(value, str) else set())
-    return rf"\s*(?:{'|'.join(map(_e, forms))})\s*"
+    dumped = re.sub(r'"\\u0000(.*?)\\u0000"', r"\1", json.dumps(value, ensure_ascii=False))
+    forms = [_e(dumped), _e(repr(value)), *([_string(value, form)] if isinstance(value, str) else [])]
+    return rf"\s*(?:{'|'.join(forms)})\s*"
+
+
+def _string(value: str, form: tuple[str, str]) -> str:
+    """A string as it may be spelled: as it is, or in Python's ways, in parts between quotation marks."""
+    if form is not _KEYWORD:
+        return _e(value)
+    joint = r"(?:[\"']\s*|\\\n)*"
+    return joint + "".join(rf"(?:{'|'.join(_spellings(char))}){joint}" for char in value)
+
+
+_ESCAPED = {"\a": "a", "\b": "b", "\t": "t", "\n": "n", "\v": "v", "\f": "f", "\r": "r"}
+_ESCAPED |= {char: char for char in "\\\"'/"}
+
+
+def _spellings(char: str) -> list[str]:
+    octal = rf"\\0{{0,2}}{ord(char):o}"
+    return [_e(char), octal, *([rf"\\{_e(_ESCAPED[char])}"] if char in _ESCAPED else [])]

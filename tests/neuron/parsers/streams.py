@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import count
 
-from helexa.neuron.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
 from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
@@ -27,13 +27,16 @@ TOOLS: Tools = {
 Said = tuple[str, ...]
 
 
-def parser(family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False) -> OutputParser:
+def parser(
+    family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False, reasoned: bool = False
+) -> OutputParser:
     """A parser with call ids that count up."""
     numbers = count()
     return OutputParser(
         FAMILIES[family] if family else None,
         reasoning=None if family == "harmony" else THINK,
         in_reasoning=in_reasoning,
+        reasoned=reasoned,
         tools=tools,
         new_id=lambda: f"call_{next(numbers)}",
     )
@@ -41,26 +44,34 @@ def parser(family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: boo
 
 def said(reader: OutputParser, pieces: Iterable[str]) -> list[Said]:
     """What a stream of pieces becomes, neighbours of one kind joined."""
-    joined: list[Said] = []
     events = [event for piece in pieces for event in reader.push(piece)] + reader.flush()
-    calls = 0
+    return joined(events)
+
+
+def joined(events: Iterable[OutputEvent]) -> list[Said]:
+    """What events say, neighbours of one kind joined."""
+    items: list[Said] = []
+    calls, ids = 0, set[str]()
     for event in events:
-        kind = joined[-1][0] if joined else ""
+        kind = items[-1][0] if items else ""
         match event:
             case TextDelta(text):
                 assert text
-                joined.append(("text", joined.pop()[1] + text) if kind == "text" else ("text", text))
+                items.append(("text", items.pop()[1] + text) if kind == "text" else ("text", text))
             case ReasoningDelta(text):
                 assert text
-                joined.append(("thought", joined.pop()[1] + text) if kind == "thought" else ("thought", text))
+                items.append(("thought", items.pop()[1] + text) if kind == "thought" else ("thought", text))
             case ToolCallStart(index, id, name):
-                assert (index, id) == (calls, f"call_{calls}")
+                assert index == calls and id not in ids
+                ids.add(id)
                 calls += 1
-                joined.append(("call", name, ""))
+                items.append(("call", name, ""))
             case ToolCallDelta(index, arguments):
                 assert arguments and index == calls - 1 and kind == "call"
-                joined.append(("call", joined[-1][1], joined.pop()[2] + arguments))
-    return joined
+                items.append(("call", items[-1][1], items.pop()[2] + arguments))
+            case WasReasoning():
+                pass
+    return items
 
 
 def pieces_at(text: str, cuts: Iterable[int]) -> list[str]:

@@ -83,8 +83,11 @@ def test_tokens_count_before_the_template():
     marks = find_reasoning_marks(tokens.__contains__, "<think></think>")
     assert marks is not None
     assert marks.open == "[THINK]"
-    assert marks.opened_by("...[/INST][THINK]\n")
-    assert not marks.opened_by("[THINK] said the user[/INST]")
+    assert marks.opened_by("[THINK]\n")
+    assert marks.opened_by("[THINK]a[/THINK][THINK]b")
+    assert not marks.opened_by("[THINK][/THINK]\n\nHi")
+    assert marks.closed_by("[THINK][/THINK]\n\nHi")
+    assert not marks.closed_by("Hi")
 
 
 ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'

@@ -4,11 +4,14 @@ from itertools import combinations
 
 import pytest
 
+from helexa.neuron.events import ToolCallStart
 from helexa.neuron.parsers.parser import OutputParser
-from neuron.parsers.streams import Said, parser, pieces_at, said
+from neuron.parsers.streams import Said, joined, parser, pieces_at, said
 
 PARIS = ("call", "get_weather", '{"city": "Paris"}')
 PING = ("call", "ping", "{}")
+RM = ("call", "rm", "{}")  # a tool that is not there
+BANG = ("text", "!")
 
 HERMES: list[tuple[str, list[Said]]] = [
     ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', [PARIS]),
@@ -32,12 +35,40 @@ HERMES: list[tuple[str, list[Said]]] = [
     ('<tool_call>{"arguments": {"name": "get_weather", "city": "Paris"}}</tool_call>', [PARIS]),
     ('<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', [PARIS]),
     ('<tool_call>{"name": "ping", "arguments": null}', [PING]),
+    ('<tool_call>{"name": "rm", "arguments": {}}</tool_call>', [RM]),
     (
-        '<tool_call>{"name": "rm", "arguments": {}}</tool_call>',
-        [("text", '<tool_call>{"name": "rm", "arguments": {}}</tool_call>')],
+        '<tool_call>{"arguments": {"name": "rm", "a": 1}}</tool_call>',
+        [("text", '<tool_call>{"arguments": {"name": "rm", "a": 1}}</tool_call>')],
     ),
+    (
+        '<tool_call>{"arguments": {"name": "ping", "a": 1e999}}</tool_call>',
+        [("text", '<tool_call>{"arguments": {"name": "ping", "a": 1e999}}</tool_call>')],
+    ),
+    (
+        '<tool_call>{"name": "ping", "arguments": "{\\"a\\": 1e999}"}</tool_call>',
+        [("text", '<tool_call>{"name": "ping", "arguments": "{\\"a\\": 1e999}"}</tool_call>')],
+    ),
+    (
+        '<tool_call>{"name": "write_file", "arguments": {\n"content": "a\n\tb\r\\n"}}</tool_call>',
+        [("call", "write_file", '{\n"content": "a\\n\\tb\\r\\n"}')],
+    ),
+    (
+        '<tool_call>{"name": "ping", "id": "1", "arguments": {}, "why": [{"x": 1}], "so": "y"}</tool_call>!',
+        [PING, BANG],
+    ),
+    ('<tool_call>{"arguments": {}, "why": "x", "name": "ping"}</tool_call>!', [PING, BANG]),
+    (
+        '<tool_call>{"name": "ping", "city": "Paris"}</tool_call>',
+        [("text", '<tool_call>{"name": "ping", "city": "Paris"}</tool_call>')],
+    ),
+    ('<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}</tool_call>!', [PARIS, BANG]),
     ("<tool_call>garbage</tool_call>", [("text", "<tool_call>garbage</tool_call>")]),
-    ("<tool_call></tool_call>", [("text", "<tool_call></tool_call>")]),
+    ("<tool_call></tool_call>", []),
+    ("Look.<tool_call>\n</tool_call>\nSo.", [("text", "Look.\nSo.")]),
+    (
+        '<tool_call>{"name": "ping", "arguments": {"a": x}}</tool_call>\n<tool_call>{"name": "ping"}</tool_call>',
+        [("call", "ping", '{"a": '), ("text", "x}}</tool_call>\n"), PING],
+    ),
     ('<tool_call>{"path": "a"}</tool_call>', [("text", '<tool_call>{"path": "a"}</tool_call>')]),
     ('<tool_call><tool_call>{"name": "ping"}</tool_call>', [("text", "<tool_call>"), PING]),
     ('<tool_call>\n{"name": "ping", "argu', [("text", '<tool_call>\n{"name": "ping", "argu')]),
@@ -71,11 +102,31 @@ QWEN_XML: list[tuple[str, list[Said]]] = [
         [PING, PING],
     ),
     ("<function=rm>\n</function>", [("text", "<function=rm>\n</function>")]),
-    ("<tool_call><function=ping><parameter=a>1", [("text", "<tool_call><function=ping><parameter=a>1")]),
+    ("<tool_call><function=rm></function></tool_call>", [RM]),
+    ("<tool_call><function=ping>1", [("text", "<tool_call><function=ping>1")]),
+    ("<tool_call><function=ping><parameter=a>1", [("call", "ping", '{"a": '), ("text", "1")]),
     (
         "<tool_call><function=ping><parameter=a>1</parameter><parameter=b>2",
-        [("call", "ping", '{"a": 1'), ("text", "<parameter=b>2")],
+        [("call", "ping", '{"a": 1, "b": '), ("text", "2")],
     ),
+    (
+        "<tool_call><function=write_file><parameter=path>\na\n</param\n",
+        [("call", "write_file", '{"path": "a\\n</param\\n')],
+    ),
+    (
+        "<tool_call><function=ping><parameter=$filter>1</parameter><parameter=@type>é x</parameter>\n</tool_call>!",
+        [("call", "ping", '{"$filter": 1, "@type": "é x"}'), BANG],
+    ),
+    (
+        f"<tool_call><function=ping><parameter={'x' * 129}>1</parameter></function></tool_call>",
+        [("text", f"<tool_call><function=ping><parameter={'x' * 129}>1</parameter></function></tool_call>")],
+    ),
+    (
+        "<function=ping><parameter=a\n>1</parameter></function>",
+        [("text", "<function=ping><parameter=a\n>1</parameter></function>")],
+    ),
+    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</tool_call>!", [PARIS, BANG]),
+    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n", [PARIS]),
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
 ]
 
@@ -89,7 +140,12 @@ GLM: list[tuple[str, list[Said]]] = [
         "<tool_call>write_file<arg_key>content</arg_key><arg_value>a\n</arg_value></tool_call><tool_call>ping</tool_call>",
         [("call", "write_file", '{"content": "a\\n"}'), PING],
     ),
-    ("<tool_call>rm\n</tool_call>", [("text", "<tool_call>rm\n</tool_call>")]),
+    ("<tool_call>rm\n</tool_call>", [RM]),
+    ("<tool_call> markers", [("text", "<tool_call> markers")]),
+    ("<tool_call>\n</tool_call>!", [BANG]),
+    ("<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>\n", [PARIS]),
+    ("<tool_call>get_weather<arg_key>city</arg_key><arg_value>P</a", [("call", "get_weather", '{"city": "P</a')]),
+    ("<tool_call>ping<arg_key>a</arg_key><arg_value>[1", [("call", "ping", '{"a": '), ("text", "[1")]),
     ("<tool_call>ping\n<arg_value>", [("text", "<tool_call>ping\n<arg_value>")]),
 ]
 
@@ -103,6 +159,14 @@ LLAMA: list[tuple[str, list[Said]]] = [
     ('{"name": "ping", "parameters": {}} and more', [PING, ("text", " and more")]),
     ('{"name": "ping", "parameters": {}}; and more', [PING, ("text", "; and more")]),
     ('{"name": "Bob", "age": 3}', [("text", '{"name": "Bob", "age": 3}')]),
+    ('{"name": "ping", "age": 3}', [("text", '{"name": "ping", "age": 3}')]),
+    ('{"name": "rm", "parameters": {}}', [("text", '{"name": "rm", "parameters": {}}')]),
+    ('<|python_tag|>{"name": "rm", "parameters": {}}', [RM]),
+    (
+        '{"name": "ping", "parameters": {}}}}; {"name": "get_weather", "parameters": {"city": "Paris"}}}',
+        [PING, PARIS],
+    ),
+    ('{"name": "ping", "parameters": {}}}; no', [PING, ("text", "}; no")]),
     ('{"age": 3', [("text", '{"age": 3')]),
     ('In JSON: {"name": "ping", "parameters": {}}', [("text", 'In JSON: {"name": "ping", "parameters": {}}')]),
     ('Look: <|python_tag|>get_weather.call(city="Paris")', [("text", "Look: "), PARIS]),
@@ -124,7 +188,17 @@ PYTHONIC: list[tuple[str, list[Said]]] = [
     ("[ping(), rm()]", [PING, ("text", ", rm()]")]),
     ("[1, 2, 3]", [("text", "[1, 2, 3]")]),
     ("[link](http://x)", [("text", "[link](http://x)")]),
-    ("[ping(a=open('x'))]", [("text", "[ping(a=open('x'))]")]),
+    ("[rm()]", [("text", "[rm()]")]),
+    ("<|python_start|>[rm()]<|python_end|>", [RM]),
+    ("[ping(a=open('x'))]", [("call", "ping", '{"a": '), ("text", "open('x'))]")]),
+    ("[ping(a='x' + 'y')]", [("call", "ping", '{"a": "x"'), ("text", "+ 'y')]")]),
+    ("[ping(a='x, ", [("call", "ping", '{"a": "x, ')]),
+    (
+        "[ping(a='''x\n'y''', b='' \"z\"\n'', c=\"\\x41\\u00e9\\U0001f600\\033[0m\\d\\xg\\/\\\n.\")]",
+        [("call", "ping", '{"a": "x\\n\'y", "b": "z", "c": "Aé😀\\u001b[0m\\\\d\\\\xg/."}')],
+    ),
+    ('[ping(a="\\ud83d\\ude00")]', [("call", "ping", '{"a": "\\ud83d\\ude00"}')]),
+    ("[ping(a={'b': 1e999})]", [("call", "ping", '{"a": '), ("text", "{'b': 1e999})]")]),
     ("[ping(1)]", [("text", "[ping(1)]")]),
 ]
 
@@ -137,8 +211,16 @@ MISTRAL: list[tuple[str, list[Said]]] = [
     ('[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]ping[ARGS]{}', [PARIS, PING]),
     ('[TOOL_CALLS]get_weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', [PARIS]),
     ('[TOOL_CALLS]get_weather{"city": "Paris"}', [PARIS]),
-    ('[TOOL_CALLS][{"name": "ping"}, {"name": "rm"}]', [PING, ("text", ', {"name": "rm"}]')]),
-    ("[TOOL_CALLS]rm[ARGS]{}", [("text", "[TOOL_CALLS]rm[ARGS]{}")]),
+    ('[TOOL_CALLS][{"name": "ping"}, {"name": "rm"}]', [PING, RM]),
+    ('[TOOL_CALLS][{"name": "ping"}, {"age": 1}]', [PING, ("text", ', {"age": 1}]')]),
+    (
+        '[TOOL_CALLS][{"name": "ping"}}, {"name": "get_weather", "arguments": {"city": "Paris"}}}}]!',
+        [PING, PARIS, BANG],
+    ),
+    ('[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}]', [PARIS]),
+    ("[TOOL_CALLS]rm[ARGS]{}", [RM]),
+    ("[TOOL_CALLS]rm[ARGS]{}} [TOOL_CALLS]ping[ARGS]{}}}}", [RM, PING]),
+    ("[TOOL_CALLS]ping[ARGS]{}} so", [PING, ("text", "} so")]),
     ("[TOOL_CALLS]ping[ARGS]nothing", [("text", "[TOOL_CALLS]ping[ARGS]nothing")]),
     ("[TOOL_", [("text", "[TOOL_")]),
 ]
@@ -159,10 +241,11 @@ DEEPSEEK: list[tuple[str, list[Said]]] = [
         [PARIS, PING],
     ),
     ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜>", [PING]),
-    (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}",
-        [("text", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}")],
-    ),
+    ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}", [RM]),
+    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n{}}\n<｜tool▁call▁end｜>!", [PING, BANG]),
+    ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜>\n{}}}}\n<｜tool▁call▁end｜>!", [PING, BANG]),
+    ("<｜tool▁call▁begin｜>ping<｜tool▁sep｜>```json\n{}\n```<｜tool▁call▁end｜>!", [PING, BANG]),
+    ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>ping\n```json\n{}\n```", [PING]),
     ("<｜tool▁calls▁begin｜>x", [("text", "<｜tool▁calls▁begin｜>x")]),
 ]
 
@@ -183,12 +266,19 @@ HARMONY: list[tuple[str, list[Said]]] = [
         "<|start|>assistant<|channel|>commentary to=functions.ping<|message|><|call|>",
         [("text", "I look."), PING, PING],
     ),
+    ("<|channel|>commentary to=functions.rm<|message|>{}}}<|call|>", [RM]),
+    (" to=functions.ping<|channel|>commentary<|message|>", [PING]),
+    ("<|channel|>commentary to=functions.ping<|message|> So be it.<|call|>", [("text", " So be it.")]),
     (
-        "<|channel|>commentary to=functions.rm<|message|>{}<|call|>",
-        [("text", "<|channel|>commentary to=functions.rm<|message|>{}<|call|>")],
+        '<|channel|>commentary to=functions.ping<|message|>{"a": x}<|call|>',
+        [("call", "ping", '{"a": '), ("text", "x}")],
     ),
+    ("<|channel|>final<|message|>a<|constrain|>b<|message|>c<|end|>d<|return|>", [("text", "abcd")]),
+    ("<|start|>" + "word " * 120, [("text", "word " * 120)]),
+    (" to=day", [("text", " to=day")]),
     ("<|channel|>final<|message|>a <|b", [("text", "a <|b")]),
-    ("<|channel|>final", [("text", "<|channel|>final")]),
+    ("<|channel|>final", []),
+    ("<|channel|>final<|end|>x", [("text", "x")]),
     ("no channel", [("text", "no channel")]),
     ("<|channel|>analysis<|message|>cut sho", [("thought", "cut sho")]),
 ]
@@ -196,10 +286,13 @@ HARMONY: list[tuple[str, list[Said]]] = [
 NONE: list[tuple[str, list[Said]]] = [
     ("<think>\n\n</think>\n\nHi.", [("text", "Hi.")]),
     ("<think>\na\n\nb \n</think>\n\nHi. \n", [("thought", "a\n\nb"), ("text", "Hi. \n")]),
-    ("Before <think>a</think> after", [("text", "Before "), ("thought", "a"), ("text", "after")]),
+    ("Before <think>a</think> after", [("text", "Before <think>a</think> after")]),
+    ("<think>a</think>b <think>c</think>", [("thought", "a"), ("text", "b <think>c</think>")]),
+    ("<think>a</think>\n</think>\n<think>b</think>c", [("thought", "ab"), ("text", "c")]),
+    ("Hm.\n</think>\n\nHi </think>", [("text", "Hm.\nHi </think>")]),
     ("<think>never <think> ends </th", [("thought", "never <think> ends </th")]),
     ("<think>a</think>\n\n", [("thought", "a")]),
-    ("</think> <tool_call>", [("text", "</think> <tool_call>")]),
+    ("</think> <tool_call>", [("text", "<tool_call>")]),
     (" <thin", [("text", " <thin")]),
     ("", []),
 ]
@@ -231,14 +324,76 @@ def test_the_same_however_it_is_cut(family: str | None, text: str, expected: lis
         assert said(parser(family), pieces_at(text, cuts)) == expected, cuts
 
 
-def test_arguments_are_passed_on_while_they_are_generated():
-    reader = parser("hermes")
-    for char in '<tool_call>{"name": "write_file", "arguments": ':
-        assert reader.push(char) == []
-    shown = [len(reader.push(char)) for char in '{"content": "some long text']
-    assert shown[0] == 2  # the start and the bracket
-    assert set(shown[1:]) == {1}
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("hermes", '<tool_call>{"name": "write_file", "arguments": {"content": "'),
+        ("hermes", "<tool_call><function=write_file><parameter=content>"),
+        ("qwen_xml", "<tool_call>\n<function=write_file>\n<parameter=content>\n"),
+        ("glm", "<tool_call>write_file<arg_key>content</arg_key><arg_value>"),
+        ("llama3_json", '{"name": "write_file", "parameters": {"content": "'),
+        ("llama3_json", '<|python_tag|>write_file.call(content="'),
+        ("pythonic", "[write_file(content='"),
+        ("mistral", '[TOOL_CALLS][{"name": "write_file", "arguments": {"content": "'),
+        ("mistral", '[TOOL_CALLS]write_file[ARGS]{"content": "'),
+        ("deepseek", '<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "'),
+        ("harmony", '<|channel|>commentary to=functions.write_file<|message|>{"content": "'),
+    ],
+)
+def test_arguments_are_passed_on_while_they_are_generated(family: str, head: str):
+    reader = parser(family)
+    assert joined([event for char in head for event in reader.push(char)]) == [("call", "write_file", '{"content": "')]
+    for char in "some long text":
+        assert joined([ToolCallStart(0, "", ""), *reader.push(char)]) == [("call", "", char)]
     assert reader.call_is_open
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen_xml", "<tool_call><function=get_weather><parameter=days>3"),
+        ("glm", "<tool_call>get_weather<arg_key>days</arg_key><arg_value>3"),
+        ("pythonic", "[get_weather(days=3"),
+    ],
+)
+def test_other_arguments_are_passed_on_when_they_are_complete(family: str, text: str):
+    reader = parser(family)
+    assert joined([event for char in text for event in reader.push(char)]) == [("call", "get_weather", '{"days": ')]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen_xml", "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"),
+        ("glm", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>"),
+    ],
+)
+def test_a_call_that_is_cut_off_between_arguments_is_not_whole(family: str, text: str):
+    reader = parser(family)
+    events = [*reader.push(text), *reader.flush(cut=True)]
+    assert joined(events)[0] == ("call", "get_weather", '{"city": "Paris"')
+    assert reader.call_is_open and not reader.broken
+
+
+def test_a_broken_call_is_remembered():
+    reader = parser("hermes")
+    said(
+        reader, '<tool_call>{"name": "ping", "arguments": {"a": x}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
+    )
+    assert reader.broken and not reader.call_is_open
+
+
+def test_without_tools_on_offer_a_call_in_a_message_is_its_text():
+    text = '<|channel|>commentary to=functions.ping<|message|>{"a": 1}<|call|>'
+    assert said(parser("harmony", {}), text) == [("text", '{"a": 1}')]
+
+
+def test_a_prompt_that_closed_the_block_leaves_no_reasoning():
+    def read(text: str) -> list[Said]:
+        return said(parser("hermes", reasoned=True), text)
+
+    assert read("<think>a</think>b") == [("text", "<think>a</think>b")]
+    assert read("\n</think>\n\nHi </think>.") == [("text", "Hi </think>.")]
 
 
 def test_a_prompt_that_opened_the_block_starts_inside():

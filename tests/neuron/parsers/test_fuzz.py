@@ -7,10 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helexa.neuron.answer import AnswerForm, AnswerReader
+from helexa.neuron.engine.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
 from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.output import Tools
+from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.respelling import respelling
-from neuron.parsers.streams import TOOLS, Said, parser, pieces_at, said
+from neuron.parsers.streams import TOOLS, Said, joined, parser, pieces_at, said
+from neuron.scripted_engine import byte_tokenizer
 
 FUZZ = os.environ.get("HELEXA_FUZZ")
 STREAMS = settings(max_examples=int(FUZZ or 300), derandomize=FUZZ is None)
@@ -31,9 +36,12 @@ JSON = [
     "\\",
 ]
 JSON += ["1", "-", "true", "nul", "\\u00e9", "{}", '{"name": "ping", "arguments": {"a": 1}}', '{"name": "ping"}', ":"]
-JSON += ['{"arguments": {"a": [1, null]}, "name": "ping"}', '"city": "Paris"']
+JSON += ['{"arguments": {"a": [1, null]}, "name": "ping"}', '"city": "Paris"', "1e999", ', "note": "x"']
+JSON += ['{"name": "ping", "arguments": "{\\"a\\": 1}"}', '{"name": "ping", "arguments": "{\\"a\\": 1e999}"}']
+JSON += ['{"arguments": {"name": "ping", "a": 1e999}}', '{"arguments": {"name": "ping", "a": 1}}']
 XML = [
     "<function=ping>",
+    "<function=get_weather>",
     "<function=rm>",
     "<function=",
     ">",
@@ -68,7 +76,7 @@ ALPHABETS = {
     "qwen_xml": SHARED + TAGS * 2 + XML * 2 + ['{"name": "ping", "arguments": {}}'],
     "glm": SHARED
     + TAGS * 3
-    + ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "a", "1", "true", "[1, 2]"] * 2,
+    + ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "a", "city", "1", "true", "[1, 2]"] * 2,
     "llama3_json": SHARED + ["<|python_tag|>"] * 3 + JSON * 2 + [";", "; ", "ping.call(", *KEYWORDS],
     "pythonic": SHARED + ["<|python_start|>", "<|python_end|>"] * 2 + KEYWORDS * 2,
     "mistral": SHARED + ["[TOOL_CALLS]", "[TOOL_CALLS]ping", "[TOOL_CALLS][", "[ARGS]", "[CALL_ID]"] * 3 + JSON,
@@ -102,22 +110,42 @@ def test_text_and_calls_make_up_what_was_generated(family: str):
         head=st.sampled_from(HEADS.get(family, [""])),
         parts=st.lists(st.sampled_from(ALPHABETS[family]), max_size=30),
         cuts=st.lists(st.integers(0, 300), max_size=20),
+        tools=st.sampled_from([TOOLS, None]),
+        inside=st.booleans(),
     )
-    def check(head: str, parts: list[str], cuts: list[int]) -> None:
+    def check(head: str, parts: list[str], cuts: list[int], tools: Tools | None, inside: bool) -> None:
         raw = head + "".join(parts)
-        reader = parser(family)
+        inside &= family != "harmony"
+        reader = parser(family, tools, in_reasoning=inside)
         events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
         assert respelling(family, events).fullmatch(raw), events
-        whole = said(parser(family), [raw])
-        assert said(parser(family), pieces_at(raw, [cut for cut in cuts if cut < len(raw)])) == whole
-        assert said(parser(family), raw) == whole
-        calls = [item[2] for item in whole if item[0] == "call"]
-        for index, arguments in enumerate(calls):
-            complete = _is_object(arguments)
-            assert complete or index < len(calls) - 1 or reader.call_is_open
-        assert not (reader.call_is_open and calls and _is_object(calls[-1]))
+        whole = said(parser(family, tools, in_reasoning=inside), [raw])
+        for pieces in (pieces_at(raw, [cut for cut in cuts if cut < len(raw)]), raw):
+            assert said(parser(family, tools, in_reasoning=inside), pieces) == whole
+        complete = [_is_object(item[2]) for item in whole if item[0] == "call"]
+        assert reader.broken == (not all(complete[:-1]))
+        assert reader.call_is_open == (not all(complete[-1:]))
+        assert _answered(family, raw) == said(parser(family), [raw])
 
     check()
+
+
+def _answered(family: str, raw: str) -> list[Said]:
+    """What is read of the tokens of `raw`: markers, and bytes."""
+    notation = FAMILIES[family]
+    text = TEXTS.get(family)
+    if text is None:
+        marks = () if family == "harmony" else ("<think>", "</think>")
+        text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(notation.markers), *marks), "", {})
+        text.notation.speak(notation)
+    reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))
+    tokens = text.tokenizer.encode(raw)
+    outputs = [TokenOutput(id=1, tokens=[token]) for token in tokens]
+    events = [event for output in (*outputs, TokenOutput(id=1, finish="stop")) for event in reader.read(output)]
+    return joined(events)
+
+
+TEXTS: dict[str, ModelText] = {}
 
 
 def _is_object(text: str) -> bool:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.neuron.parsers.json_text import argument_text, dumps, strict_loads
-from helexa.neuron.parsers.json_value import MAX_DEPTH, MAX_NUMBER, JsonValue
+from helexa.neuron.parsers.json_value import MAX_DEPTH, MAX_NUMBER, JsonValue, read_json
+from helexa.neuron.parsers.source import Source
 
 PIECES = st.sampled_from(
     [*list('{}[]:,"\\ \n0123.-+eEuab/\x01é'), "true", "nul", "null", '"a"', '"a":', "\\u00e9", "\\n", "NaN"]
@@ -30,18 +31,42 @@ def accepts(text: str, size: int) -> bool:
     return value.done
 
 
-def is_json(text: str) -> bool:
+def mended(text: str, size: int) -> str:
+    """`text`, read as one JSON value in pieces of this size."""
+    source, pieces = Source(), list[str]()
+    reading = read_json(source, pieces.append)
+    for start in range(0, len(text), size):
+        source.feed(text[start : start + size])
+        next(reading, None)
+    return "".join(pieces)
+
+
+def loaded(text: str) -> tuple[object] | None:
+    """What a JSON text says, in whose strings line breaks and tabs may stand; None if it is none."""
     try:
-        strict_loads(text)
+        value = json.loads(text, strict=False, parse_constant=refuse)
     except ValueError:
-        return False
-    return True
+        return None
+    return None if "\x01" in text else (value,)
+
+
+def refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
 @settings(max_examples=400, derandomize=True)
 @given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
-def test_what_is_accepted_is_json(text: str, size: int):
-    assert accepts(text, size) == is_json(text)
+def test_what_is_accepted_is_json_but_for_line_breaks_in_strings(text: str, size: int):
+    value = loaded(text)
+    assert accepts(text, size) == (value is not None)
+    if value is not None and text.strip()[0] in '{["':
+        assert strict_loads(mended(text, size)) == value[0]
+
+
+def test_line_breaks_and_tabs_in_strings_are_escaped():
+    for size in (1, 2, 99):
+        assert mended('{\n\t"a\n": ["\tb\r\n\\n"]\r\n}', size) == '{\n\t"a\\n": ["\\tb\\r\\n\\n"]\r\n}'
+    assert not accepts('"\x01"', 1)
 
 
 VALUES = st.recursive(
@@ -91,6 +116,18 @@ def test_bounds():
         ("[" * 100_000, {}, f'"{"[" * 100_000}"'),
         ("é\n", {}, '"é\\n"'),
         ("1", {"type": 5, "anyOf": "x", "enum": []}, "1"),
+        ("1", {"const": "1"}, '"1"'),
+        ("True", {"const": True}, "true"),
+        ("1", {"enum": ["1", 1]}, "1"),
+        ("1", {"allOf": [{"type": "string"}, {"minLength": 1}]}, '"1"'),
+        ("null", {"type": ["string", "null"], "allOf": [{"type": "string"}]}, '"null"'),
+        ("1", {"$ref": "#/$defs/S", "$defs": {"S": {"type": "string"}}}, '"1"'),
+        ("1", {"$ref": "#/definitions/a~1b/c", "definitions": {"a/b": {"c": {"type": "string"}}}}, '"1"'),
+        ("None", {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}], "$defs": {"N": {"type": "integer"}}}, "null"),
+        ("1", {"$ref": "#/$defs/L", "$defs": {"L": {"$ref": "#/$defs/L"}}}, "1"),
+        ("1", {"$ref": "#/$defs/L", "$defs": {"L": {"anyOf": [{"$ref": "#/$defs/L"}, {"type": "string"}]}}}, '"1"'),
+        ("1", {"$ref": "https://example.com/s.json"}, "1"),
+        ("1", {"$ref": "#", "allOf": "x", "$defs": 3}, "1"),
     ],
 )
 def test_bare_values_are_typed_by_the_schema(written: str, schema: dict[str, object], text: str):

@@ -8,7 +8,7 @@ from helexa.neuron.grammar.offer import Offer, is_name
 from helexa.neuron.grammar.parameter import Parameter, json_value
 from helexa.neuron.grammar.rules import Rules, literal
 
-_XML_TAGS = ("</parameter>", "<parameter=", "</function>")
+_XML_TAGS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
 _GLM_TAGS = ("</arg_value>",)
 _LINE = "\n"
 

@@ -8,6 +8,7 @@ from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.rules import Rules, literal, without
 from helexa.neuron.grammar.schema import definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.json_text import argument_text, dumps
+from helexa.neuron.parsers.schema_types import resolved, with_definitions
 
 # What restricts a string, or makes something else of a schema altogether.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
@@ -31,7 +32,7 @@ class Parameter:
         self._tags = tags
         self._name = name
         schema = offer.properties[name]
-        self._schema: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+        self._schema = resolved(with_definitions(schema, offer.schema)) if isinstance(schema, Mapping) else {}
         self._options = tuple(self._written_options())
         self.kind: Literal["option", "text", "restricted", "json"] = self._find_kind()
 

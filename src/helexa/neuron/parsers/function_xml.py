@@ -1,40 +1,45 @@
 """A call as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
 
-from helexa.neuron.parsers.json_text import argument_text
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 
 OPEN = "<function="
-_PARAMETER, _CLOSE, _CLOSE_PARAMETER = "<parameter=", "</function>", "</parameter>"
-_OPENS, _NEXT, _BRACKET = Markers([OPEN]), Markers([_PARAMETER, _CLOSE]), Markers([">"])
-_VALUE_ENDS, _CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER, _PARAMETER, _CLOSE]), Markers([_CLOSE_PARAMETER])
+_PARAMETER, _CLOSE, _CLOSE_PARAMETER, _CLOSE_CALL = "<parameter=", "</function>", "</parameter>", "</tool_call>"
+_OPENS, _PARAMETERS, _BRACKET = Markers([OPEN]), Markers([_PARAMETER]), Markers([">"])
+_CLOSES, _ENDS = Markers([_CLOSE]), Markers([_CLOSE, _CLOSE_CALL])
+_VALUE_ENDS = Markers([_CLOSE_PARAMETER, _PARAMETER, _CLOSE, _CLOSE_CALL])
+_CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER])
 
 
-def read_function(source: Source, output: Output) -> Reading[None]:
-    """Take one call. An argument is passed on when it is complete, typed by the tool's schema.
+def read_function(source: Source, output: Output, *, known: bool) -> Reading[None]:
+    """Take one call. Arguments are typed by the tool's schema; strings are passed on as they come.
 
-    The end tag of a parameter may be missing. One line break at either end of a value belongs to the notation.
+    The end tags of parameters and of the function may be missing. One line break at either end of a value belongs to
+    the notation.
+
+    Args:
+        known: there must be such a tool.
 
     Raises:
-        NotACall: the text is no call of a known tool.
+        NotACall: the text is no call; what was passed on of it then stays, incomplete.
     """
     yield from source.expect(_OPENS)
     name = yield from source.name()
     yield from source.expect(_BRACKET)
-    output.check(name)
+    output.check(name, known=known)
     arguments = KeyedArguments(source, output, name)
     while True:
         yield from source.space()
-        if (yield from source.expect(_NEXT)) == _CLOSE:
+        if (yield from source.marker(_PARAMETERS)):
+            key = yield from source.key(">")
+            yield from arguments.read_bare(key, _VALUE_ENDS, framed=True)
+            yield from source.marker(_CLOSES_PARAMETER)
+            source.settle()
+        elif (yield from source.upcoming(_ENDS)) or (arguments.begun and source.complete):
+            yield from source.marker(_CLOSES)
             arguments.end()
             return
-        key = yield from source.name()
-        yield from source.expect(_BRACKET)
-        pieces: list[str] = []
-        if not (yield from source.until(_VALUE_ENDS, pieces.append)):
+        else:
             raise NotACall
-        yield from source.marker(_CLOSES_PARAMETER)
-        value = "".join(pieces).removeprefix("\n").removesuffix("\n")
-        arguments.add(key, argument_text(value, output.parameter(name, key)))

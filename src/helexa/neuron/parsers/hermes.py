@@ -2,7 +2,7 @@
 
 from helexa.neuron.parsers.function_xml import OPEN as FUNCTION
 from helexa.neuron.parsers.function_xml import read_function
-from helexa.neuron.parsers.json_call import read_call, read_surplus
+from helexa.neuron.parsers.json_call import read_call, take_surplus
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
@@ -24,10 +24,15 @@ class Hermes:
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """As `Family` says."""
-        yield from source.marker(_OPEN)
+        tagged = yield from source.marker(_OPEN)
         yield from source.space()
+        if tagged and (yield from source.marker(_CLOSE)):  # an empty call is none, and no text
+            source.settle()
+            return
         if (yield from source.upcoming(_FUNCTION)):
-            yield from read_function(source, output)
+            yield from read_function(source, output, known=not tagged)
         else:
             yield from read_call(source, output)
-        yield from read_surplus(source, _CLOSE)
+        yield from take_surplus(source)
+        if (yield from source.marker(_CLOSE)):
+            source.settle()

@@ -33,18 +33,21 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
     output.end()
 
 
-def read_call(source: Source, output: Output) -> Reading[None]:
+def read_call(source: Source, output: Output, *, known: bool = False) -> Reading[None]:
     """Take one call. Its arguments are passed on as they come where its name is before them, else when it is complete.
 
-    Repaired are: no arguments at all, arguments written as a string, and a name that stands inside the arguments.
-    `id` and `type` are accepted and left out; an object that has other members is none of a call.
+    Repaired are: no arguments at all, arguments written as a string, the name of a tool inside the arguments, and no
+    brace at the end. `id` and `type` are left out, as is whatever else stands beside arguments and behind one of both.
+
+    Args:
+        known: there must be such a tool.
 
     Raises:
-        NotACall: the text is no call of a known tool.
+        NotACall: the text is no call; what was passed on of it then stays, incomplete.
     """
     name: str | None = None
     arguments: str | None = None
-    started = False
+    started = crowded = False
     yield from source.expect(_OPEN)
     yield from source.space()
     more = not (yield from source.marker(_CLOSE))
@@ -52,41 +55,43 @@ def read_call(source: Source, output: Output) -> Reading[None]:
         key = yield from _key(source)
         if key == "name" and name is None:
             name = _loaded_name((yield from read_json_text(source)))
-            output.check(name)
+            output.check(name, known=known)
         elif key in _ARGUMENTS and arguments is None:
             if name is not None and (yield from source.peek()) == "{":
                 started, arguments = True, ""
                 yield from read_arguments(source, output, name)
             else:
                 arguments = yield from read_json_text(source)
-        elif key in _IGNORED:
+        elif key in _IGNORED or name is not None or arguments is not None:
+            crowded |= key not in _IGNORED
             yield from read_json_text(source)
         else:
             raise NotACall
         yield from source.space()
-        more = (yield from source.expect(_NEXT)) == ","
+        found = yield from source.marker(_NEXT)
+        if not found and not started:
+            raise NotACall
+        more = found == ","
         if more:
             yield from source.space()
     if not started:
-        name, arguments = _repaired(name, arguments)
-        output.check(name)
+        if crowded and arguments is None:
+            raise NotACall
+        name, arguments = _repaired(output, name, arguments)
+        output.check(name, known=known)
         output.start(name)
         output.arguments(arguments)
         output.end()
     source.settle()
 
 
-def read_surplus(source: Source, end: Markers) -> Reading[bool]:
-    """Take the marker after a call, with up to three surplus braces before it; whether it is there."""
+def take_surplus(source: Source) -> Reading[None]:
+    """Take white space and up to three braces too many: text, unless what follows is what is due, and settles them."""
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
-            break
+            return
         yield from source.space()
-    if not (yield from source.marker(end)):
-        return False
-    source.settle()
-    return True
 
 
 def _key(source: Source) -> Reading[str]:
@@ -106,22 +111,22 @@ def _loaded_name(text: str) -> str:
     return name
 
 
-def _repaired(name: str | None, arguments: str | None) -> tuple[str, str]:
+def _repaired(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
     """The name and the text of the arguments of a call that is not as it should be."""
-    given = None if arguments is None else json.loads(arguments)
-    if isinstance(given, str):
-        try:
+    arguments = "null" if arguments is None else arguments
+    try:
+        given = json.loads(arguments)
+        if isinstance(given, str):
             given = strict_loads(given)
-        except ValueError:
-            raise NotACall from None
-        arguments = dumps(given)
-    if given is None:
-        given, arguments = {}, "{}"
-    if not isinstance(given, dict) or arguments is None:
-        raise NotACall
-    if name is None:
-        name = given.pop("name", None)
-        arguments = dumps(given)
-    if not isinstance(name, str):
+            arguments = dumps(given)
+        if given is None:
+            given, arguments = {}, "{}"
+        if isinstance(given, dict) and name is None:
+            name = given.pop("name", None)
+            arguments = dumps(given)
+            output.check(name if isinstance(name, str) else "", known=True)
+    except (ValueError, RecursionError):  # it is no JSON, or none that can be written again
+        raise NotACall from None
+    if not isinstance(given, dict) or not isinstance(name, str):
         raise NotACall
     return name, arguments

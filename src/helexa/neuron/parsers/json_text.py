@@ -1,8 +1,10 @@
 """Values as JSON text: how parameters that a model writes in another notation become arguments."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from helexa.neuron.parsers.schema_types import schema_types
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates show models their own calls
 _NUMBERS = {"integer": int, "number": (int, float)}
@@ -35,9 +37,9 @@ def argument_text(written: str, schema: Mapping[str, Any]) -> str:
     """The JSON text of a parameter that was written bare, of the type that its schema wants.
 
     What is not of that type is a string. Where the schema names no type, JSON is what it says, and all else a string.
-    Python's spelling counts where a boolean or null is wanted.
+    Python's spelling counts where a boolean or null is wanted. What the schema refers to is among its own definitions.
     """
-    types = frozenset(_types(schema))
+    types = schema_types(schema)
     if "string" in types and not ("null" in types and written == "null"):
         return dumps(written)
     text = _PYTHON.get(written.strip(), written.strip()) if types else written.strip()
@@ -46,19 +48,6 @@ def argument_text(written: str, schema: Mapping[str, Any]) -> str:
     except ValueError:
         return dumps(written)
     return text if not types or any(_is(value, kind) for kind in types) else dumps(written)
-
-
-def _types(schema: Mapping[str, Any], depth: int = 4) -> Iterable[str]:
-    named = schema.get("type")
-    yield from (kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))
-    for key in ("anyOf", "oneOf"):
-        branches = schema.get(key)
-        for branch in branches if isinstance(branches, list) and depth else ():
-            if isinstance(branch, Mapping):
-                yield from _types(branch, depth - 1)
-    options = schema.get("enum")
-    if named is None and isinstance(options, list) and options and all(isinstance(option, str) for option in options):
-        yield "string"
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -9,7 +9,9 @@ MAX_DEPTH = 100
 MAX_NUMBER = 400  # characters; it is held back as a whole, because its end shows only in what follows
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_PLAIN = re.compile(r'[^"\\\x00-\x08\x0b\x0c\x0e-\x1f]*')
+_BREAKS = re.compile(r"[\t\n\r]")
+_ESCAPED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]+")
@@ -23,12 +25,16 @@ _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _STRING, _KEY_STRING = ra
 class JsonValue:
     """A grammar machine: says how far a text goes on to be one JSON value.
 
+    Line breaks and tabs that stand in strings as they are, as small models write them, are taken for their escapes.
+
     Attributes:
         done: the value is complete.
+        breaks: where such stand in what was read last.
     """
 
     def __init__(self) -> None:
         self.done = False
+        self.breaks: list[int] = []
         self._state = _VALUE
         self._open: list[str] = []  # the closing brackets that are due, innermost last
 
@@ -37,6 +43,7 @@ class JsonValue:
 
         Less than six characters are left for later, or `MAX_NUMBER` if they are a number's.
         """
+        self.breaks = []
         while not self.done:
             if self._state in (_STRING, _KEY_STRING):
                 at, wait = self._in_string(text, at)
@@ -50,7 +57,8 @@ class JsonValue:
         return at, False
 
     def _in_string(self, text: str, at: int) -> tuple[int, bool | None]:
-        at = _PLAIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
+        start, at = at, _PLAIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
+        self.breaks += [found.start() for found in _BREAKS.finditer(text, start, at)]
         if at == len(text):
             return at, False
         if text[at] == '"':
@@ -113,7 +121,7 @@ class JsonValue:
 
 
 def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Take one JSON value into `sink`, as it comes.
+    """Take one JSON value into `sink`, as it comes, with its strings' line breaks and tabs escaped.
 
     Raises:
         NotACall: the text is no JSON from where it is left, or ended too early.
@@ -122,12 +130,22 @@ def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
     while True:
         end, wrong = value.advance(source.text, source.at, source.ended)
         if end > source.at:
-            sink(source.take(end))
+            start = source.at
+            sink(_mended(source.take(end), [place - start for place in value.breaks]))
         if value.done:
             return
         if wrong:
             raise NotACall
         yield
+
+
+def _mended(piece: str, breaks: list[int]) -> str:
+    parts: list[str] = []
+    at = 0
+    for place in breaks:
+        parts += [piece[at:place], _ESCAPED[piece[place]]]
+        at = place + 1
+    return "".join([*parts, piece[at:]])
 
 
 def read_json_text(source: Source) -> Reading[str]:

@@ -1,6 +1,6 @@
 """Llama 3: `{"name": ..., "parameters": {...}}`, `<|python_tag|>` before it or not, and `<|python_tag|>NAME.call()`."""
 
-from helexa.neuron.parsers.json_call import read_call
+from helexa.neuron.parsers.json_call import read_call, take_surplus
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.pythonic import read_keywords
@@ -13,7 +13,8 @@ _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Mar
 class LlamaJson:
     """Calls as JSON where the answer begins, more of them after semicolons or white space, or behind the tag anywhere.
 
-    An object that is none of a call is an answer in JSON, and text. Repaired are those faults that `read_call` names.
+    An object that is none of a call of a known tool is an answer in JSON, and text; behind the tag any name will do.
+    Repaired are those faults that `read_call` names, and up to three surplus braces at the end.
     """
 
     name = "llama3_json"
@@ -23,17 +24,19 @@ class LlamaJson:
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """As `Family` says."""
-        yield from source.marker(_TAGS)
+        tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if not (yield from source.upcoming(_OBJECTS)):
             yield from _read_built_in(source, output)
             return
         while True:
-            yield from read_call(source, output)
-            yield from source.space()
+            yield from read_call(source, output, known=not tagged)
+            yield from take_surplus(source)
             if (yield from source.marker(_SEMICOLON)):
                 yield from source.space()
             if not (yield from source.upcoming(_OBJECTS)):
+                if source.empty:
+                    source.settle()
                 return
 
 

@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since 2025 `[TOOL_CALLS]NAME[ARGS]{...}`."""
 
-from helexa.neuron.parsers.json_call import read_arguments, read_call
+from helexa.neuron.parsers.json_call import read_arguments, read_call, take_surplus
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
 from helexa.neuron.parsers.source import Reading, Source
@@ -13,7 +13,7 @@ _LIST, _NEXT = Markers(["["]), Markers([",", "]"])
 class Mistral:
     """Both notations. Ids that the model gives its calls are left out, as are those in the list's objects.
 
-    Repaired are those faults that `read_call` names.
+    Repaired are those faults that `read_call` names, and up to three surplus braces at the end.
     """
 
     name = "mistral"
@@ -35,7 +35,7 @@ def _read_list(source: Source, output: Output) -> Reading[None]:
     while True:
         yield from source.space()
         yield from read_call(source, output)
-        yield from source.space()
+        yield from take_surplus(source)
         if (yield from source.expect(_NEXT)) == "]":
             source.settle()
             return
@@ -49,3 +49,6 @@ def _read_named(source: Source, output: Output) -> Reading[None]:
     yield from source.marker(_HEADS)
     yield from source.space()
     yield from read_arguments(source, output, name)
+    yield from take_surplus(source)
+    if (yield from source.upcoming(_OPENS)) or source.empty:
+        source.settle()

@@ -4,8 +4,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
-from helexa.neuron.parsers.source import NotACall
+from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
+from helexa.neuron.parsers.schema_types import with_definitions
+from helexa.neuron.parsers.source import MAX_NAME, NotACall
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The tools on offer: the JSON Schema of each one's arguments, by name."""
@@ -25,13 +26,17 @@ class Output:
 
     Attributes:
         reasoning: what is read is the model's reasoning.
+        begun: there is text, or a call.
         calls: how many calls have begun.
         open_call: the arguments of the last call are not complete.
+        broken: those of an earlier one are not, and stay so.
     """
 
     def __init__(self, tools: Tools | None, new_id: Callable[[], str]) -> None:
         self.reasoning = False
+        self.begun = False
         self.open_call = False
+        self.broken = False
         self._tools = tools
         self._new_id = new_id
         self.calls = 0
@@ -45,6 +50,7 @@ class Output:
     def text(self, text: str) -> None:
         """The answer goes on."""
         if text:
+            self.begun = True
             self._events.append(TextDelta(text))
 
     def thought(self, text: str) -> None:
@@ -52,29 +58,43 @@ class Output:
         if text:
             self._events.append(ReasoningDelta(text))
 
-    def knows(self, name: str) -> bool:
-        """Whether there is such a tool, as far as that is known."""
-        return name != "" and name.isprintable() and (self._tools is None or name in self._tools)
+    def was_reasoning(self) -> None:
+        """What the answer said so far was none of it."""
+        if self.begun:
+            self._events.append(WasReasoning())
 
-    def check(self, name: str) -> None:
-        """Refuse a name of no tool.
+    @property
+    def calls_count(self) -> bool:
+        """Whether there are tools to call, as far as that is known."""
+        return self._tools is None or bool(self._tools)
+
+    def check(self, name: str, *, known: bool = False) -> None:
+        """Refuse what is no name.
+
+        Args:
+            known: it must be the name of a tool, because nothing else shows that this is a call.
 
         Raises:
-            NotACall: there is no such tool.
+            NotACall: it is none.
         """
-        if not self.knows(name):
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise NotACall
+        if known and self._tools is not None and name not in self._tools:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """The JSON Schema of a tool's parameter; empty where it has none."""
-        properties = (self._tools or {}).get(tool, {}).get("properties")
+        """The JSON Schema of a tool's parameter, with what it refers to; empty where it has none."""
+        whole = (self._tools or {}).get(tool, {})
+        properties = whole.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
-        return schema if isinstance(schema, Mapping) else {}
+        return with_definitions(schema, whole) if isinstance(schema, Mapping) else {}
 
     def start(self, name: str) -> None:
         """A call begins."""
         self._events.append(ToolCallStart(self.calls, self._new_id(), name))
         self.calls += 1
+        self.begun = True
+        self.broken |= self.open_call
         self.open_call = True
 
     def arguments(self, fragment: str) -> None:

@@ -13,16 +13,20 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 class OutputParser:
     """Tells apart what a model says, as it says it; the same however its text is cut.
 
-    What is no call of a known tool is text, as it was written. Left out are the markers, the syntax around names and
-    arguments, and white space before a call that begins the answer, between calls, after them, and around reasoning.
+    What is no call is text, as it was written. Left out are the markers, the syntax around names and arguments, and
+    white space before a call that begins the answer, between calls, after them, and around reasoning.
     A call's arguments are checked as they are passed on: where they go wrong or stop, the call stays as far as it
     came, not valid JSON, and the rest is text. A client must not run such a call, and will not be able to.
+
+    Reasoning stands before all text, once, unless the prompt has ended it already. Further on its marks are text, but
+    for one that ends what no mark began: it is left out, and what came before it was reasoning.
 
     Args:
         family: the notation of the model's tool calls; None reads none.
         reasoning: the marks around its reasoning; None looks for none.
         in_reasoning: the prompt has opened such a block already.
-        tools: the tools that may be called; None where any name counts.
+        reasoned: the prompt has opened and closed one.
+        tools: the tools that may be called; None where they are not known.
         new_id: makes the id of a call.
 
     Attributes:
@@ -35,6 +39,7 @@ class OutputParser:
         *,
         reasoning: ReasoningMarks | None = None,
         in_reasoning: bool = False,
+        reasoned: bool = False,
         tools: Tools | None = None,
         new_id: Callable[[], str] = random_call_id,
     ) -> None:
@@ -42,9 +47,11 @@ class OutputParser:
         self._reasoning = reasoning
         marks = {reasoning.open, reasoning.close} if reasoning else set[str]()
         self.markers: frozenset[str] = (family.markers if family else frozenset()) | marks
-        openers = [*(family.openers if family else ()), *([reasoning.open] if reasoning else ())]
-        self._openers = Markers(openers)
-        self._first_openers = Markers([*openers, *(family.leading if family else ())])
+        openers, leading = (family.openers, family.leading) if family else ((), ())
+        self._call_openers = Markers(openers)
+        self._openers = self._call_openers if reasoned else Markers([*openers, *marks])
+        first_marks = {reasoning.close} if reasoning and reasoned else marks
+        self._first_openers = Markers([*openers, *leading, *first_marks])
         self._source = Source()
         self._output = Output(tools, new_id)
         self._plain = False  # what comes is text, unless a marker begins in it
@@ -64,6 +71,11 @@ class OutputParser:
         """Whether the arguments of the last call are incomplete, as they stay if this is so after `flush`."""
         return self._output.open_call
 
+    @property
+    def broken(self) -> bool:
+        """Whether a call before the last one is incomplete, as it stays."""
+        return self._output.broken
+
     def push(self, text: str) -> list[OutputEvent]:
         """Take the next text; return what it shows."""
         if self._plain and self._source.empty and self._openers.cannot_begin_in(text):
@@ -72,15 +84,20 @@ class OutputParser:
         next(self._reading, None)
         return self._output.drain()
 
-    def flush(self) -> list[OutputEvent]:
-        """What was held back, once no more text will come."""
-        self._source.ended = True
+    def flush(self, *, cut: bool = False) -> list[OutputEvent]:
+        """What was held back, once no more text will come.
+
+        Args:
+            cut: because of a limit: a call that lacks its end is not complete.
+        """
+        self._source.ended, self._source.cut = True, cut
         return self.push("")
 
     def _read(self, in_reasoning: bool) -> Reading[None]:
         output = self._output
         if in_reasoning and self._reasoning is not None:
             yield from self._reasoning.read_inside(self._source, output)
+            self._openers = self._call_openers
         found = yield from self._margin(self._first_openers)
         while True:
             if not found:
@@ -94,9 +111,8 @@ class OutputParser:
     def _block(self, opener: str) -> Reading[str]:
         """Take what `opener` begins; the opener of what comes directly after it, or ""."""
         source = self._source
-        if self._reasoning is not None and opener == self._reasoning.open:
-            yield from self._reasoning.read(source, self._output)
-            return (yield from self._margin(self._first_openers))
+        if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
+            return (yield from self._mark(self._reasoning, opener))
         assert self._family is not None
         try:
             yield from self._family.read(source, self._output)
@@ -107,6 +123,20 @@ class OutputParser:
             self._say(source.give_back())
             return ""
         return (yield from self._margin(self._openers))
+
+    def _mark(self, marks: ReasoningMarks, mark: str) -> Reading[str]:
+        source = self._source
+        self._openers = self._call_openers
+        if mark == marks.open and self._output.begun:
+            source.take(source.at + len(mark))
+            self._say(source.give_back())
+            return ""
+        if mark == marks.open:
+            yield from marks.read(source, self._output)
+        else:
+            self._output.was_reasoning()
+            yield from marks.read_end(source)
+        return (yield from self._margin(self._first_openers))
 
     def _margin(self, openers: Markers) -> Reading[str]:
         """Take white space, which is text unless a call or nothing follows; the opener that follows, or ""."""

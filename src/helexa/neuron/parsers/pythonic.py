@@ -7,18 +7,19 @@ from helexa.neuron.parsers.json_text import dumps, strict_loads
 from helexa.neuron.parsers.keyed_arguments import KeyedArguments
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.python_string import read_string
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _STARTS, _ENDS, _LIST, _NEXT = Markers([_START]), Markers([_END]), Markers(["["]), Markers([",", "]"])
-_BRACKET, _BRACKET_END, _EQUALS = Markers(["("]), Markers([")"]), Markers(["="])
+_BRACKET, _BRACKET_END, _EQUALS, _COMMA = Markers(["("]), Markers([")"]), Markers(["="]), Markers([","])
 _MAX_DEPTH = 50
 
 
 class Pythonic:
     """A list of calls where the answer begins, or behind the start token anywhere. Only literals are arguments.
 
-    An argument is passed on when it is complete.
+    Strings are passed on as they come, other arguments when they are complete.
     """
 
     name = "pythonic"
@@ -28,13 +29,13 @@ class Pythonic:
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """As `Family` says."""
-        yield from source.marker(_STARTS)
+        marked = yield from source.marker(_STARTS)
         yield from source.space()
         yield from source.expect(_LIST)
         while True:
             yield from source.space()
             name = yield from source.name()
-            output.check(name)
+            output.check(name, known=not marked)
             yield from source.expect(_BRACKET)
             yield from read_keywords(source, output, name)
             yield from source.space()
@@ -50,7 +51,7 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
     """Take keyword arguments of a call of `name` and the bracket after them.
 
     Raises:
-        NotACall: the text is none.
+        NotACall: the text is none; what was passed on of it then stays, incomplete.
     """
     arguments = KeyedArguments(source, output, name)
     while True:
@@ -61,14 +62,17 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
         key = yield from source.name()
         yield from source.space()
         yield from source.expect(_EQUALS)
-        literal, end = yield from _read_literal(source)
-        arguments.add(key, _json_text(literal))
-        if end == ",":
-            source.take(source.at + 1)
+        arguments.key(key)
+        yield from source.space()
+        if not (yield from read_string(source, arguments)):
+            arguments.value(_json_text((yield from _read_literal(source))))
+        yield from source.space()
+        if not (yield from source.marker(_COMMA)) and not (yield from source.upcoming(_BRACKET_END)):
+            raise NotACall
 
 
-def _read_literal(source: Source) -> Reading[tuple[str, str]]:
-    """Take a literal; it, and what ends it, unread: a comma or a closing bracket."""
+def _read_literal(source: Source) -> Reading[str]:
+    """Take a literal that is no string, up to a comma or a closing bracket."""
     pieces: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:
@@ -91,7 +95,7 @@ def _read_literal(source: Source) -> Reading[tuple[str, str]]:
             elif char in ",)]}":
                 if depth == 0:
                     pieces.append(source.take(at))
-                    return "".join(pieces), char
+                    return "".join(pieces)
                 depth -= char != ","
             at += 1
         pieces.append(source.take(at))

@@ -16,9 +16,13 @@ class ReasoningMarks:
     open: str
     close: str
 
-    def opened_by(self, prompt: str) -> bool:
-        """Whether `prompt` ends with an open block, so that the answer begins inside it."""
-        return prompt.rstrip().endswith(self.open)
+    def opened_by(self, turn: str) -> bool:
+        """Whether the last turn of a prompt, which the answer goes on with, has a block that is not closed."""
+        return turn.rfind(self.open) > turn.rfind(self.close)
+
+    def closed_by(self, turn: str) -> bool:
+        """Whether it has one that is."""
+        return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """Take a block from its opening marker on."""
@@ -39,9 +43,14 @@ class ReasoningMarks:
                 space.clear()
             space.append(piece[len(body) :])
 
-        if (yield from source.until(self._end, pass_on)):
-            source.take(source.at + len(self.close))
+        ended = yield from source.until(self._end, pass_on)
         output.reasoning = False
+        if ended:
+            yield from self.read_end(source)
+
+    def read_end(self, source: Source) -> Reading[None]:
+        """Take the closing marker and the white space after it."""
+        source.take(source.at + len(self.close))
         yield from source.space()
         source.settle()
 

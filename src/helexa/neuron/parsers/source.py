@@ -11,7 +11,7 @@ Reading = Generator[None, None, T]
 """A parser at work: it yields where it needs more text."""
 
 _SPACE = re.compile(r"\s*")
-_MAX_NAME = 128
+MAX_NAME = 128
 
 
 class NotACall(Exception):
@@ -28,18 +28,25 @@ class Source:
         text: the piece at hand.
         at: how much of it is read.
         ended: no more will come.
+        cut: because of a limit, not because it is complete.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.at = 0
         self.ended = False
+        self.cut = False
         self._taken: list[str] = []
 
     @property
     def empty(self) -> bool:
         """Whether all that came is read."""
         return self.at == len(self.text)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all is read that the model had to say."""
+        return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
         """Add the next piece."""
@@ -94,14 +101,38 @@ class Source:
             end = self.at
             while end < len(self.text) and (self.text[end].isalnum() or self.text[end] in "_.-:/"):
                 end += 1
-            taken += self.take(min(end, self.at + _MAX_NAME + 1 - len(taken)))
-            if len(taken) > _MAX_NAME:
+            taken += self.take(min(end, self.at + MAX_NAME + 1 - len(taken)))
+            if len(taken) > MAX_NAME:
                 raise NotACall
             if not self.empty or self.ended:
                 break
             yield
         if not taken:
             raise NotACall
+        return taken
+
+    def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
+        """Take text up to a marker, which is left unread; both, and "" for the marker if none comes within `limit`."""
+        taken = ""
+        while True:
+            end, found = ends.find(self.text, self.at, self.ended)
+            taken += self.take(min(end, self.at + limit + 1 - len(taken)))
+            if len(taken) > limit:
+                return taken, ""
+            if found is not None or self.ended:
+                return taken, found or ""
+            yield
+
+    def key(self, end: str) -> Reading[str]:
+        """Take a parameter's name, which may be any in one line, and what `end`s it.
+
+        Raises:
+            NotACall: there is none, or one too long to be one.
+        """
+        taken, found = yield from self.short(Markers([end, "\n"]), MAX_NAME)
+        if not taken or found != end:
+            raise NotACall
+        self.take(self.at + len(end))
         return taken
 
     def marker(self, markers: Markers) -> Reading[str]:

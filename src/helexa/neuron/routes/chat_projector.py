@@ -26,6 +26,7 @@ from helexa.neuron.events import (
     TokenLogprob,
     ToolCallDelta,
     ToolCallStart,
+    WasReasoning,
 )
 from helexa.neuron.routes.projector import Encoded, OpenAIProjector
 
@@ -39,8 +40,10 @@ class ChatProjector(OpenAIProjector):
         super().__init__(model, choices=choices, id=id, created=created)
         self._tokens = [Encoded() for _ in range(choices)]
 
-    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk:
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
         """The chunk that says so of an answer; the first one names the role."""
+        if isinstance(event, WasReasoning):
+            return None
         reason = event.reason if isinstance(event, Finished) else None
         said = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
         if isinstance(event, TextDelta) and event.logprobs:
@@ -57,6 +60,11 @@ class ChatProjector(OpenAIProjector):
         """Take the log-probabilities of tokens that the whole answer will tell of."""
         _add(tokens, self._tokens[choice])
 
+    def _take(self, choice: int, event: OutputEvent) -> None:
+        if isinstance(event, WasReasoning):
+            self._tokens[choice] = Encoded()
+        super()._take(choice, event)
+
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
         """A whole answer."""
         text: list[str] = []
@@ -69,6 +77,9 @@ class ChatProjector(OpenAIProjector):
                     text.append(piece)
                 case ReasoningDelta(piece):
                     thoughts.append(piece)
+                case WasReasoning():
+                    thoughts += text
+                    text.clear()
                 case ToolCallStart(_, id, name):
                     calls.append(ToolCall(id=id, type="function", function={"name": name, "arguments": ""}))
                     arguments.append([])
@@ -115,7 +126,7 @@ def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
             return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
         case ToolCallDelta(index, arguments):
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
-        case Finished():
+        case Finished() | WasReasoning():
             return {}
 
 

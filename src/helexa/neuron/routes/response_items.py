@@ -100,6 +100,11 @@ class MessageItem(ResponseItem):
         self._logprobs = Encoded()
         self._told = Encoded()  # as events have them: without bytes
 
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self._texts)
+
     def add(self, delta: TextDelta) -> Event:
         """Take the next piece."""
         before = len(self._told)
@@ -128,7 +133,7 @@ class MessageItem(ResponseItem):
         ]
 
     def _part(self) -> Any:
-        return output_text("".join(self._texts), self._logprobs.fragment())
+        return output_text(self.text, self._logprobs.fragment())
 
 
 class CallItem(ResponseItem):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.core.wire.openai_responses_output import Event, ItemStatus
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
+from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
 from helexa.neuron.routes.response_items import CallItem, MessageItem, ReasoningItem, ResponseItem
 
 
@@ -45,6 +45,16 @@ class ResponseOutput:
             case ToolCallDelta():
                 assert isinstance(item, CallItem)
                 return [item.add(event)]
+            case WasReasoning():
+                return []
+
+    def was_reasoning(self) -> None:
+        """What the last message says was reasoning: in a response that nobody has seen yet."""
+        if isinstance(self._item, MessageItem):
+            reasoning = ReasoningItem(self._stem, self._item.index)
+            reasoning.add(ReasoningDelta(self._item.text))
+            self._item = reasoning
+            self._answered = any(item["type"] != "reasoning" for item in self.items)
 
     def end(self, status: ItemStatus) -> list[Event]:
         """No more will come; `status` is that of the last item. An answer that neither says nor calls anything has an

@@ -20,6 +20,7 @@ from helexa.neuron.events import (
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
+    WasReasoning,
 )
 from helexa.neuron.routes.response_output import ResponseOutput
 
@@ -58,7 +59,7 @@ class ResponseProjector:
     def frames(self, event: InferenceEvent) -> bytes:
         """What a stream says of `event`."""
         match event:
-            case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta():
+            case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
                 return b"".join([self._frame(one) for one in self._output.take(event)])
             case Started():
                 response = self._response("in_progress")
@@ -78,6 +79,8 @@ class ResponseProjector:
     def take(self, event: InferenceEvent) -> None:
         """Keep what the whole response needs of `event`."""
         match event:
+            case WasReasoning():
+                self._output.was_reasoning()
             case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta():
                 self._output.take(event)
             case Finished():

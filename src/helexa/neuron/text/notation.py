@@ -11,7 +11,7 @@ from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
 
-_TAIL = 16  # tokens: a prompt's last ones, among which a mark that opens reasoning is
+_TURN = 4096  # tokens of a prompt's last turn that are looked at
 _END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
@@ -63,21 +63,30 @@ class Notation:
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
         """Whether an answer to `prompt` begins inside reasoning."""
-        return self.reasoning is not None and self.reasoning.opened_by(self._tail(prompt))
+        return self.reasoning is not None and self.reasoning.opened_by(self._turn(prompt))
 
     def is_over(self, prompt: Sequence[int]) -> bool:
         """Whether `prompt` has ended the reasoning, or says that there is to be none."""
-        return self.reasoning is not None and self._tail(prompt).endswith(self.reasoning.close)
+        return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
     def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
         """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
         family = self.family if tools or self._channels else None
         if family is None and self.reasoning is None:
             return None
-        return OutputParser(family, reasoning=self.reasoning, in_reasoning=self.is_inside(prompt), tools=tools)
+        inside, reasoned = self.is_inside(prompt), self.is_over(prompt)
+        return OutputParser(family, reasoning=self.reasoning, in_reasoning=inside, reasoned=reasoned, tools=tools)
 
-    def _tail(self, prompt: Sequence[int]) -> str:
-        return self._tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
+    def _turn(self, prompt: Sequence[int]) -> str:
+        """What a prompt has of the answer already: all behind its last marker but those of reasoning."""
+        marks = () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
+        start = max(0, len(prompt) - _TURN)
+        for place in range(len(prompt) - 1, start - 1, -1):
+            marker = self._tokenizer.added_text(prompt[place])
+            if marker.strip() and marker not in marks:
+                start = place + 1
+                break
+        return self._tokenizer.decode(prompt[start:], skip_special=False)
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
         """One that lets through what `parser` has to see."""

@@ -154,6 +154,11 @@ class Tokenizer:
         added = self._added.get(token_id)  # the library would answer with what it looks for in normalized text
         return self._backend.id_to_token(token_id) if added is None else added.content
 
+    def added_text(self, token_id: int) -> str:
+        """The text of a token that was added to the vocabulary, as control tokens and other markers are; else ""."""
+        added = self._added.get(token_id)
+        return "" if added is None else added.content
+
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
         """A twin over the same model that does not look for control tokens."""
