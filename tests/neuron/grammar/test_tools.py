@@ -202,6 +202,16 @@ def test_values_that_look_like_markup():
     assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
     assert not accepts(grammar, call % "a</parameter>")
     assert not accepts(grammar, call % "</function>")
+    assert not accepts(grammar, call % "a</tool_call>")
+
+
+@pytest.mark.parametrize("defined", [{"type": "string"}, {"enum": ["a", "7"]}, {"const": "7"}])
+def test_a_string_that_is_defined_elsewhere_is_written_bare(defined: Schema):
+    schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "required": ["x"], "$defs": {"text": defined}}
+    grammar = for_tools("glm", {"plan": schema}, "required", False, strict=["plan"])
+    call = "<tool_call>plan<arg_key>x</arg_key><arg_value>7</arg_value></tool_call>"
+    assert accepts(grammar, call)
+    assert said(parser("glm", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
 
 
 def test_nested_parameters_stay_in_the_notation_unless_they_refer_to_themselves():
