@@ -96,11 +96,11 @@ def test_without_tools_on_offer_a_call_in_a_message_is_its_text():
     assert said(parser("harmony", {}), text) == [("text", '{"a": 1}')]
 
 
-def test_a_prompt_that_closed_the_block_leaves_no_reasoning():
+def test_after_a_prompt_that_closed_the_block_a_lone_mark_is_text():
     def read(text: str) -> list[Said]:
         return said(parser("hermes", reasoned=True), text)
 
-    assert read("<think>a</think>b") == [("text", "<think>a</think>b")]
+    assert read("<think>a</think>b") == [("thought", "a"), ("text", "b")]  # models that are told not to think do
     assert read("\n</think>\n\nHi </think>.") == [("text", "Hi </think>.")]
 
 

@@ -30,3 +30,16 @@ def test_the_last_turn_says_whether_the_answer_begins_in_thought(
     reader = text.notation.parser(prompt, {})
     assert reader is not None
     assert said(reader, SAID) == read
+
+
+def test_where_no_marker_shows_the_last_turn_a_mark_counts_at_the_end_only():
+    text = ModelText(byte_tokenizer(), AGENT_TEMPLATE, {})
+    notation = text.notation
+    for prompt, inside, over in (
+        ("USER: What is <think>? ASSISTANT: ", False, False),
+        ("SYSTEM: <think>like this</think> USER: Hi. ASSISTANT:", False, False),
+        ("USER: Hi. ASSISTANT: <think>\n", True, False),
+        ("USER: Hi. ASSISTANT: <think>\n\n</think>\n\n", False, True),
+    ):
+        ids = text.tokenizer.encode(prompt)
+        assert (notation.is_inside(ids), notation.is_over(ids)) == (inside, over)

@@ -18,8 +18,8 @@ class OutputParser:
     A call's arguments are checked as they are passed on: where they go wrong or stop, the call stays as far as it
     came, not valid JSON, and the rest is text. A client must not run such a call, and will not be able to.
 
-    Reasoning stands before all text, once, unless the prompt has ended it already. Further on its marks are text, but
-    for one that ends what no mark began: it is left out, and what came before it was reasoning.
+    Reasoning stands before all text. Further on its marks are text, but for one that ends what no mark began, neither
+    here nor in the prompt: it is left out, and what came before it was reasoning.
 
     Args:
         family: the notation of the model's tool calls; None reads none.
@@ -50,8 +50,7 @@ class OutputParser:
         openers, leading = (family.openers, family.leading) if family else ((), ())
         self._call_openers = Markers(openers)
         self._openers = self._call_openers if reasoned else Markers([*openers, *marks])
-        first_marks = {reasoning.close} if reasoning and reasoned else marks
-        self._first_openers = Markers([*openers, *leading, *first_marks])
+        self._first_openers = Markers([*openers, *leading, *marks])
         self._source = Source()
         self._output = Output(tools, new_id)
         self._plain = False  # what comes is text, unless a marker begins in it

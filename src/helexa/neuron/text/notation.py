@@ -11,7 +11,8 @@ from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizer import Tokenizer
 
-_TURN = 4096  # tokens of a prompt's last turn that are looked at
+_TURN = 4096  # tokens of a prompt, from its end, among which its last turn begins
+_TAIL = 16  # tokens: where it does not, a prompt's last ones, among which a mark of reasoning is
 _END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
@@ -78,15 +79,17 @@ class Notation:
         return OutputParser(family, reasoning=self.reasoning, in_reasoning=inside, reasoned=reasoned, tools=tools)
 
     def _turn(self, prompt: Sequence[int]) -> str:
-        """What a prompt has of the answer already: all behind its last marker but those of reasoning."""
-        marks = () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
-        start = max(0, len(prompt) - _TURN)
-        for place in range(len(prompt) - 1, start - 1, -1):
+        """What a prompt has of the answer already: all behind its last marker but those of reasoning.
+
+        Without a marker it is one of these marks, if the prompt ends with that: who wrote others is not known.
+        """
+        marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
+        for place in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):
             marker = self._tokenizer.added_text(prompt[place])
             if marker.strip() and marker not in marks:
-                start = place + 1
-                break
-        return self._tokenizer.decode(prompt[start:], skip_special=False)
+                return self._tokenizer.decode(prompt[place + 1 :], skip_special=False)
+        end = self._tokenizer.decode(prompt[-_TAIL:], skip_special=False).rstrip()
+        return next((mark for mark in marks if end.endswith(mark)), "")
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
         """One that lets through what `parser` has to see."""
