@@ -22,7 +22,17 @@ def body(**fields: Any) -> bytes:
         ({"messages": []}, 1),
         ({"messages": ["odd", {"content": 5}]}, 4),
         ({"prompt": "y" * 40}, 10),
-        ({"input": "z" * 16}, 7),
+        ({"prompt": [5] * 30}, 30),
+        ({"prompt": [[5] * 30]}, 30),
+        ({"prompt": None, "input": "z" * 16}, 6),
+        ({"input": "z" * 16, "instructions": "i" * 40}, 18),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "z" * 40}]}]}, 12),
+        ({"input": [{"type": "function_call_output", "output": "z" * 40}, "odd"], "instructions": None}, 14),
+        ({"input": ["a" * 40, "b" * 80, "c" * 60]}, 20),
+        ({"input": [[5] * 30, [6] * 40]}, 40),
+        ({"input": [5] * 30}, 30),
+        ({"input": []}, 1),
+        ({"images": "z" * 16}, 7),
     ],
 )
 def test_estimates(fields: dict[str, Any], tokens: int) -> None:
@@ -32,9 +42,15 @@ def test_estimates(fields: dict[str, Any], tokens: int) -> None:
 def test_what_cannot_fit_is_refused_and_what_may_is_not() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000}}
     check_prompt(body(messages=[{"role": "user", "content": [image]}]), 100)  # bytes of an image are no text
+    check_prompt(body(input=[{"role": "user", "content": [image | {"type": "input_image"}]}]), 100)
     check_prompt(body(messages=[{"role": "user", "content": "x" * 360}]), 100)
+    check_prompt(body(input=["some words " * 30] * 500), 100)  # each text is a prompt of its own
+    check_prompt(body(input="x", tools=["x" * 10_000]), 100)  # as for messages
     with pytest.raises(ApiError, match="maximum context length is 100 tokens") as caught:
         check_prompt(body(messages=[{"role": "user", "content": "x" * 900}]), 100)
+    for prompt in ("x" * 900, ["x", "x" * 900], [{"content": "x" * 900}], [7] * 999):
+        with pytest.raises(ApiError, match="maximum context length is 100 tokens"):
+            check_prompt(body(input=prompt), 100)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
     assert caught.value.extras == {"max": 100, "estimated_prompt_tokens": 227}
 

@@ -18,23 +18,31 @@ _ADVICE = {
 
 
 def estimated_tokens(body: bytes) -> int:
-    """About how many tokens a request's prompt has: a quarter of its bytes, at least one.
+    """About how many tokens a request's prompt has, at least one: a quarter of its text's bytes.
 
-    Text counts, and eight bytes for each message; a body without messages or a prompt counts as a whole, and so does
-    one that only other parsers can read.
+    Eight bytes more count for each message or item. Token ids are counted, and of several prompts, as there are texts
+    to be embedded, the longest one counts. A body without any prompt counts as a whole, and so does one that only other
+    parsers can read.
     """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError:
         content = {}
-    messages, prompt = content.get("messages"), content.get("prompt")
+    messages, prompt, items = content.get("messages"), content.get("prompt"), content.get("input")
+    if isinstance(items, str):
+        items = [{"content": items}]
     if isinstance(messages, list):
-        size = sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
-    elif isinstance(prompt, str):
-        size = len(prompt.encode())
+        tokens = _of_messages(messages)
+    elif isinstance(prompt, str | list):
+        tokens = _of_prompts(prompt)
+    elif isinstance(items, list) and any(isinstance(item, dict) for item in items):
+        instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
+        tokens = _of_messages(instructions + items)
+    elif isinstance(items, list):
+        tokens = _of_prompts(items)
     else:
-        size = len(body)
-    return max(1, size // _BYTES_PER_TOKEN)
+        tokens = len(body) // _BYTES_PER_TOKEN
+    return max(1, tokens)
 
 
 def check_prompt(body: bytes, context: int) -> None:
@@ -69,8 +77,22 @@ def advice(headers: Headers) -> bytes | None:
     return None
 
 
+def _of_messages(messages: list[Any]) -> int:
+    return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages) // _BYTES_PER_TOKEN
+
+
+def _of_prompts(prompt: str | list[Any]) -> int:
+    """Of a text, of token ids, or of the longest of several of these."""
+    if isinstance(prompt, str):
+        return len(prompt.encode()) // _BYTES_PER_TOKEN
+    ids = [len(one) for one in prompt if isinstance(one, list)]
+    texts = [len(one.encode()) // _BYTES_PER_TOKEN for one in prompt if isinstance(one, str)]
+    return max(ids + texts, default=len(prompt))
+
+
 def _text_bytes(message: Any) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
+    """Of a message, or of an item of Responses, which may be what a call came to."""
+    content = message.get("content") or message.get("output") if isinstance(message, dict) else None
     if isinstance(content, str):
         return len(content.encode())
     parts = content if isinstance(content, list) else []
