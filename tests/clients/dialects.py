@@ -9,7 +9,8 @@ from clients.saying_stack import MODEL, SayingStack
 LEAST_BUDGET = 1024
 """The fewest tokens of thinking that Anthropic's API has."""
 
-Call = tuple[str, dict[str, Any]]
+Call = tuple[str, dict[str, Any] | None]
+"""A name and arguments; None for arguments that broke off."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ def _present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
 
 
+def _arguments(text: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
 def _openai_reply(answers: list[Answer], usage: Any) -> Reply:
     details = usage.completion_tokens_details
     return Reply(answers, usage.prompt_tokens, usage.completion_tokens, details.reasoning_tokens if details else 0)
@@ -108,7 +116,7 @@ async def chat(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
             pieces = called.setdefault((choice.index, call.index if stream else number), [])
             pieces += [text for text in (call.function.name, call.function.arguments) if text]
     for (index, _), (name, *texts) in called.items():
-        answers[index].calls.append((name, json.loads("".join(texts))))
+        answers[index].calls.append((name, _arguments("".join(texts))))
     return _openai_reply(answers, parts[-1].usage)
 
 
@@ -157,7 +165,7 @@ async def responses(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
                 case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
                     streamed.thought += event.delta
                 case "response.function_call_arguments.done":
-                    streamed.calls.append((event.name, json.loads(event.arguments)))
+                    streamed.calls.append((event.name, _arguments(event.arguments)))
                 case "response.completed" | "response.incomplete":
                     reply = event.response
     answer = Answer(text=reply.output_text)
@@ -165,12 +173,14 @@ async def responses(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         if item.type == "reasoning":
             answer.thought += "".join(part.text for part in item.summary or item.content or ())
         elif item.type == "function_call":
-            answer.calls.append((item.name, json.loads(item.arguments)))
+            answer.calls.append((item.name, _arguments(item.arguments)))
+            assert item.status == ("incomplete" if answer.calls[-1][1] is None else "completed")
     if stream:  # the deltas and the response at the end say the same
         assert [call for _, call in answer.calls] == [call for _, call in streamed.calls]
         assert streamed == replace(answer, calls=streamed.calls)
     cut = reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
-    answer.reason = "length" if cut else "tool_calls" if answer.calls else "stop"
+    whole = [call for call in answer.calls if call[1] is not None]
+    answer.reason = "length" if cut else "tool_calls" if whole else "stop"
     usage = reply.usage
     return Reply([answer], usage.input_tokens, usage.output_tokens, usage.output_tokens_details.reasoning_tokens)
 
@@ -197,19 +207,23 @@ async def messages(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         extra_body=_present(n=ask.n, seed=ask.seed),
     )
     asked: dict[str, Any] = {"model": MODEL, "messages": turns, "max_tokens": ask.max_tokens, **fields}
+    pieces: dict[int, str] = {}
     if stream:
         async with stack.anthropic.messages.stream(**asked) as events:
+            async for event in events:
+                if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+                    pieces[event.index] = pieces.get(event.index, "") + event.delta.partial_json
             message = await events.get_final_message()
     else:
         message = await stack.anthropic.messages.create(**asked)
     answer = Answer()
-    for block in message.content:
+    for index, block in enumerate(message.content):
         if block.type == "text":
             answer.text += block.text
         elif block.type == "thinking":
             answer.thought += block.thinking
         elif block.type == "tool_use":
-            answer.calls.append((block.name, dict(block.input)))
+            answer.calls.append((block.name, _arguments(pieces[index]) if stream else dict(block.input)))
     reasons = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
     answer.reason = reasons[str(message.stop_reason)]
     usage: Any = message.usage

@@ -28,6 +28,7 @@ ADD: dict[str, Any] = {
 SUBTRACT: dict[str, Any] = {**ADD, "name": "subtract"}
 CALL = ("add", {"a": 1, "b": 2})
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": }}\n</tool_call>'
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
 
@@ -39,6 +40,7 @@ class Cell:
         seen, unseen: in the prompt.
         held, loose: in the grammar of the answer; it has none where both are empty.
         unsaid: how many tokens the engine says beyond the end of the answer; None where a cell does not tell.
+        message: the answer as a whole message, which has no word for a call that broke off: it is text there.
     """
 
     ask: Ask
@@ -49,12 +51,15 @@ class Cell:
     held: tuple[str, ...] = ()
     loose: tuple[str, ...] = ()
     unsaid: int | None = 0
+    message: Answer | None = None
 
 
 CELLS = {
     "plain": Cell(Ask(say("Grüße 🦊")), Answer("Grüße 🦊", reason="stop")),
     "tools": Cell(
-        Ask(say(f"Adding.{CALLED}"), tools=(ADD,)), Answer("Adding.", calls=[CALL], reason="tool_calls"), ('"add"',)
+        Ask(say(f"Adding.{CALLED}"), tools=(ADD,)),
+        Answer("Adding.", calls=[CALL], reason="tool_calls"),
+        seen=('"add"',),
     ),
     "two calls of tools": Cell(
         Ask(say(f"{CALLED}\n{CALLED}"), tools=(ADD,)), Answer(calls=[CALL, CALL], reason="tool_calls")
@@ -63,7 +68,17 @@ CELLS = {
         Ask(say("<tool_call>\nadd them\n</tool_call>"), tools=(ADD,)),
         Answer("<tool_call>\nadd them\n</tool_call>", reason="stop"),
     ),
-    "tools unused": Cell(Ask(say("No need."), tools=(ADD,)), Answer("No need.", reason="stop"), ('"add"',)),
+    "a tool's call whose arguments go wrong": Cell(
+        Ask(say(f"So:{BROKEN}"), tools=(ADD,)),
+        Answer("So:}}\n</tool_call>", calls=[("add", None)], reason="stop"),
+        message=Answer('So:}}\n</tool_call>{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', reason="stop"),
+    ),
+    "a tool's call that ends in its arguments": Cell(
+        Ask(say(f"So:{BROKEN[: BROKEN.index('}')]}"), tools=(ADD,)),
+        Answer("So:", calls=[("add", None)], reason="stop"),
+        message=Answer('So:{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', reason="stop"),
+    ),
+    "tools unused": Cell(Ask(say("No need."), tools=(ADD,)), Answer("No need.", reason="stop"), seen=('"add"',)),
     "forced tool": Cell(
         Ask(say(CALLED), tools=(ADD, SUBTRACT), forced="add"),
         Answer(calls=[CALL], reason="tool_calls"),
@@ -86,12 +101,12 @@ CELLS = {
     "tool history": Cell(
         Ask(say("Three."), tools=(ADD,), history=((CALL, "the sum is 3"),)),
         Answer("Three.", reason="stop"),
-        ('"add"', '"a": 1', '"b": 2', "the sum is 3"),
+        seen=('"add"', '"a": 1', '"b": 2', "the sum is 3"),
     ),
     "thinking": Cell(
         Ask(say("<think>\nhm\n</think>\n\nYes."), thinking=True),
         Answer("Yes.", thought="hm", reason="stop"),
-        ("<think>",),
+        seen=("<think>",),
     ),
     "thinking, then a tool": Cell(
         Ask(say(f"<think>\nhm\n</think>\n\n{CALLED}"), thinking=True, tools=(ADD,)),
@@ -110,7 +125,9 @@ CELLS = {
     "thinking unasked": Cell(Ask(say("<think>hm</think>Yes.")), Answer("Yes.", thought="hm", reason="stop")),
     "no thinking": Cell(Ask(say("Yes."), thinking=False), Answer("Yes.", reason="stop"), ("<think>\n\n</think>\n\n",)),
     "truncated in thought": Cell(
-        Ask(say("<think>\nhmmmm"), thinking=True, max_tokens=3), Answer(thought="hmm", reason="length"), ("<think>",)
+        Ask(say("<think>\nhmmmm"), thinking=True, max_tokens=3),
+        Answer(thought="hmm", reason="length"),
+        seen=("<think>",),
     ),
     "truncated": Cell(Ask(say("too long"), max_tokens=3), Answer("too", reason="length")),
     "schema": Cell(Ask(say('{"age": 7}'), schema=AGE), Answer('{"age": 7}', reason="stop"), held=("age",)),
@@ -159,7 +176,8 @@ async def test_a_cell(stack: SayingStack, dialect: str, name: str, stream: bool)
     assert cell.unsaid is None or reply.said == said - cell.unsaid
     thought = cell.answer.thought or asked[0]["prompt"].endswith("<think>\n")  # which takes a token to end
     assert 0 < reply.thought <= reply.said if thought else reply.thought == 0
-    assert reply.answers == [cell.answer] * (cell.ask.n or 1)
+    answer = cell.message if cell.message and dialect == "messages" and not stream else cell.answer
+    assert reply.answers == [answer] * (cell.ask.n or 1)
     for request in asked:
         assert [text for text in cell.seen if text not in request["prompt"]] == []
         assert [text for text in cell.unseen if text in request["prompt"]] == []

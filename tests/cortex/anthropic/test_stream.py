@@ -140,9 +140,25 @@ def test_a_call_that_never_was_one_comes_as_text() -> None:
     assert message.stop_reason == "end_turn"
 
 
-def test_a_call_that_turns_out_to_be_none_is_an_error() -> None:
-    broken = [calls(piece(0, '{"command": ', name="Bash", id="1")), calls(piece(0, "ls"))]
-    assert sdk.failure(translated(*broken, finish("tool_calls"), DONE))["type"] == "api_error"
+@pytest.mark.parametrize("reason", ["stop", "tool_calls"])
+def test_a_call_that_breaks_off_stays_what_it_is_and_what_waits_follows(reason: str) -> None:
+    broken = calls(piece(0, '{"command": "l', name="Bash", id="1"))
+    stream = translated(*[calls(one) for one in pieces_of(7, SECOND)], broken, said("So."), finish(reason), DONE)
+    message = sdk.message(stream)
+    assert [block.type for block in message.content] == ["tool_use", "tool_use", "text"]
+    assert [block.to_dict().get("name") for block in message.content] == ["Read", "Bash", None]
+    assert types(stream)[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert message.stop_reason == "end_turn"  # nobody is to run it
+
+
+def test_a_broken_call_that_waits_comes_as_text_behind_another() -> None:
+    first, second = calls(piece(0, '{"a": ', name="f", id="1")), calls(piece(1, '{"b": ', name="g", id="2"))
+    content = sdk.message(translated(first, second, finish(), DONE)).content
+    assert [block.type for block in content] == ["tool_use", "text"]
+    assert content[1].to_dict()["text"] == '{"name":"g","arguments":"{\\"b\\": "}'
+
+
+def test_a_call_that_goes_on_after_its_end_is_an_error() -> None:
     whole = [calls(piece(0, "{}", name="f", id="1")), said("x"), calls(piece(0, "{}"))]
     assert sdk.failure(translated(*whole, finish("tool_calls"), DONE))["type"] == "api_error"
 
@@ -189,6 +205,15 @@ def test_nothing_said_is_an_empty_text() -> None:
 def test_why_it_stopped(reason: str, fields: dict[str, Any], expected: tuple[str, str | None]) -> None:
     message = sdk.message(translated(said("x"), finish(reason, **fields), DONE, stop_sequences=["END"]))
     assert (message.stop_reason, message.stop_sequence) == expected
+
+
+def test_timings_are_passed_on() -> None:
+    deep: Any = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    told = usage(7, 2, helexa_timing={"prefill_ms": 41, "decode_ms": 3.5, "odd": deep, "text": "no"})
+    ending: Any = sdk.parsed(translated(said("x"), finish(), told, DONE))[-2]
+    assert ending["usage"]["helexa_timing"] == {"prefill_ms": 41, "decode_ms": 3.5}
 
 
 def test_a_node_that_counts_nothing_is_counted_for() -> None:
@@ -252,7 +277,8 @@ def test_what_the_gateway_fails_with_is_the_last_event() -> None:
 
 def test_an_empty_piece_of_a_call_is_nothing() -> None:
     empty = [calls({"index": 0}), calls({"index": 0, "function": None}), calls({"index": 1, "function": {}})]
-    assert sdk.message(translated(*empty, said("x"), finish(), DONE)).to_dict()["content"][0]["text"] == "x"
+    (block,) = sdk.message(translated(*empty, said("x"), finish(), DONE)).content
+    assert block.to_dict()["text"] == "x"
 
 
 def test_what_a_node_nests_too_deeply_is_malformed() -> None:

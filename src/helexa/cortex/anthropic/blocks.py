@@ -70,7 +70,7 @@ class Blocks:
         emit: takes the events.
 
     Attributes:
-        called: a tool call was passed on.
+        called: tool calls were passed on, and none of them broke off.
         pieces: how many pieces were passed on.
     """
 
@@ -125,23 +125,23 @@ class Blocks:
             raise malformed("a tool call went on after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End what is open and pass on what waits.
+        """End what is open and pass on what waits. A call that broke off when a part was passed on stays as it is.
 
         Args:
             cut_off: the answer had no room to be finished, so that its last call may be part of one.
-
-        Raises:
-            ApiError: 502 `upstream_malformed_response`: a call that was passed on turned out to be none.
         """
+        broken = False
         while self._queue:
             block = self._queue.popleft()
             if block.kind == "tool_use" and not block.name and not block.arguments:
                 continue
-            if not block.is_whole() and not (cut_off and block.may_begin()):
-                if block.begun:
-                    raise malformed("the arguments of a tool call are not JSON")
-                block = _Block("text", held=[call_as_text(block.name, "".join(block.arguments))])
+            if not block.is_whole():
+                if block.begun or (cut_off and block.may_begin()):
+                    broken = True
+                else:
+                    block = _Block("text", held=[call_as_text(block.name, "".join(block.arguments))])
             self._end(block)
+        self.called = self.called and not broken
         if not self._begun:
             self._end(_Block("text"))
 

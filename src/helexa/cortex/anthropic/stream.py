@@ -87,10 +87,7 @@ class MessageStream:
             if self._finish_reason is None:
                 self._fail(malformed("it ended too early"))
             else:
-                try:
-                    self._close()
-                except ApiError as error:
-                    self._fail(error)
+                self._close()
         return self._taken()
 
     def fail(self, error: ApiError) -> bytes:

@@ -10,7 +10,8 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """The `usage` of a message, from that of a chat completion.
 
     Anthropic counts a prompt in parts that do not overlap: `input_tokens` are those that had to be computed,
-    `cache_read_input_tokens` those that were found in the cache; the prompt is their sum.
+    `cache_read_input_tokens` those that were found in the cache; the prompt is their sum. `helexa_timing`, which our
+    nodes add, stays.
     """
     prompt = _count(usage.get("prompt_tokens"))
     cached = min(_count(_member(usage.get("prompt_tokens_details"), "cached_tokens")), prompt)
@@ -22,6 +23,9 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     }
     if reasoning := _count(_member(usage.get("completion_tokens_details"), "reasoning_tokens")):
         counts["output_tokens_details"] = {"thinking_tokens": reasoning}
+    timing = usage.get("helexa_timing")
+    if isinstance(timing, dict):
+        counts["helexa_timing"] = {name: value for name, value in timing.items() if type(value) in (int, float)}
     return counts
 
 
