@@ -37,6 +37,14 @@ def test_a_conversation_goes_on_from_a_response(client: openai.OpenAI) -> None:
     assert after.usage.input_tokens == spelled.usage.input_tokens
 
 
+def test_what_is_kept_is_given_back_until_it_is_forgotten(client: openai.OpenAI) -> None:
+    first = client.responses.create(**FRANCE, max_output_tokens=5)
+    assert client.responses.retrieve(first.id) == first
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        client.responses.retrieve(first.id)
+
+
 def test_log_probabilities_are_of_the_texts_tokens(client: openai.OpenAI) -> None:
     response = client.responses.create(
         **FRANCE, max_output_tokens=8, top_logprobs=2, include=["message.output_text.logprobs"]

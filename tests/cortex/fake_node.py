@@ -37,6 +37,12 @@ ANSWER = json.dumps(
     indent=1,
 ).encode()
 
+RESPONSE_USAGE = {"input_tokens": 7, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 3}}
+RESPONSE_STREAM = [
+    b'event: response.output_text.delta\ndata: {"delta":"Hello"}\n\n',
+    b'event: response.completed\ndata: {"response":{"usage":%b}}\n\n' % json.dumps(RESPONSE_USAGE).encode(),
+]
+
 
 @dataclass
 class FakeNode:
@@ -97,6 +103,7 @@ class FakeNode:
         for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/images/generations"):
             app.router.add_post(path, self._speak)
         app.router.add_post("/tokenize", self._speak)
+        app.router.add_route("*", "/v1/responses/{id}", self._kept)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -156,6 +163,15 @@ class FakeNode:
         self.models = [entry for entry in self.models if entry["id"] != model]
         return web.json_response({"status": "unloaded"})
 
+    async def _kept(self, request: web.Request) -> web.Response:
+        """A response that is kept for one key."""
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if self.down:
+            return web.Response(status=500)
+        if request.headers.get("x-helexa-key-id") != "capped":
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        return web.json_response({"id": request.match_info["id"], "object": "response", "by": request.method})
+
     async def _speak(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
@@ -177,7 +193,7 @@ async def begin(request: web.Request, *chunks: bytes) -> web.StreamResponse:
 
 async def answer(node: FakeNode, request: web.Request) -> web.StreamResponse:
     if (await request.json()).get("stream"):
-        return await begin(request, *STREAM)
+        return await begin(request, *(RESPONSE_STREAM if request.path == "/v1/responses" else STREAM))
     return web.Response(body=ANSWER, content_type="application/json")
 
 

@@ -135,6 +135,7 @@ class Health(Record):
         memory_free_mb, memory_total_mb: of the host, as far as the node may use it; None where it does not say.
         loading: loads that run now, whoever asked for them.
         poisoned: models whose engines kept dying, and how; nothing brings them back but a load.
+        responses: how the ids of responses begin that this process keeps; None where it keeps none.
     """
 
     uptime_secs: WireInt = 0
@@ -144,6 +145,7 @@ class Health(Record):
     activation: Activation = Field(default_factory=Activation)
     loading: list[Loading] = Field(default_factory=list[Loading])
     poisoned: list[FailedLoad] = Field(default_factory=list[FailedLoad])
+    responses: str | None = None
     models: list[ModelLoad] = Field(default_factory=list[ModelLoad])
 
 

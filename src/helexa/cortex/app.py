@@ -12,22 +12,24 @@ from helexa.cortex.access.cors import Cors
 from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.database import DatabaseError
+from helexa.cortex.question import RESPONSES
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
 from helexa.cortex.routes.explain import get_explanation
-from helexa.cortex.routes.generation import Generation, Messages
+from helexa.cortex.routes.generation import Generation, Messages, Responses
 from helexa.cortex.routes.health import get_health
 from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.cortex.routes.openapi import get_document
+from helexa.cortex.routes.responses import kept_response
 
 _HOT: dict[str, ASGIApp] = {
     "/v1/chat/completions": Generation(),
     "/v1/completions": Generation(),
-    "/v1/responses": Generation(),
+    RESPONSES: Responses(),
     "/v1/embeddings": Generation(),
     "/v1/images/generations": Generation(),
     "/v1/messages": Messages(),
@@ -36,6 +38,7 @@ _HOT: dict[str, ASGIApp] = {
 ROUTES = [
     Route("/v1/models", user(list_models)),
     Route("/v1/models/{model:path}", user(get_model)),
+    Route("/v1/responses/{response_id}", user(kept_response), methods=["GET", "DELETE"]),
     Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
     Route("/api/nodes", viewer(list_nodes)),
     Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),

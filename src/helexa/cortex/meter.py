@@ -9,13 +9,14 @@ import orjson
 
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
-_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name|delta)"\s*:\s*"[^"]')
+_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"[^"]')
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
-_END = re.compile(rb"(?:^|\n)(?:data: ?\[DONE\]|event: ?response\.(?:completed|incomplete|failed)\b)")
-_END_MARKS = (b"[DONE]", b"response.completed", b"response.incomplete", b"response.failed")  # quicker to look for
-_LONGEST_END = 64
+_END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
+_END_MARK = b"[DONE]"  # quicker to look for
+_LONGEST_END = 16
 _USAGE = b'"usage"'
 _FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # objects in it, but none in those
+_COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens")
 _decoder = json.JSONDecoder()
 
 
@@ -59,7 +60,7 @@ class Meter:
     def ended(self, last: int) -> bool:
         """Whether a stream says within its last `last` bytes that it is complete."""
         tail, begin = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
-        if not self._streamed or all(tail.find(mark, begin) < 0 for mark in _END_MARKS):
+        if not self._streamed or tail.find(_END_MARK, begin) < 0:
             return False
         return _END.search(tail, begin) is not None
 
@@ -68,20 +69,27 @@ class Meter:
         return self._streamed and _FAILURE.search(self._tail) is not None
 
     def usage(self) -> Usage | None:
-        """The last usage object in the tail, None when there is none."""
+        """The last usage object in the tail, None when there is none. What the node repeats of a text is in a string,
+        where the name would be followed by a backslash."""
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
             end = self._tail.rfind(_USAGE, 0, end)
             if end < 0:
                 return None
             found = _object_after(self._tail, end + len(_USAGE))
-            if found is not None:
-                return _usage(found)
+            usage = usage_of(found)
+            if usage is not None:
+                return usage
         return None
 
 
-def _usage(found: dict[str, Any]) -> Usage:
-    """Chat and completions say prompt and completion, Responses say input and output."""
+def usage_of(found: Any) -> Usage | None:
+    """The counts of a usage object; None for what is none, as it counts nothing.
+
+    Chat and completions say prompt and completion, Responses and images say input and output.
+    """
+    if not isinstance(found, dict) or not any(type(found.get(name)) in (int, float) for name in _COUNTS):
+        return None
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     return Usage(
         _count(found.get("prompt_tokens") or found.get("input_tokens")),

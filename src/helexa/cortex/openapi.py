@@ -139,6 +139,22 @@ OPERATIONS = (
         "ResponsesAnswer",
         streamed=True,
     ),
+    Operation(
+        "getResponse",
+        "get",
+        "/v1/responses/{response_id}",
+        "A response that is kept",
+        "ResponsesAnswer",
+        refusals=(401, 404, 502),
+    ),
+    Operation(
+        "deleteResponse",
+        "delete",
+        "/v1/responses/{response_id}",
+        "Forget a response",
+        "DeletedResponse",
+        refusals=(401, 404, 502),
+    ),
     _generation(
         "createMessage",
         "/v1/messages",

@@ -141,6 +141,7 @@ _WRITTEN: dict[str, Schema] = {
         max_output_tokens=or_null(INTEGER | {"minimum": 1}),
     ),
     "ResponsesAnswer": record({"id": STRING, "object": one_of("response"), "output": array({"type": "object"})}),
+    "DeletedResponse": record({"id": STRING, "object": one_of("response"), "deleted": BOOLEAN}),
     "EmbeddingsRequest": record({"model": NAME, "input": either(_TEXTS, array(INTEGER), array(array(INTEGER)))}),
     "Embeddings": record(
         {"object": one_of("list"), "data": array(record({"index": COUNT, "embedding": either(array(NUMBER), STRING)}))}

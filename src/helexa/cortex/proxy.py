@@ -14,8 +14,9 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.meter import Meter
-from helexa.cortex.question import Question
+from helexa.cortex.question import RESPONSES, Question
 from helexa.cortex.reply import Reply
+from helexa.cortex.response_meter import ResponseMeter
 from helexa.cortex.router import Outcome, Warm
 from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
 
@@ -161,7 +162,7 @@ class Proxy:
         headers = returned_headers(answer.headers)
         headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-        exchange.meter = meter = Meter(streamed=streamed)
+        exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
         following = None if streamed else await self._following(answer, exchange, settle)
         if not reply.started:

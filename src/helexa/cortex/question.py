@@ -10,10 +10,15 @@ import orjson
 from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
+from helexa.core.fleet import Limit
 from helexa.http.hang_up import ClientGone
+
+EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 _BYTES_PER_TOKEN = 4
 _USUAL_OUTPUT = 4096
+_MOST_ANSWERS = 128
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -26,6 +31,8 @@ class _Members(msgspec.Struct):
     max_tokens: Any = None
     max_completion_tokens: Any = None
     max_output_tokens: Any = None
+    n: Any = None
+    previous_response_id: Any = None
 
 
 _members = msgspec.json.Decoder(_Members)
@@ -41,7 +48,9 @@ class Question:
         body: JSON in the node's dialect: the client's own bytes, unless its dialect had to be translated.
         model: the name it asks for: a model id or an alias.
         stream: the answer is wanted as events.
-        max_output: tokens that the answer may have, None when the client did not say.
+        max_output: tokens that an answer may have, None when the client did not say.
+        answers: how many are wanted.
+        previous: the id of the response that it goes on from: a part of the prompt that only the node knows.
         strict: what makes the body one that servers of other makes take, where that differs.
     """
 
@@ -51,22 +60,28 @@ class Question:
     model: str
     stream: bool = False
     max_output: int | None = None
+    answers: int = 1
+    previous: str | None = None
     strict: Callable[[bytes], bytes] | None = None
 
     @property
     def prompt_estimate(self) -> int:
-        """About how many tokens the prompt has: a quarter of the body's bytes."""
+        """About how many tokens the prompt has, as far as it was sent: a quarter of the body's bytes."""
         return max(1, len(self.body) // _BYTES_PER_TOKEN)
 
-    def tokens(self, usual_output: int | None) -> int:
+    def tokens(self, limit: Limit | None) -> int:
         """The most tokens that answering may take, which a budget must hold.
 
         Args:
-            usual_output: what the node gives to those who do not say how much they want, if it says.
+            limit: the model's: its output for those who do not say how much they want, its input for those who go on
+                from a response.
         """
-        if self.path == "/v1/embeddings":
-            return self.prompt_estimate
-        return self.prompt_estimate + (self.max_output or usual_output or _USUAL_OUTPUT)
+        prompt = self.prompt_estimate
+        if self.path == EMBEDDINGS:
+            return prompt
+        if self.previous is not None and limit is not None:
+            prompt = max(prompt, limit.input or limit.context)
+        return prompt + self.answers * (self.max_output or (limit and limit.output) or _USUAL_OUTPUT)
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
         """The body that names `model`, for a node of this kind: in the nodes' dialect the client's own bytes, in which
@@ -107,7 +122,9 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
         raise missing_model()
     limits = (members.max_completion_tokens, members.max_tokens, members.max_output_tokens)
     max_output = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
-    return Question(path, headers, body, members.model, members.stream is True, max_output)
+    answers = min(members.n, _MOST_ANSWERS) if isinstance(members.n, int) and members.n > 1 else 1
+    previous = members.previous_response_id if isinstance(members.previous_response_id, str) else None
+    return Question(path, headers, body, members.model, members.stream is True, max_output, answers, previous)
 
 
 def _unreadable(body: bytes, error: Exception) -> ApiError:

@@ -59,12 +59,16 @@ class Reply:
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif self._streamed:
             end_of_event = b"" if self._last.endswith((b"\n\n", b"\n\r\n")) or not self._last else b"\n\n"
-            body = end_of_event + refusal_event(error)
+            body = end_of_event + self.failure(error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def refusal(self, error: ApiError) -> bytes:
         """The body that carries an error."""
         return orjson.dumps(error.envelope())
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream that cannot go on."""
+        return refusal_event(error)
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         held = self._held + chunk

@@ -50,7 +50,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
     hint = advice(question.headers)
     if hint is not None:
         reply.headers.append((b"x-helexa-advice", hint))
-    tokens = question.tokens(limit.output if limit else None)
+    tokens = question.tokens(limit)
     with gateway.limits.enter(exchange.principal, tokens) as granted:
         reply.headers += granted.headers
         try:
@@ -74,9 +74,15 @@ async def _ask(
     if routing.affinity and len(view.nodes) > 1:
         account = exchange.principal.account_id if exchange.principal else ""
         key = affinity_key(question.body, question.headers, account, routing.affinity_min_bytes)
-    target = route(view, model, key, routing) or await _loaded(gateway, model, question, reply, exchange)
     outcomes: list[Outcome] = []
     tried: set[str] = set()
+    if question.previous is not None and (holder := view.holder(question.previous)) is not None:
+        tried = {node.name for node in view.nodes} - {holder.name}  # no other node knows what was said
+    target = (
+        route(view, model, key, routing, avoid=tried)
+        or route(view, model, key, routing)
+        or await _loaded(gateway, model, question, reply, exchange)
+    )
     while True:
         tried.add(target.node)
         last = len(view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried) is None

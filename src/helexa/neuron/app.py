@@ -50,7 +50,8 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         discover()  # loads ask for it, and may not wait for it then
     registry = Registry(config, Sources(config), device=device, engine_command=engine_command)
     activation = Activation(registry, config.default_models)
-    monitor = HealthMonitor(registry, activation)
+    kept = ResponseStore(config.responses)
+    monitor = HealthMonitor(registry, activation, responses=kept.prefix if kept.enabled else None)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -78,7 +79,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     counted.watch(NodeCollector(monitor.report, registry.infos, registry.events))
     app = _App(counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
-    app.state.responses = ResponseStore(config.responses)
+    app.state.responses = kept
     app.state.activation = activation
     app.state.health = monitor
     app.state.metrics = counted

@@ -22,6 +22,7 @@ class HealthMonitor:
 
     Args:
         memory: reads free and all bytes of the host's memory, at once.
+        responses: how the ids of responses begin that are kept here, if any are.
         devices: reads the accelerators; a busy driver may let it take long.
     """
 
@@ -30,11 +31,13 @@ class HealthMonitor:
         registry: Registry,
         activation: Activation,
         *,
+        responses: str | None = None,
         memory: Callable[[], tuple[int, int]] = host_memory,
         devices: Callable[[], list[DeviceHealth]] = device_health,
     ) -> None:
         self._registry = registry
         self._activation = activation
+        self._responses = responses
         self._read_memory = memory
         self._read_devices = devices
         self._memory = (0, 0)
@@ -54,6 +57,7 @@ class HealthMonitor:
                 Loading(model_id=info.id, stage=info.stage, progress=info.progress) for info in self._registry.loading()
             ],
             poisoned=self._registry.poisoned(),
+            responses=self._responses,
             models=[model.load() for model in self._registry.models()],
         )
 

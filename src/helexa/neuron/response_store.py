@@ -1,5 +1,6 @@
 """Responses that were given, kept in memory for a while so that the next one may go on from them."""
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class ResponseStore:
     """
 
     def __init__(self, config: ResponsesConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._mark = secrets.token_hex(4)
         self._most_bytes = config.store_mb << 20
         self._most_entries = config.store_entries
         self._seconds = config.store_secs
@@ -53,6 +55,15 @@ class ResponseStore:
     def enabled(self) -> bool:
         """Whether anything is kept at all."""
         return self._most_bytes > 0
+
+    @property
+    def prefix(self) -> str:
+        """How the ids of its responses begin: otherwise in each process, so that a gateway finds the one to ask."""
+        return f"resp_{self._mark}"
+
+    def new_stem(self) -> str:
+        """What the ids of a response and of its items have in common."""
+        return self._mark + secrets.token_hex(12)
 
     def put(self, id: str, principal: str, body: bytes, items: bytes) -> None:
         """Keep a response; one that is larger than all the room is not kept."""

@@ -38,3 +38,7 @@ class Principal:
     tokens_per_minute: int | None = None
     concurrency: int | None = None
     expires_at: float | None = None
+
+    def headers(self) -> dict[str, str]:
+        """Who asks, as nodes are told."""
+        return {"x-helexa-account-id": self.account_id, "x-helexa-key-id": self.key_id}

@@ -112,6 +112,20 @@ class NodeClient:
         if status // 100 != 2 and status != 404:
             raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
 
+    async def response(
+        self, method: str, endpoint: str, id: str, identity: Mapping[str, str], bearer: str | None = None
+    ) -> bytes | None:
+        """`GET` or `DELETE /v1/responses/{id}`: the body; None where nothing is kept under this id for whoever asks.
+
+        Args:
+            identity: headers that say who does.
+        """
+        path = f"/v1/responses/{quote(id, safe='')}"
+        status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
+        if status not in (200, 404):
+            raise NodeError(f"{path} answered HTTP {status}")
+        return body if status == 200 else None
+
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
         """The body of a GET, which must be a 200."""
         return await self._poll("GET", endpoint, path, None, bearer)
@@ -135,9 +149,16 @@ class NodeClient:
         return known | dict(zip(new, found, strict=True))
 
     async def _call(
-        self, method: str, endpoint: str, path: str, timeout_secs: float | None, data: bytes | None, bearer: str | None
+        self,
+        method: str,
+        endpoint: str,
+        path: str,
+        timeout_secs: float | None,
+        data: bytes | None,
+        bearer: str | None,
+        identity: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        headers = {"content-type": "application/json"} if data else {}
+        headers = {**(identity or {}), **({"content-type": "application/json"} if data else {})}
         if bearer is not None:
             headers["authorization"] = f"Bearer {bearer}"
         timeout = aiohttp.ClientTimeout(total=timeout_secs, sock_connect=POLL_TIMEOUT_SECS)

@@ -71,6 +71,14 @@ class FleetView:
     open: frozenset[Pair] = frozenset()
     wary: frozenset[Pair] = frozenset()
 
+    def holder(self, response: str) -> Node | None:
+        """The node that keeps a response, by its id, if it is one of these."""
+        for node in self.nodes:
+            prefix = node.health.responses if node.health is not None else None
+            if prefix and response.startswith(prefix):
+                return node
+        return None
+
     def load(self, node: Node, model: str) -> int:
         """How busy `model` is on `node`: requests through this gateway now, and others at the last poll."""
         return self.in_flight.get((node.name, model), 0) + node.others.get(model, 0)

@@ -17,6 +17,7 @@ from helexa.cortex.gateway import Gateway
 from helexa.cortex.headers import Headers
 from helexa.cortex.question import Question, parse_question, read_body
 from helexa.cortex.reply import Reply
+from helexa.cortex.response_reply import ResponseReply
 from helexa.cortex.service import serve
 from helexa.http.hang_up import ClientGone, HangUp
 from helexa.http.head import refuse_encoded, request_id
@@ -76,6 +77,14 @@ class Generation:
     def question(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
         """What a node is to be asked."""
         return parse_question(path, headers, body)
+
+
+class Responses(Generation):
+    """`POST /v1/responses`, which has error events of its own."""
+
+    def reply(self, send: Send, request_id: str) -> Reply:
+        """A way back that knows them."""
+        return ResponseReply(send)
 
 
 class Messages(Generation):

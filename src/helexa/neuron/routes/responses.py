@@ -41,7 +41,7 @@ async def create_response(request: Request) -> Reply:
         raise renamed(error) from None
     kept = store.enabled and asked.store is not False
     keep = _keep(store, principal, [*history, *asked.input]) if kept else None
-    return Reply(events, ResponseProjector(model.id, asked, keep), stream=bool(asked.stream))
+    return Reply(events, ResponseProjector(model.id, asked, keep, stem=store.new_stem()), stream=bool(asked.stream))
 
 
 async def get_response(request: Request) -> Response:
