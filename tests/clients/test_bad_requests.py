@@ -37,6 +37,8 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
         ({"max_tokens": -1}, openai.UnprocessableEntityError, "invalid_request_body"),
         ({"max_tokens": 1.5}, openai.UnprocessableEntityError, "invalid_request_body"),
         ({"min_tokens": 2}, openai.BadRequestError, "unsupported_parameter"),
+        ({"n": 17}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"web_search_options": {"a": 1}}, openai.BadRequestError, "unsupported_parameter"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
