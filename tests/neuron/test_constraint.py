@@ -207,6 +207,11 @@ async def test_a_real_model_is_held_to_what_is_asked_for(smollm2_gguf: Path) -> 
         jsonschema.validate(json.loads(text), SCHEMA)
         assert end.reason == "stop" and 8 <= end.reasoning_tokens < 20
 
+        eager = {model.text.tokenizer.eos_id: 100.0}  # but no answer ends before its shape has begun
+        thoughts, text, _, end = await said(model, response_format=FORMAT, thinking_budget=8, logit_bias=eager)
+        assert thoughts and end.reason == "stop"
+        jsonschema.validate(json.loads(text), SCHEMA)
+
 
 async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smollm2_gguf: Path) -> None:
     async with smol(smollm2_gguf) as model:
