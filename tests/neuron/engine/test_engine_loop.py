@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.engine.grammars import Grammars
 from helexa.neuron.engine.messages import (
     Embed,
     EngineOptions,
@@ -95,8 +94,7 @@ class Served:
 def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
     ours, theirs = socket.socketpair()
     runner = Runner(step)
-    grammars = Grammars(Path("no model"), 10)
-    engine = Engine(theirs, runner, EngineOptions(speculation=False), grammars)  # type: ignore[arg-type]
+    engine = Engine(theirs, runner, EngineOptions(speculation=False), Path("no model"))  # type: ignore[arg-type]
 
     def serve() -> None:
         with theirs, suppress(SystemExit):

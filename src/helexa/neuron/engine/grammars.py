@@ -37,8 +37,8 @@ class Grammars:
     """Compiles. Whoever serves the engine's socket gives sequences in and fetches them when they are ready.
 
     Args:
-        model: the model's file or folder. Its vocabulary is read at once, beside its weights: nobody else could do
-            anything during a good part of that.
+        model: the model's file or folder; its vocabulary is read when the first grammar comes, since it takes as much
+            memory as the weights of a small model, and seconds.
         width: how many logits a row has.
     """
 
@@ -103,8 +103,6 @@ class Grammars:
     def _work(self) -> None:
         tokenizer: LLTokenizer | None = None
         kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        with suppress(BaseException):  # it is read again for whoever needs it, who hears then what is wrong
-            tokenizer = read_vocabulary(self._model, self._width)
         while sequence := self._next(kept):
             grammar = sequence.request.grammar
             try:

@@ -172,7 +172,6 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
         context: positions that a sequence may have.
         state: of the recurrent layers of one sequence.
         sequences, snapshots: wanted.
-        vocabulary: tokens that a row of logits is for.
     """
 
     device: str
@@ -192,7 +191,6 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     state: int
     sequences: int
     snapshots: int
-    vocabulary: int = 0
 
     def pages_for(self, positions: int) -> int:
         """Pages that hold so many positions."""

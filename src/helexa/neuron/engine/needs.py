@@ -56,7 +56,6 @@ def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
         state=found.state,
         sequences=options.max_sequences,
         snapshots=snapshots,
-        vocabulary=found.vocab_size,
     )
 
 

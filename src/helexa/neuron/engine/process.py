@@ -54,10 +54,10 @@ class Engine:
 
     Args:
         connection: a connected stream socket.
-        grammars: compiled for the runner's model.
+        model: where the runner's model is; grammars need its vocabulary.
     """
 
-    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, grammars: Grammars) -> None:
+    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
         self._connection = connection
         self._runner = runner
         self._decoder = FrameDecoder(ToEngine)
@@ -68,7 +68,7 @@ class Engine:
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
         self._scheduler = Scheduler(bounded, pages, states)
-        self._grammars = grammars
+        self._grammars = Grammars(model, facts.vocab_size)
         self._strikes = Strikes()
 
     def serve(self) -> None:
@@ -209,10 +209,9 @@ def main() -> None:
     connection = socket.socket(fileno=arguments.fd)
     code = 0
     try:
-        loaded = _load(connection, arguments.model, options)
-        if loaded is not None:
-            runner, grammars = loaded
-            Engine(connection, runner, options, grammars).serve()
+        runner = _load(connection, arguments.model, options)
+        if runner is not None:
+            Engine(connection, runner, options, arguments.model).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server is gone, and so are we
     except SystemExit as end:
@@ -221,9 +220,8 @@ def main() -> None:
     os._exit(code)  # taking everything down in order takes long, and for ever on a device that is broken
 
 
-def _load(connection: socket.socket, model: Path, options: EngineOptions) -> tuple[Runner, Grammars] | None:
+def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
     reported = 0
-    grammars: Grammars | None = None
 
     def on_progress(done: int, total: int) -> None:
         nonlocal reported
@@ -233,11 +231,8 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> tup
             _send(connection, Progress(stage="weights", done=done, total=total))
 
     def ask(needs: Needs) -> Grant:
-        nonlocal grammars
         _send(connection, needs)
-        granted = _granted(connection)
-        grammars = grammars or Grammars(model, needs.vocabulary)
-        return granted
+        return _granted(connection)
 
     torch.set_num_threads(options.threads or _physical_cores())
     try:
@@ -249,7 +244,6 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> tup
     except Exception as error:
         _send(connection, _load_failure(model, error))
         return None
-    assert grammars is not None, "it was asked for memory"
     facts = runner.facts
     _send(
         connection,
@@ -270,7 +264,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> tup
             max_sequences=facts.max_sequences,
         ),
     )
-    return runner, grammars
+    return runner
 
 
 def _granted(connection: socket.socket) -> Grant:

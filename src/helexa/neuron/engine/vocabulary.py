@@ -15,10 +15,9 @@ class _Vocabulary:
 
         tokenizer = ModelText.open(model).tokenizer
         self._tokenizer = tokenizer
-        plain = [tokenizer.token_bytes(token) for token in range(width)]
         self.tokens = [tokenizer.token_bytes(token, skip_special=False) for token in range(width)]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
-        special = {token for token in range(width) if plain[token] != self.tokens[token]}
+        special = {token for token in range(width) if self.tokens[token] and not tokenizer.token_bytes(token)}
         self.special_token_ids = sorted(special.union(self.ends))  # no end stands in a text, whatever files call it
         if not self.ends:
             raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
@@ -36,4 +35,6 @@ def read_vocabulary(model: Path, width: int) -> LLTokenizer:
         HelexaError: there is none, or none that grammars can use.
     """
     vocabulary = _Vocabulary(model, width)
-    return LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)
+    read = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)
+    vocabulary.tokens.clear()  # it has its own
+    return read
