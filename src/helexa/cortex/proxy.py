@@ -170,7 +170,7 @@ class Proxy:
             await reply.start(answer.status, headers, streamed=streamed)
         else:
             exchange.status = 200
-        while chunk:
+        while chunk and following != b"":  # the last of a whole answer goes with its end
             if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
             await reply.write(chunk)
@@ -179,11 +179,11 @@ class Proxy:
                 meter.feed(chunk, time.perf_counter())
                 if not streamed:
                     following = await self._following(answer, exchange, settle)
-        await reply.finish()
+        await reply.finish(chunk)
 
     async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
         """The next piece of a whole answer. The last one waits until it is known to be that, and paid for."""
-        piece = await self._next(answer, exchange)
+        piece = b"" if answer.complete else await self._next(answer, exchange)
         if not piece and settle is not None:
             await settle()
         return piece
@@ -216,8 +216,7 @@ class Proxy:
             raise ApiError(answer.status, exchange.code, error["message"], type=error.get("type") or "api_error")
         headers = [header for header in returned_headers(answer.headers) if header[0] != b"content-length"]
         await reply.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
-        await reply.write(bytes(body))
-        await reply.finish()
+        await reply.finish(bytes(body))
 
 
 def _foreign(answer: Answer) -> bool:

@@ -45,9 +45,9 @@ class Reply:
             self._last = (self._last + chunk)[-3:] if len(chunk) < 3 else chunk[-3:]
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-    async def finish(self) -> None:
-        """End a complete answer."""
-        await self._send({"type": "http.response.body", "body": self._held, "more_body": False})
+    async def finish(self, chunk: bytes = b"") -> None:
+        """End a complete answer with these bytes."""
+        await self._send({"type": "http.response.body", "body": self._held + chunk, "more_body": False})
 
     async def abort(self, error: ApiError) -> None:
         """End with an error: a refusal if nothing is sent yet, an event in a stream, else a closed connection."""

@@ -80,6 +80,11 @@ class Answer:
         self.status = connection.status
         self.headers = connection.headers
 
+    @property
+    def complete(self) -> bool:
+        """Whether all of the body was taken, so that `chunk` would be empty."""
+        return self._connection.complete
+
     async def chunk(self) -> bytes:
         """The next bytes of the body, as they come; empty at its end.
 
@@ -204,6 +209,10 @@ class _Connection(asyncio.Protocol):
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self._complete and not self._chunks
 
     async def ask(self, head: bytes, body: bytes) -> Answer:
         if self._transport is None or self._transport.is_closing():

@@ -68,13 +68,15 @@ class AnthropicReply(Reply):
         if len(self._answer) > MAX_ANSWER_BYTES:
             raise malformed(f"it is larger than {MAX_ANSWER_BYTES} bytes")
 
-    async def finish(self) -> None:
-        """The node has said everything.
+    async def finish(self, chunk: bytes = b"") -> None:
+        """The node has said everything, with these bytes.
 
         Raises:
             ApiError: it refused, it broke off, or its answer is malformed.
         """
         assert self.translation is not None
+        if chunk:
+            await self.write(chunk)
         if self._events is not None:
             await self._pass_on(self._events, self._events.finish())
         else:

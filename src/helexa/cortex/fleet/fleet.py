@@ -203,26 +203,29 @@ class Fleet:
             self._freed.clear()
             await self._freed.wait()
 
-    @contextmanager
-    def request(self, name: str, model: str) -> Iterator[None]:
-        """Count one request as in flight on a node for as long as the block runs."""
-        pair = (name, model)
-        probe = self._breakers.began(pair, self._clock())
+    def begin(self, pair: Pair) -> bool:
+        """A request sets out; whether it is the probe of a breaker, which `end` must be told."""
+        self._used_at[pair] = now = self._clock()
+        self._in_flight[pair] += 1
+        probe = self._breakers.began(pair, now)
         if probe:
             self._changed()
-        self._in_flight[pair] += 1
-        self._used_at[pair] = self._clock()
-        try:
-            yield
-        finally:
-            self._used_at[pair] = self._clock()
-            self._in_flight[pair] -= 1
-            if not self._in_flight[pair]:
-                del self._in_flight[pair]
-                self._freed.set()
-            if probe:
-                self._breakers.ended(pair, self._clock())
-                self._changed()
+        return probe
+
+    def end(self, pair: Pair, probe: bool) -> None:
+        """A request that began is over, however it ended."""
+        self._used_at[pair] = now = self._clock()
+        self._in_flight[pair] -= 1
+        if not self._in_flight[pair]:
+            del self._in_flight[pair]
+            self._freed.set()
+        if probe:
+            self._breakers.ended(pair, now)
+            self._changed()
+
+    def request(self, name: str, model: str) -> "Flight":
+        """Count one request as in flight on a node for as long as the block runs."""
+        return Flight(self, (name, model))
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
@@ -279,3 +282,18 @@ class Fleet:
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
             for load in reported
         }
+
+
+class Flight:
+    """One request in flight on a node, as a context manager: a generator would cost more than the counting."""
+
+    __slots__ = ("_fleet", "_pair", "_probe")
+
+    def __init__(self, fleet: Fleet, pair: Pair) -> None:
+        self._fleet, self._pair, self._probe = fleet, pair, False
+
+    def __enter__(self) -> None:
+        self._probe = self._fleet.begin(self._pair)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._fleet.end(self._pair, self._probe)
