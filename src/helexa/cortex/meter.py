@@ -17,6 +17,7 @@ _LONGEST_END = 16
 _USAGE = b'"usage"'
 _FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # objects in it, but none in those
 _COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens")
+_NUMBERS = frozenset({int, float})
 _decoder = json.JSONDecoder()
 
 
@@ -88,7 +89,7 @@ def usage_of(found: Any) -> Usage | None:
 
     Chat and completions say prompt and completion, Responses and images say input and output.
     """
-    if not isinstance(found, dict) or not any(type(found.get(name)) in (int, float) for name in _COUNTS):
+    if not isinstance(found, dict) or _NUMBERS.isdisjoint(map(type, map(found.get, _COUNTS))):
         return None
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     return Usage(
