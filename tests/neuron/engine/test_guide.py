@@ -328,7 +328,12 @@ def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> 
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     end = len(letters) - 1
-    matcher = LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"'))
-    assert matcher.validate_tokens([letters.index('"'), letters.index("<")]) == 2
-    assert matcher.validate_tokens([letters.index('"'), end]) == 1
-    assert matcher.validate_tokens([letters.index('"')] * 2 + [end]) == 3
+    guide = Guide(LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"')))
+    allowed: list[tuple[bool, bool]] = []
+    for letter in '"<"':
+        guide.advance(letters.index(letter))
+        masks = np.full((1, -(-len(letters) // 32) * 4), 0xFF, dtype=np.uint8)
+        guide.fill((), masks)
+        bits = np.unpackbits(masks[0], bitorder="little")
+        allowed.append((bool(bits[letters.index("<")]), bool(bits[end])))
+    assert allowed == [(True, False), (True, False), (True, True)], "an end only where the text may end"
