@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helexa.neuron.answer import AnswerForm, AnswerReader
@@ -209,6 +209,8 @@ def test_calls_come_out_as_they_were_made(family: str):
     check()
 
 
+# No notation of tags can show these in a value; hypothesis draws strings that it finds in the code.
+TAGGED = ("</parameter>", "<parameter=", "</function>", "</tool_call>", "</arg_value>")
 STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map(str.strip)
 
 
@@ -224,6 +226,7 @@ def test_bare_values_come_out_typed(family: str, head: str, pair: str, tail: str
     @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
     def check(city: str, days: int, metric: bool, other: object, size: int) -> None:
         written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
+        assume(not any(tag in written["other"] for tag in TAGGED))
         text = head.format("get_weather") + "".join(pair.format(*item) for item in written.items()) + tail
         [call] = said(parser(family), pieces_at(text, range(size, len(text), size)))
         assert json.loads(call[2]) == {"city": city, "days": days, "metric": metric, "other": other}
