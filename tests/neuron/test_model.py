@@ -70,10 +70,11 @@ async def test_a_dead_engine_serves_nothing() -> None:
 
 def test_memory_that_is_gone_shrinks_the_context_and_in_the_end_nothing_is_served() -> None:
     model = scripted_model(answer("x"))
-    engine_of(model).missing_bytes = 92  # of 100, one for each page
+    pages = model.engine.ready.kv_pages
+    engine_of(model).missing_bytes = pages - 8  # a page takes a byte
     assert model.limit.context == 8 * 16
     assert model.servable.ok
-    engine_of(model).missing_bytes = 100
+    engine_of(model).missing_bytes = pages
     assert model.servable.reason == "insufficient_memory"
     engine_of(model).missing_bytes = 0
     assert model.limit.context == CONTEXT

@@ -95,7 +95,7 @@ def step_of(*spans: tuple[int, int, int, int]) -> Step:
         laid.append(Span(slice(start, start + settled + drafts), prefix, [], slot, settled))
         start += settled + drafts
     nothing = torch.zeros(start, dtype=torch.int64)
-    return Step(Batch(nothing, nothing, nothing, nothing[:0], laid, Capacity(start, SLOTS, 1)))
+    return Step(Batch(nothing, nothing, nothing, nothing[:0], 0, laid, Capacity(start, SLOTS, 1)))
 
 
 def alone(layer: GatedDeltaNet, x: Tensor) -> Tensor:
