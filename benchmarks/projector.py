@@ -56,7 +56,7 @@ def spelled(kind: str, code: str) -> str:
 
 def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, alternatives: int | None) -> float:
     """The processor's time a token, from the engine's outputs to what is sent."""
-    text.notation.speak(FAMILIES.get(kind))
+    text.notation.family = FAMILIES.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if dialect == "chat" else ResponseProjector("m", ASKED)
     likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]

@@ -233,7 +233,7 @@ class Registry:
         text = await asyncio.to_thread(ModelText.open, path)
         text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
         if spec.tool_parser is not None:
-            text.notation.speak(FAMILIES.get(spec.tool_parser))
+            text.notation.family = FAMILIES.get(spec.tool_parser)
 
         async def launch(
             *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from helexa.neuron.engine.scheduler import Plan, PlanEntry, Scheduler
+from helexa.neuron.engine.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduler import Scheduler
 
 
 class SimulatedCache:

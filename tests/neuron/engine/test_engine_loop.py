@@ -22,9 +22,9 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
     encode,
 )
+from helexa.neuron.engine.plan import UNSOUND, Plan
 from helexa.neuron.engine.process import Engine
 from helexa.neuron.engine.runner import ModelFacts, Outcome
-from helexa.neuron.engine.scheduler import UNSOUND, Plan
 
 GREEDY = SamplingParams(temperature=0)
 FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {

@@ -20,8 +20,9 @@ from helexa.neuron.engine.masks import MaskThread
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.plan import MOST_DRAFTS, Plan
 from helexa.neuron.engine.sampler import rows_of, sample
-from helexa.neuron.engine.scheduler import MOST_DRAFTS, Plan, Scheduler
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
 

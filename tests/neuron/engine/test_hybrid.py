@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helexa.neuron.engine.messages import EngineOptions, Generate
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Plan, Scheduler
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 
 TOKENS = 24

@@ -4,8 +4,9 @@ import pytest
 from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import SamplingParams
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
-from helexa.neuron.engine.scheduler import Plan, Scheduler
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 
 # "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.

@@ -7,7 +7,8 @@ from simulation import SimulatedCache
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import UNSOUND, Plan, Scheduler
+from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 

@@ -9,8 +9,9 @@ import torch
 from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
-from helexa.neuron.engine.scheduler import PlanEntry, Scheduler
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.ops import compiler
 from helexa.neuron.ops.compiler import Unavailable

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -78,20 +79,18 @@ async def test_a_cancel_frees_its_pages_in_the_step_that_drops_it(smollm2_gguf: 
 
     monkeypatch.setattr(EngineClient, "_take", spy)
     async with running(smollm2_gguf) as client:
-        other = stream_of(client, PAGE - len(FRANCE))  # never needs a second page
+        other = stream_of(client, 200)  # long enough to see it
         await anext(other)
         long = stream_of(client, 2000, prompt_tokens=5 * PAGE + 10)
         await anext(long)
-        pages = client.ready.kv_pages
-        assert client.free_pages == pages - 1 - 6
         await long.aclose()
-        del reports[:]
         await outputs_of(other)
         *steps, last = [(report.running, report.free_pages) for report in reports]
-        # While the other stream goes on, the closed one is there with all its pages, or gone with all of them.
-        assert set(steps) <= {(2, pages - 7), (1, pages - 1)}
-        assert steps[-1] == (1, pages - 1)
-        assert last == (0, pages)
+        # The closed one is there with all its pages, or gone with all of them; the other may have taken one meanwhile.
+        ((before, after),) = [(step, later) for step, later in pairwise(steps) if later[1] > step[1]]
+        assert (before[0], after[0]) == (2, 1)
+        assert after[1] - before[1] >= 5
+        assert last == (0, client.ready.kv_pages)
 
 
 async def test_a_full_queue_refuses_and_goes_on(smollm2_gguf: Path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
+from helexa.neuron.engine.plan import UNSOUND, PlanEntry
 from helexa.neuron.engine.sampler import Row, rows_of, sample, uniform
-from helexa.neuron.engine.scheduler import UNSOUND, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 
 VOCABULARY = 1000

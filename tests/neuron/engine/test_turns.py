@@ -9,7 +9,8 @@ from simulation import SimulatedCache
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Plan, Scheduler
+from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_cost import StepCost

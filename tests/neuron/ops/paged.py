@@ -5,7 +5,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.ops.native import NativeOps
 

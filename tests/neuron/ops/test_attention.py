@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
-from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
-from helexa.neuron.engine.scheduler import PlanEntry
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.compiler import native_kernels
 from helexa.neuron.ops.kernel_library import KernelLibrary

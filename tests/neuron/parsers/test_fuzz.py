@@ -137,7 +137,7 @@ def _answered(family: str, raw: str) -> list[Said]:
     if text is None:
         marks = () if family == "harmony" else ("<think>", "</think>")
         text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(notation.markers), *marks), "", {})
-        text.notation.speak(notation)
+        text.notation.family = notation
     reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))
     tokens = text.tokenizer.encode(raw)
     outputs = [TokenOutput(id=1, tokens=[token]) for token in tokens]

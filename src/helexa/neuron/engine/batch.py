@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.scheduler import Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan, PlanEntry
 
 PAGE_SIZE = 64
 """Positions per page of the KV cache."""

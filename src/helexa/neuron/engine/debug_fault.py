@@ -26,8 +26,8 @@ from torch import Tensor
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.messages import DEBUG_FAULT
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Plan
 
 Kind = Literal["exit", "hang", "slow", "oom", "fault", "error", "nan"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.guide import Guide, Masks
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.sampler import Restrict
-from helexa.neuron.engine.scheduler import Plan
 
 
 @dataclass(frozen=True)

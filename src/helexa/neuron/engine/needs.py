@@ -7,7 +7,7 @@ import torch
 from helexa.neuron.engine.batch import PAGE_SIZE
 from helexa.neuron.engine.messages import EngineOptions, Needs
 from helexa.neuron.engine.outline import Outline
-from helexa.neuron.engine.scheduler import MOST_DRAFTS
+from helexa.neuron.engine.plan import MOST_DRAFTS
 from helexa.neuron.host_memory import host_memory
 from helexa.neuron.memory_book import own_bytes
 from helexa.neuron.ops.reference import ReferenceOps

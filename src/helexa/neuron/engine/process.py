@@ -40,8 +40,9 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.plan import UNSOUND, Plan
 from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Outcome, Runner, load
-from helexa.neuron.engine.scheduler import UNSOUND, Plan, Scheduler
+from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 

@@ -20,8 +20,8 @@ from helexa.neuron.engine.masks import MaskThread
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logprob, Needs, SamplingParams
 from helexa.neuron.engine.needs import free_memory, needs
 from helexa.neuron.engine.outline import outline
+from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
 from helexa.neuron.engine.sampler import rows_of, sample
-from helexa.neuron.engine.scheduler import MOST_DRAFTS, Plan, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import SamplingParams
-from helexa.neuron.engine.scheduler import UNSOUND, Plan
+from helexa.neuron.engine.plan import UNSOUND, Plan
 from helexa.neuron.engine.sequence import Sequence
 
 Restrict = Callable[[Tensor], None]

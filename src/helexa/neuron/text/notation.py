@@ -20,7 +20,7 @@ class Notation:
     """What one model's vocabulary and chat template show of it.
 
     Attributes:
-        family: of its calls, None where it knows none.
+        family: of its calls, None where it knows none; whoever loads the model may say another.
         reasoning: the marks around its reasoning, None where it has none; harmony has its own.
     """
 
@@ -28,24 +28,19 @@ class Notation:
         def is_token(text: str) -> bool:
             return tokenizer.token_id(text) is not None
 
-        self.speak(find_family(is_token, template))
+        self.family: Family | None = find_family(is_token, template)
         self.reasoning = find_reasoning_marks(is_token, template)
         self._tokenizer = tokenizer
-
-    def speak(self, family: Family | None) -> None:
-        """From now on its calls are of this notation, whatever its files show."""
-        self.family = family
-        self._channels = isinstance(family, Harmony)
 
     @property
     def reasons(self) -> bool:
         """Whether the model's reasoning can be told from its answer."""
-        return self._channels or self.reasoning is not None
+        return self.frames_calls or self.reasoning is not None
 
     @property
     def frames_calls(self) -> bool:
         """Whether all that it says is in messages, whose frames grammars have too."""
-        return self._channels
+        return isinstance(self.family, Harmony)
 
     @property
     def thought_marks(self) -> ReasoningMarks:
@@ -58,7 +53,7 @@ class Notation:
         Args:
             framed: what follows is held to a grammar, which frames it where that has to be.
         """
-        if not self._channels:
+        if not self.frames_calls:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
         return self._tokenizer.encode(_END + ("" if framed else _FINAL))
 
@@ -72,7 +67,7 @@ class Notation:
 
     def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
         """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
-        family = self.family if tools or self._channels else None
+        family = self.family if tools or self.frames_calls else None
         if family is None and self.reasoning is None:
             return None
         inside, reasoned = self.is_inside(prompt), self.is_over(prompt)
