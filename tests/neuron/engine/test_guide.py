@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections.abc import Sequence as Rows
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -16,11 +17,11 @@ from simulation import SimulatedCache
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.masks import MaskThread
+from helexa.neuron.engine.masks import refused
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import MOST_DRAFTS, Plan
+from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
 from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
@@ -53,17 +54,15 @@ class Speaker:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.masks = MaskThread(WIDTH)
         self.cache = SimulatedCache(scheduler)
 
     def run(self, plan: Plan) -> list[int]:
         rows = rows_of(plan)
-        with self.masks.beside(plan) as restrict:
-            self.cache.run(plan)
-            if not rows:
-                return []
-            logits = torch.stack([_logits((*row.sequence.tokens, *row.drafts)) for row in rows])
-            return sample(logits, rows, restrict=restrict)
+        self.cache.run(plan)
+        if not rows:
+            return []
+        logits = torch.stack([_logits((*row.sequence.tokens, *row.drafts)) for row in rows])
+        return sample(logits, rows, refused=partial(refused, plan))
 
 
 def _logits(tokens: tuple[int, ...]) -> torch.Tensor:
@@ -177,35 +176,74 @@ def test_what_is_forced_takes_fewer_steps(tokenizer: LLTokenizer) -> None:
     assert said(outputs) == said(slowly)
 
 
-def test_masks_follow_every_draft_and_leave_the_guide_where_it_was(tokenizer: LLTokenizer) -> None:
+def test_tokens_are_refused_after_every_draft_and_the_guide_stays_where_it_was(tokenizer: LLTokenizer) -> None:
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favourite_colour":"red"}')
     guide, plain = Guide(grammar.deep_copy()), grammar.deep_copy()
     expected = []
     for token in tokens:
-        expected.append(np.frombuffer(plain.compute_bitmask(), dtype=np.uint8)[: WIDTH // 8])
+        expected.append(np.frombuffer(plain.compute_bitmask(), dtype=np.uint8))
         assert plain.consume_token(token)
-    at = 0
-    while at < len(tokens):
+    for at, token in enumerate(tokens):
         drafts = tokens[at : at + rng.randint(0, 5)]
-        wrong = rng.random() < 0.5
-        masks = np.full((len(drafts) + 1 + wrong, WIDTH // 8), 0xFF, dtype=np.uint8)
-        guide.fill([*drafts, END] if wrong else drafts, masks)
-        for row in range(min(len(drafts) + 1, len(tokens) - at)):
-            assert (masks[row] == expected[at + row]).all()
-        guide.advance(tokens[at])
-        at += 1
+        wrong = rng.randint(0, len(drafts))
+        chosen = [*drafts, END]
+        chosen[wrong] = 5000  # which may stand in the name alone
+        found = guide.refused(chosen, drafts)
+        if at + wrong < len(tokens):
+            barred = not np.unpackbits(expected[at + wrong], bitorder="little")[5000]
+            assert found.keys() == (
+                {wrong, len(drafts)} if barred and at + len(drafts) < len(tokens) else {wrong} if barred else set()
+            )
+        assert all((mask == expected[at + row]).all() for row, mask in found.items())
+        guide.advance(token)
     assert guide.ended
     assert not guide.error
+
+
+def test_nothing_is_refused_but_what_a_mask_bars(tokenizer: LLTokenizer) -> None:
+    rng = random.Random(2)
+    for grammar in (JSON, DIGITS, COLOUR, LLMatcher.grammar_from_lark("start: /[a-z]*/ <|im_end|>")):
+        guide, plain = Guide(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
+        for _ in range(20):
+            if guide.ended:
+                break
+            mask = np.frombuffer(plain.compute_bitmask(), dtype=np.uint8)
+            bits = np.unpackbits(mask, bitorder="little")[:WIDTH]
+            for token in (*rng.sample(range(WIDTH), 200), *rng.choices(np.flatnonzero(bits).tolist(), k=20), END):
+                found = guide.refused([token], ())
+                assert [*found] == [0][bits[token] :], token
+                assert all((other == mask).all() for other in found.values())
+            token = int(rng.choice(np.flatnonzero(bits)))
+            guide.advance(token)
+            assert plain.consume_token(token)
+        assert not guide.error
+
+
+def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer) -> None:
+    allowed = [tokenizer.tokenize_str(letter)[0] for letter in "0123456789"]
+    logits = torch.full((WIDTH,), -torch.inf)
+    weights = torch.arange(1, 11, dtype=torch.float32)
+    logits[allowed] = weights.log()
+    logits[5000] = weights.sum().log()  # half of what is drawn is refused
+    counts = torch.zeros(WIDTH)
+    guide = Guide(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
+    draws = 4000
+    for seed in range(draws):
+        one = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
+        plan = [PlanEntry(one, len(one.tokens))]
+        counts[sample(logits[None].clone(), rows_of(plan), refused=partial(refused, plan))] += 1
+    shares = weights / weights.sum()
+    assert counts[allowed].sum() == draws
+    assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()
 
 
 def test_an_end_as_a_draft_is_taken_back(tokenizer: LLTokenizer) -> None:
     guide = Guide(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
         guide.advance(token)
-    masks = np.full((3, WIDTH // 8), 0xFF, dtype=np.uint8)
-    guide.fill([END, END], masks)
+    assert guide.refused([END, END, END], [END, END]) == {}
     assert not guide.ended
     guide.advance(tokenizer.tokenize_str("4")[0])
     assert not guide.error
@@ -285,8 +323,7 @@ def test_an_error_ahead_is_none_if_the_answer_goes_another_way(tokenizer: LLToke
             guide.advance(many)
     drafts = (many,) * 5
     fitting.fitting(drafts)
-    masks = np.full((6, WIDTH // 8), 0xFF, dtype=np.uint8)
-    filled.fill(drafts, masks)
+    filled.refused((*drafts, many), drafts)
     assert filled.ahead <= ahead
     for guide in (fitting, filled):
         assert not guide.error
@@ -333,8 +370,5 @@ def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> 
     allowed: list[tuple[bool, bool]] = []
     for letter in '"<"':
         guide.advance(letters.index(letter))
-        masks = np.full((1, -(-len(letters) // 32) * 4), 0xFF, dtype=np.uint8)
-        guide.fill((), masks)
-        bits = np.unpackbits(masks[0], bitorder="little")
-        allowed.append((bool(bits[letters.index("<")]), bool(bits[end])))
+        allowed.append((not guide.refused([letters.index("<")], ()), not guide.refused([end], ())))
     assert allowed == [(True, False), (True, False), (True, True)], "an end only where the text may end"

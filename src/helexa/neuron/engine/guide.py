@@ -1,18 +1,17 @@
 """A guide: where the output of one sequence stands in its grammar, and what that leaves for its next token."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-Masks = NDArray[np.uint8]
-"""[rows, bytes]: one bit per token, the lowest of each byte first; set where the token is allowed."""
+Mask = NDArray[np.uint8]
+"""[bytes]: one bit per token, the lowest of each byte first; set where the token is allowed."""
 
-_ROW_SECONDS = 0.02  # that a row's mask may take, again and again: all sequences of a step wait for it
+_ROW_SECONDS = 0.02  # that a look at a row may take, again and again: all sequences of a step wait for it
 _MOST_SECONDS = 0.5  # beyond that, before the sequence ends
 
 
@@ -25,7 +24,7 @@ class Guide:
 
     Attributes:
         error: why it cannot go on, empty as long as it can.
-        ahead: how many of the drafts that `fill` was given last may be kept, however right they are.
+        ahead: how many of the drafts that `refused` was given last may be kept, however right they are.
     """
 
     def __init__(self, matcher: LLMatcher, clock: Callable[[], float] = time.thread_time) -> None:
@@ -45,51 +44,71 @@ class Guide:
 
     def advance(self, token: int) -> None:
         """Take the output's next token."""
+        begun = self._clock()
         self._taken.append(token)
-        with self._measured():
-            self._matcher.consume_token(token)
+        self._matcher.consume_token(token)
+        self._spent(begun)
         self._look()
 
     def forced(self, limit: int) -> tuple[int, ...]:
         """The next tokens, at most `limit`, if the grammar leaves no choice; how text is cut into them is a guess."""
         if not self._looks_ahead:
             return ()
-        with self._measured():
-            forced = tuple(self._matcher.compute_ff_tokens()[:limit])
-            return forced if self._came_back() else ()
+        begun = self._clock()
+        forced = tuple(self._matcher.compute_ff_tokens()[:limit])
+        sound = self._came_back()
+        self._spent(begun)
+        return forced if sound else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """As many of them as may follow the output."""
         if not drafts or not self._looks_ahead:
             return ()
-        with self._measured():
-            count = self._matcher.validate_tokens(list(drafts))
-            return drafts[:count] if self._came_back() else ()
+        begun = self._clock()
+        count = self._matcher.validate_tokens(list(drafts))
+        sound = self._came_back()
+        self._spent(begun)
+        return drafts[:count] if sound else ()
 
-    def fill(self, drafts: Rows[int], masks: Masks) -> None:
-        """Write masks for the next token and for the one after each draft.
+    def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
+        """What may be chosen where it is none of `chosen`.
 
         Args:
-            masks: one row more than there are drafts; all bits are set. What follows a draft that the grammar does not
-                allow, or that may not be kept, is of no account and left as it is.
-        """
-        with self._measured(len(masks)):
-            self._fill(drafts, masks)
+            chosen: for the output's next token and for the one after each draft; negative is none.
+            drafts: which may come next.
 
-    def _fill(self, drafts: Rows[int], masks: Masks) -> None:
-        taken = 0
+        Returns:
+            Masks, by their places in `chosen`. What follows a draft that is not chosen, not allowed or not to be kept
+            is of no account and not looked at.
+        """
+        begun = self._clock()
         self.ahead = len(drafts)
-        for row, (draft, mask) in enumerate(zip((*drafts, None), masks, strict=True)):
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            if self._matcher.is_error() or not mask.any():
-                mask.fill(0xFF)  # so that no row looks as if it had no numbers
-                self.ahead = max(row - 1, 0)
-                if row == 0:
-                    self._look()
-                    self.error = self.error or "the grammar leaves no token of the model's vocabulary"
+        plainly = not drafts and chosen[0] >= 0 and self._allows(chosen[0])  # as nearly always
+        masks = {} if plainly else self._refused(chosen, drafts)
+        self._spent(begun, len(chosen))
+        return masks
+
+    def _refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
+        masks: dict[int, Mask] = {}
+        taken = 0
+        for row, (token, draft) in enumerate(zip(chosen, (*drafts, None), strict=True)):
+            if token < 0:
                 break
-            if draft is None:
-                break
+            if self._allows(token):
+                if token != draft:
+                    break
+            else:
+                mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+                if self._matcher.is_error() or not mask.any():
+                    self.ahead = max(row - 1, 0)
+                    if row == 0:
+                        self._look()
+                        self.error = self.error or "the grammar leaves no token of the model's vocabulary"
+                    break
+                if not mask[token >> 3] >> (token & 7) & 1:
+                    masks[row] = mask
+                if draft is None:
+                    break
             if not self._matcher.try_consume_tokens([draft]):
                 if self._matcher.is_error():
                     self.ahead = row
@@ -99,6 +118,12 @@ class Guide:
                 break
         if not self.error:
             self._came_back(taken)
+        return masks
+
+    def _allows(self, token: int) -> bool:
+        """Whether it may come next. A special token that may is sometimes denied here; a mask has it."""
+        forced = self._matcher.compute_ff_tokens()
+        return forced[0] == token if forced else self._matcher.validate_tokens([token]) == 1
 
     def _came_back(self, taken: int = 0) -> bool:
         """Go back to the output's end after a look ahead of it; False if that came to grief.
@@ -114,11 +139,8 @@ class Guide:
         self._look()
         return False
 
-    @contextmanager
-    def _measured(self, rows: int = 0) -> Generator[None]:
-        """The time that this takes, for so many masks, is within bounds, or it is the end."""
-        begun = self._clock()
-        yield
+    def _spent(self, begun: float, rows: int = 0) -> None:
+        """The time since then, for so many rows, is within bounds, or it is the end."""
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS and not self.error:
             self.error = "the grammar takes too long to follow"

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.fit import alone
 from helexa.neuron.engine.logprobs import Logprobs
-from helexa.neuron.engine.masks import MaskThread
+from helexa.neuron.engine.masks import refused
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logprob, Needs, SamplingParams
 from helexa.neuron.engine.needs import free_memory, needs
 from helexa.neuron.engine.outline import outline
@@ -167,22 +168,20 @@ class Runner:
         if self._model.recurrent:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
-        self._masks = MaskThread(self.facts.vocab_size)
         self._check(config.get("bos_token_id"), model_path.name)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Outcome:
         """Run one step."""
         rows = rows_of(plan)
-        with self._masks.beside(plan) as restrict:
-            self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
-            logits, hidden = self.compute(plan)
-            self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
-            sums = _sums(plan, hidden)
-            if not rows:
-                return Outcome([], hidden=sums)
-            logprobs = Logprobs(logits, rows)
-            tokens = sample(logits, rows, self.ops.argmax, restrict)
+        self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
+        logits, hidden = self.compute(plan)
+        self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
+        sums = _sums(plan, hidden)
+        if not rows:
+            return Outcome([], hidden=sums)
+        logprobs = Logprobs(logits, rows)
+        tokens = sample(logits, rows, self.ops.argmax, partial(refused, plan))
         return Outcome(tokens, logprobs.of(tokens), sums)
 
     def forward(self, plan: Plan) -> Tensor:

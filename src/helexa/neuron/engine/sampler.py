@@ -1,8 +1,12 @@
 """The sampler: logits of several rows to one token each, every row with settings of its own.
 
-Order per row: logit bias, penalties, grammar, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the
-cumulative distribution at one uniform number that depends on the row's seed and position alone, so neither the batch
-nor a preemption changes what a seed yields.
+Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the cumulative
+distribution at one uniform number that depends on the row's seed and position alone, so neither the batch nor a
+preemption changes what a seed yields.
+
+A token that a row's grammar refuses is chosen again, with another such number, from what the grammar leaves. So without
+top-k and the like every draw is one from the distribution over that (rejection sampling); with them, a token that they
+keep of the whole vocabulary is not lost to those that they would keep of what the grammar leaves.
 """
 
 from collections import Counter
@@ -10,16 +14,21 @@ from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from helexa.neuron.engine.guide import Mask
+from helexa.neuron.engine.masks import allowed
 from helexa.neuron.engine.messages import SamplingParams
 from helexa.neuron.engine.plan import UNSOUND, Plan
 from helexa.neuron.engine.sequence import Sequence
 
-Restrict = Callable[[Tensor], None]
-"""Takes logits, float32 [S, vocabulary], and makes -inf of those of tokens that may not be chosen."""
+Refused = Callable[[list[int]], dict[int, Mask]]
+"""Takes a token for each row; returns, by row, what may be chosen instead of those that may not."""
 
+_BLOCK = 256  # of tokens whose weights are summed up first
 _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
 _MASK64 = (1 << 64) - 1
 
@@ -56,7 +65,7 @@ def sample(
     logits: Tensor,
     rows: Rows[Row],
     argmax: Callable[[Tensor], Tensor] | None = None,
-    restrict: Restrict | None = None,
+    refused: Refused | None = None,
 ) -> list[int]:
     """Choose a token for each row.
 
@@ -64,27 +73,41 @@ def sample(
         logits: [S, vocabulary], any float dtype; may be changed.
         rows: what the S rows are for.
         argmax: float32 [S, vocabulary] -> [S], the first of the largest in each row; torch's if None.
-        restrict: which tokens may be chosen; all if None.
+        refused: which tokens may not be chosen; none if None.
 
     Returns:
         The tokens; `UNSOUND` where the largest logit is no finite number, as it is in a row computed from such.
     """
-    params = [row.params for row in rows]
     logits = _adjust(logits.float(), rows)
-    if restrict is not None:
-        restrict(logits)
+    params = [row.params for row in rows]
     chosen = logits.argmax(-1) if argmax is None else argmax(logits)
     sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
     drawn = [row for row, p in enumerate(params) if p.temperature > 0]
     if drawn:
+        own = logits if len(drawn) == len(rows) else logits[drawn]
         uniforms = [uniform(params[row].seed, rows[row].position) for row in drawn]
-        chosen[drawn] = _draw(logits[drawn], [params[row] for row in drawn], uniforms)
-    return chosen.where(sound, UNSOUND).tolist()
+        chosen[drawn] = _draw(own, [params[row] for row in drawn], uniforms)
+    tokens = chosen.where(sound, UNSOUND).tolist()
+    for row, mask in (refused(tokens) if refused is not None else {}).items():
+        tokens[row] = _choose_of(allowed(mask, logits.shape[1]), logits[row], rows[row])
+    return tokens
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from a counter-based generator (SplitMix64; Steele, Lea and Flood, 2014)."""
-    state = (seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK64
+def _choose_of(tokens: NDArray[np.int64], logits: Tensor, row: Row) -> int:
+    """One of some tokens, again, from the logits [vocabulary] of a row."""
+    if len(tokens) == 1:
+        return int(tokens[0])
+    left = logits.index_select(0, torch.from_numpy(tokens).to(logits.device)).unsqueeze(0)
+    p = row.params
+    if p.temperature > 0:
+        return int(tokens[int(_draw(left, [p], [uniform(p.seed, row.position, again=True)]))])
+    return int(tokens[int(left.argmax())])
+
+
+def uniform(seed: int, position: int, again: bool = False) -> float:
+    """A number in [0, 1), and another one `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
+    state = seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019
+    state = (state + again * 0xD6E8FEB86659FD93) & _MASK64
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
         state = ((state ^ (state >> shift)) * multiplier) & _MASK64
     return ((state ^ (state >> 31)) >> 11) / (1 << 53)
@@ -116,13 +139,34 @@ def _draw(logits: Tensor, params: Rows[SamplingParams], uniforms: list[float]) -
         rows = torch.tensor(truncated, device=logits.device)
         least = _least_kept(probabilities[rows], [params[row] for row in truncated])
         probabilities[rows] *= probabilities[rows] >= least
-    # In order of token ids, so that neither ties nor the company of other rows change what a draw yields.
-    cumulative = probabilities.cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, _column(logits, uniforms) * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
+    return _inverse(probabilities, _column(logits, uniforms))
+
+
+def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
+    """By row, the first token at which the cumulative weight [R, vocabulary] passes a share [R, 1] of the whole: [R].
+
+    In order of token ids, so that neither ties nor the company of other rows change what a draw yields; first among
+    blocks and then within one, as running sums of a whole vocabulary are slow.
+    """
+    if weights.shape[1] <= _BLOCK:
+        return _passed(weights, shares).squeeze(1)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    masses = blocks.sum(-1)
+    block = _passed(masses, shares)
+    mass = masses.gather(1, block)
+    rest = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
+    place = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), rest)
     # Logits that are not numbers find no token at all; whatever is chosen then must be one that the model has.
-    return torch.minimum(found, last).clamp_(max=logits.shape[-1] - 1).squeeze(1)
+    return (block * _BLOCK + place).clamp_(max=weights.shape[1] - 1).squeeze(1)
+
+
+def _passed(weights: Tensor, shares: Tensor) -> Tensor:
+    """Where running sums of weights [R, N] pass shares [R, 1] of the whole: [R, 1]."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, shares * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
+    return torch.minimum(found, last).clamp_(max=weights.shape[1] - 1)
 
 
 def _least_kept(probabilities: Tensor, params: Rows[SamplingParams]) -> Tensor:
