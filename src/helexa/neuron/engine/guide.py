@@ -95,7 +95,7 @@ class Guide:
             if token < 0:
                 break
             if self._allows(token):
-                if token != draft:
+                if draft is None or token != draft:
                     break
             else:
                 mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
