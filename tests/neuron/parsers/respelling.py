@@ -15,11 +15,12 @@ _EMPTY_CALL = r"|<tool_call>\s*</tool_call>"
 _HARMONY_ENDS = r"<\|message\|>|<\|end\|>|<\|call\|>|<\|return\|>"
 _HARMONY_GAP = (
     rf"(?:\s|<\|constrain\|>|{_HARMONY_ENDS}"
-    rf"|(?:<\|start\|>|<\|channel\|>| to=)(?:(?!{_HARMONY_ENDS}).)*(?:{_HARMONY_ENDS}|\Z))*"
+    rf"|(?:<\|start\|>|<\|channel\|>| to=)(?:(?!{_HARMONY_ENDS}).){{0,512}}(?:{_HARMONY_ENDS}|\Z)"
+    r"|<\|start\|>|<\|channel\|>)*"
 )
 
 
-def respelling(family: str, events: Iterable[OutputEvent]) -> re.Pattern[str]:
+def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Matches each text that `events` may have been read from."""
     empty = _EMPTY_CALL if family in ("hermes", "qwen_xml", "glm") else ""
     gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
@@ -46,7 +47,7 @@ def respelling(family: str, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     return re.compile(gap + "".join(part + gap for part in parts), re.DOTALL)
 
 
-def _call(family: str, name: str, arguments: str) -> str:
+def _call(family: str | None, name: str, arguments: str) -> str:
     json_call = _json_call(name, arguments)
     name, written = _e(name), _json(arguments)
     match family:
@@ -85,10 +86,10 @@ def _json_call(name: str, arguments: str) -> str:
     text = f"(?:{_json(arguments)}|{_e(json.dumps(arguments))})"
     named, given = rf'"name"\s*:\s*"{_e(name)}"\s*{_OTHERS}', rf'"(?:arguments|parameters)"\s*:\s*{text}\s*{_OTHERS}'
     hoisted = rf'"arguments"\s*:\s*{_e("{")}"name":\s*"{_e(name)}"{_e(_rest(arguments))}\s*{_OTHERS}'
-    forms = [rf"\{{\s*{named},\s*{given}\}}?", rf"\{{\s*{given},\s*{named}\}}", rf"\{{\s*{hoisted}\}}"]
+    forms = [rf"{named},\s*{given}\}}?", rf"{given},\s*{named}\}}", rf"{hoisted}\}}"]
     if arguments == "{}":
-        forms.append(rf'\{{\s*{named}(?:,\s*"arguments"\s*:\s*null\s*)?\}}')
-    return f"(?:{'|'.join(forms)})"
+        forms.append(rf'{named}(?:,\s*"arguments"\s*:\s*null\s*)?\}}')
+    return rf"\{{\s*{_HEAD}(?:{'|'.join(forms)})"
 
 
 def _rest(arguments: str) -> str:
@@ -97,8 +98,8 @@ def _rest(arguments: str) -> str:
 
 
 def _json(text: str) -> str:
-    """JSON, in whose strings line breaks may not have been escaped."""
-    return _e(text).replace(r"\\n", r"(?:\\n|\n)")
+    """JSON, in whose strings line breaks and tabs may not have been escaped."""
+    return re.sub(r"\\\\([ntr])", r"(?:\\\\\1|\\\1)", _e(text))
 
 
 def _any_json(depth: int) -> str:
@@ -110,36 +111,59 @@ def _any_json(depth: int) -> str:
     return rf"(?:{text}|[\w.+-]+|\[(?:\s*{inner}\s*,?)*\s*\]|\{{(?:\s*{text}\s*:\s*{inner}\s*,?)*\s*\}})"
 
 
-# Members that a call has beside its name and its arguments.
+# Members that a call has behind its name or its arguments, and before them.
 _OTHERS = rf'(?:,\s*"(?:[^"\\]|\\.)*"\s*:\s*{_any_json(3)}\s*)*'
+_HEAD = rf'(?:"(?:id|type)"\s*:\s*{_any_json(3)}\s*,\s*)*'
 
 
 def _pairs(arguments: str, form: tuple[str, str], end: str) -> str:
-    """Keyed arguments: each in the notation `form`, and `end` if they are complete."""
+    """Keyed arguments, as far as they came: each in the notation `form`, and `end` if they are complete."""
     head, tail = form
-    for missing in ("", "}", '"}', "null}"):
+    parts: list[str] = []
+    at = 0
+    while key := _NAMED.match(arguments, at):
+        parts.append(r"\s*" + head.format(_e(json.loads(key.group(1)))))
         try:
-            pairs = json.loads(arguments + missing, object_pairs_hook=list, parse_float=lambda text: f"\0{text}\0")
+            _, at = json.JSONDecoder().raw_decode(arguments, key.end())
         except ValueError:
-            continue
-        break
-    else:
-        return r"(?!)"  # they were not written one by one
-    parts = [r"\s*" + head.format(_e(key)) + _written(value, form) + tail for key, value in pairs]
-    if missing in ('"}', "null}"):
-        *parts, _ = parts
-        key, value = pairs[-1]
-        begun = ("[\"']*" if form is _KEYWORD else "") + _string(value, form) if missing == '"}' else ""
-        parts.append(r"\s*" + head.format(_e(key)) + begun)
-    return "".join(parts) + (rf"\s*{end}" if not missing else "")
+            return "".join(parts) + _begun(arguments[key.end() :], form)
+        parts.append(_written(arguments[key.end() : at], form) + tail)
+    rest = arguments[at:]
+    if rest == ("}" if parts else "{}"):
+        return "".join([*parts, rf"\s*{end}"])
+    return "".join(parts) if parts and not rest else _NOTHING  # they were not written one by one
 
 
-def _written(value: object, form: tuple[str, str]) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], tuple):
-        value = dict(value)
-    dumped = re.sub(r'"\\u0000(.*?)\\u0000"', r"\1", json.dumps(value, ensure_ascii=False))
-    forms = [_e(dumped), _e(repr(value)), *([_string(value, form)] if isinstance(value, str) else [])]
+_NAMED = re.compile(r'(?:(?<!.)\{|, )("(?:[^"\\]|\\.)*"): ', re.DOTALL)
+_NOTHING = r"(?!)"
+
+
+def _begun(text: str, form: tuple[str, str]) -> str:
+    """A value that did not come, or a string that did not come to its end."""
+    try:
+        return _string(json.loads(text + '"'), form) if text else ""
+    except ValueError:
+        return _NOTHING
+
+
+def _written(text: str, form: tuple[str, str]) -> str:
+    forms = [_literal(text) if form is _KEYWORD else _PYTHON.get(text, _e(text))]
+    if text.startswith('"'):
+        forms.append(_string(json.loads(text), form))
     return rf"\s*(?:{'|'.join(forms)})\s*"
+
+
+def _literal(text: str) -> str:
+    """A JSON value as Python may spell it: with tuples for arrays, in brackets, on several lines."""
+    joint = r"(?:[\s()]|\\\n)*"
+    return joint + "".join(
+        (_string(json.loads(token), _KEYWORD) if token.startswith('"') else _PYTHON.get(token, _e(token))) + joint
+        for token in _TOKEN.findall(text)
+    )
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
+_PYTHON = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "(?:null|None)", "[": r"[\[(]", "]": r",?\s*[\])]"}
 
 
 def _string(value: str, form: tuple[str, str]) -> str:
@@ -155,5 +179,7 @@ _ESCAPED |= {char: char for char in "\\\"'/"}
 
 
 def _spellings(char: str) -> list[str]:
-    octal = rf"\\0{{0,2}}{ord(char):o}"
-    return [_e(char), octal, *([rf"\\{_e(_ESCAPED[char])}"] if char in _ESCAPED else [])]
+    code = ord(char)
+    units = re.sub("....", r"\\\\u\g<0>", char.encode("utf-16-be", "surrogatepass").hex())
+    named = [rf"\\{_e(_ESCAPED[char])}"] if char in _ESCAPED else []
+    return [_e(char), rf"\\0{{0,2}}{code:o}", rf"(?i:\\x{code:02x}|{units}|\\U{code:08x})", *named]

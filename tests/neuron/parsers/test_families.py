@@ -6,6 +6,7 @@ import pytest
 
 from helexa.neuron.events import ToolCallStart
 from helexa.neuron.parsers.parser import OutputParser
+from neuron.parsers.respelling import respelling
 from neuron.parsers.streams import Said, joined, parser, pieces_at, said
 from neuron.parsers.written import WRITTEN
 
@@ -24,6 +25,9 @@ def test_the_same_however_it_is_cut(family: str | None, text: str, expected: lis
         assert said(parser(family), pieces_at(text, [cut])) == expected, cut
     for cuts in combinations(range(0, len(text), 5), 2):
         assert said(parser(family), pieces_at(text, cuts)) == expected, cuts
+    reader = parser(family)
+    events = [*reader.push(text), *reader.flush()]
+    assert respelling(family, events).fullmatch(text), events
 
 
 @pytest.mark.parametrize(

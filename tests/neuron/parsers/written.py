@@ -121,6 +121,7 @@ QWEN_XML: list[tuple[str, list[Said]]] = [
     ),
     ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</tool_call>!", [PARIS, BANG]),
     ("<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n", [PARIS]),
+    ('<function=ping><parameter=a>{"x": {}}<parameter=a>', [("call", "ping", '{"a": {"x": {}}, "a": ')]),
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
 ]
 
@@ -269,6 +270,7 @@ HARMONY: list[tuple[str, list[Said]]] = [
     ),
     ("<|channel|>final<|message|>a<|constrain|>b<|message|>c<|end|>d<|return|>", [("text", "abcd")]),
     ("<|start|>" + "word " * 120, [("text", "word " * 120)]),
+    ("<|channel|>analysis<|channel|>final" + "word " * 120, [("text", "analysisfinal" + "word " * 120)]),
     (" to=day", [("text", " to=day")]),
     ("<|channel|>final<|message|>a <|b", [("text", "a <|b")]),
     ("<|channel|>final", []),

@@ -42,7 +42,8 @@ class Harmony:
         source.settle()
         if not (yield from source.marker(_MESSAGES)):
             if len(header) > _MAX_HEADER or not _ANY.search(header):
-                output.text(_ANY.sub("", header))  # else it is a header without a message
+                for text in _ANY.split(header):  # else it is a header without a message
+                    output.text(text)
             return
         channel = found.group(1) if (found := _CHANNEL_NAME.search(header)) else ""
         recipient = found.group(1) if (found := _RECIPIENT.search(header)) else ""
