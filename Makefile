@@ -12,8 +12,10 @@ up: $(VENV)/.installed
 chat: $(VENV)/.installed
 	$(BIN)/helexa chat
 
+# Tests start some hundred processes, which would compile helexa each time if none may leave what it compiled.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -24,15 +26,17 @@ lint: $(VENV)/.installed-test
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/compare.py helexa/small --install-peers $(VENV)/peers --out $(VENV)/benchmark.json
 
-$(VENV)/.installed: pyproject.toml
+$(BIN)/python:
 	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[all]'
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[all,test]'
-	@touch $@
+	@touch $(VENV)/.installed $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache

@@ -12,6 +12,12 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Files that need a real model come first: they take longest, and no worker is to end on one alone."""
+    long = {item.path for item in items if "smollm2_gguf" in item.fixturenames}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
     """SmolLM2-135M-Instruct, Q4_1: real weights, 98 MB."""

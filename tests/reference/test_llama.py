@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from driving import generate, scheduler_of
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM
 
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.ops import compiler as compiler_module
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf import GgufFile
 
 PROMPTS = [
     "The capital of France is",
@@ -22,35 +24,28 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_gguf: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
+def prompts(smollm2_gguf: Path) -> list[list[int]]:
+    tokenizer = Tokenizer.from_gguf(GgufFile.open(smollm2_gguf).metadata)
+    return [tokenizer.encode(prompt) for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
-def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return [tokenizer(prompt).input_ids for prompt in PROMPTS]
-
-
-@pytest.fixture(scope="module")
-def reference(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """64 greedy tokens of transformers for each prompt."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
-    )
-    model.generation_config.eos_token_id = None  # run on past the end, as the engine does without stop ids
-    outputs = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False)
-        outputs.append(out[0, len(prompt) :].tolist())
-    return outputs
+def answers(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """64 greedy tokens for each prompt, on the reference kernels."""
+    runner = Runner(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=64))
+    return generate(runner, scheduler_of(runner), prompts, 64)
 
 
 def test_greedy_tokens_equal_those_of_transformers(
-    smollm2_gguf: Path, prompts: list[list[int]], reference: list[list[int]]
+    smollm2_gguf: Path, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
-    runner = Runner(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=64))
-    assert generate(runner, scheduler_of(runner), prompts, 64) == reference
+    reference = AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
+    )
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        with torch.inference_mode():  # each token is right after those before it, so all are
+            logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        assert tokens == logits.argmax(-1).tolist()
 
 
 @pytest.mark.skipif(
@@ -60,7 +55,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 def test_packed_kernels_agree_for_the_first_sixteen_tokens(
     smollm2_gguf: Path,
     prompts: list[list[int]],
-    reference: list[list[int]],
+    answers: list[list[int]],
     compiler: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -70,4 +65,4 @@ def test_packed_kernels_agree_for_the_first_sixteen_tokens(
     runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
     alone = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
-    assert alone == [tokens[:16] for tokens in reference]
+    assert alone == [tokens[:16] for tokens in answers]

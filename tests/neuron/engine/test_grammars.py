@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import pytest_asyncio
 from driving import GREEDY
 from llguidance import LLMatcher
 
@@ -39,7 +40,7 @@ def tokenizer(smollm2_gguf: Path) -> Tokenizer:
     return ModelText.open(smollm2_gguf).tokenizer
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     yield client
@@ -65,6 +66,7 @@ async def ask(
     return tokenizer.decode(token for output in outputs for token in output.tokens), outputs[-1]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_answers_follow_their_grammars_side_by_side(client: EngineClient, tokenizer: Tokenizer) -> None:
     hot = [SamplingParams(temperature=1, seed=seed, top_p=0.95) for seed in range(6)]
     whole, (digits, _), (free, _) = await asyncio.gather(
@@ -81,6 +83,7 @@ async def test_answers_follow_their_grammars_side_by_side(client: EngineClient, 
     assert free == (await ask(client, tokenizer, "", max_tokens=8))[0]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: EngineClient, tokenizer: Tokenizer) -> None:
     bad = json.dumps({"grammars": [{"json_schema": {"type": "poem"}}]})
     (_, failed), (text, last), (_, garbled) = await asyncio.gather(
@@ -96,6 +99,7 @@ async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: Engin
     assert client.open_streams == 0
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_whoever_hangs_up_while_it_is_compiled_leaves_nothing(client: EngineClient, tokenizer: Tokenizer) -> None:
     asking = [asyncio.create_task(ask(client, tokenizer, SLOW)) for _ in range(3)]
     while client.open_streams < 3:  # noqa: ASYNC110

@@ -1,21 +1,44 @@
-"""However a sequence is scheduled, its greedy tokens are the same."""
+"""However a sequence is scheduled, its greedy tokens are the same on the reference kernels, with random weights."""
+
+from pathlib import Path
 
 import pytest
 from driving import generate, scheduler_of
 
-from helexa.neuron.engine.messages import SamplingParams
+from helexa.neuron.engine.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from tiny_models import tiny_model
 
-# "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.
-FRANCE = [504, 3575, 282, 4649, 314]
+VOCABULARY = 512
+# Made-up text of different lengths behind a common start; page borders (64) fall inside and at the ends.
+START = [504, 357, 282, 464, 314]
 PROMPTS = [
-    FRANCE + [(900 + 37 * n + 7 * i) % 4000 for i in range(length)]
+    START + [(90 + 37 * n + 7 * i) % VOCABULARY for i in range(length)]
     for n, length in enumerate((0, 1, 12, 40, 58, 59, 60, 130))
 ]
 TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A small llama in float32, shaped like SmolLM2: the heads are three times as many as those of K and V."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    tiny_model(
+        folder,
+        model_type="llama",
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
 
 
 @pytest.fixture(scope="module")
@@ -57,29 +80,31 @@ def test_a_prefix_hit_gives_the_same_tokens(runner: Runner, alone: list[list[int
     cached = scheduler.cached_tokens
     assert generate(runner, scheduler, PROMPTS, TOKENS) == alone
     assert scheduler.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
-    (turn,) = generate(runner, scheduler, [long + alone[-1] + FRANCE], TOKENS)
-    assert generate(runner, scheduler_of(runner, prefix_reuse="off"), [long + alone[-1] + FRANCE], TOKENS) == [turn]
+    (turn,) = generate(runner, scheduler, [long + alone[-1] + START], TOKENS)
+    assert generate(runner, scheduler_of(runner, prefix_reuse="off"), [long + alone[-1] + START], TOKENS) == [turn]
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(runner: Runner) -> None:
     seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
     other = SamplingParams(temperature=0.7, top_p=0.9, seed=8)
-    (alone,) = generate(runner, scheduler_of(runner), [FRANCE], TOKENS, seeded)
-    together = generate(runner, scheduler_of(runner, max_step_tokens=16), [FRANCE] * 4, TOKENS, seeded)
+    (alone,) = generate(runner, scheduler_of(runner), [START], TOKENS, seeded)
+    together = generate(runner, scheduler_of(runner, max_step_tokens=16), [START] * 4, TOKENS, seeded)
     assert together == [alone] * 4
-    assert generate(runner, scheduler_of(runner), [FRANCE], TOKENS, other) != [alone]
+    assert generate(runner, scheduler_of(runner), [START], TOKENS, other) != [alone]
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
         SamplingParams(temperature=0),
-        SamplingParams(temperature=0.8, top_p=0.9, repetition_penalty=1.05, seed=7),
+        SamplingParams(  # it has two tokens to say, so that it repeats itself
+            temperature=0.8, top_p=0.9, repetition_penalty=1.05, seed=7, logit_bias=dict.fromkeys(START[:2], 20.0)
+        ),
     ],
 )
 def test_speculation_gives_the_same_tokens(runner: Runner, sampling: SamplingParams) -> None:
     # Two that repeat themselves, one that does not.
-    prompts = [FRANCE * 14, [*PROMPTS[5], *PROMPTS[5]], PROMPTS[3]]
+    prompts = [START * 14, [*PROMPTS[5], *PROMPTS[5]], PROMPTS[3]]
     guessing, plain = scheduler_of(runner), scheduler_of(runner, speculation=False)
     drafted = 0
     plan_step = guessing.plan
@@ -91,5 +116,6 @@ def test_speculation_gives_the_same_tokens(runner: Runner, sampling: SamplingPar
         return plan
 
     guessing.plan = spy  # type: ignore[method-assign]
-    assert generate(runner, guessing, prompts, TOKENS, sampling) == generate(runner, plain, prompts, TOKENS, sampling)
+    tokens = 3 * TOKENS
+    assert generate(runner, guessing, prompts, tokens, sampling) == generate(runner, plain, prompts, tokens, sampling)
     assert drafted, "nothing was guessed"

@@ -1,7 +1,9 @@
 """However a sequence is scheduled, its greedy tokens are the same on the native kernels; on those of stock torch they
 differ only where the float32 reference hesitates, too."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ PROMPTS = [
     for n, length in enumerate((0, 1, 12, 40, 58, 59, 60, 130))
 ]
 TOKENS = 8
+Reference = Callable[[tuple[int, ...], tuple[int, ...]], torch.Tensor]
 CACHE_MB = 128
 HESITATION = 0.4
 """Natural logarithm of the ratio of two probabilities between which rounding may choose."""
@@ -64,6 +67,12 @@ def stock(smollm2_gguf: Path) -> Runner:
         runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB))
     assert runner.ops.name == CpuOps.name
     return runner
+
+
+@pytest.fixture(scope="module")
+def reference(runner: Runner) -> Reference:
+    """What the float32 reference says of a prompt and the tokens after it, computed once."""
+    return cache(partial(log_probabilities, runner))
 
 
 @pytest.fixture(scope="module")
@@ -110,32 +119,32 @@ def test_a_prefix_hit_gives_the_same_tokens(native: Runner, alone: list[list[int
 
 
 def test_native_tokens_are_the_references_unless_it_hesitates(
-    native: Runner, runner: Runner, alone: list[list[int]]
+    native: Runner, runner: Runner, reference: Reference, alone: list[list[int]]
 ) -> None:
     assert generate(runner, scheduler_of(runner), [FRANCE], 4) == [alone[0][:4]]
     for prompt, tokens in zip(PROMPTS, alone, strict=True):
-        near_the_reference(native, runner, prompt, tokens)
+        near_the_reference(native, reference, prompt, tokens)
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"max_sequences": 1}], ids=str)
 def test_tokens_of_stock_torch_are_the_references_unless_it_hesitates(
-    stock: Runner, runner: Runner, options: dict[str, int]
+    stock: Runner, reference: Reference, options: dict[str, int]
 ) -> None:
     for prompt, tokens in zip(PROMPTS, generate(stock, scheduler_of(stock, **options), PROMPTS, TOKENS), strict=True):
-        near_the_reference(stock, runner, prompt, tokens)
+        near_the_reference(stock, reference, prompt, tokens)
 
 
-def near_the_reference(ours: Runner, reference: Runner, prompt: list[int], tokens: list[int]) -> None:
+def near_the_reference(ours: Runner, reference: Reference, prompt: list[int], tokens: list[int]) -> None:
     """Each token is one that the reference might have chosen, and probabilities on the way are like its own."""
-    expected, actual = (log_probabilities(runner, prompt, tokens) for runner in (reference, ours))
+    expected, actual = reference(tuple(prompt), tuple(tokens)), log_probabilities(ours, prompt, tokens)
     chosen = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert (expected.amax(1) - chosen).max() < HESITATION
     assert (expected.exp() * (expected - actual)).sum(1).max() < 0.03  # nats
 
 
-def log_probabilities(runner: Runner, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+def log_probabilities(runner: Runner, prompt: Rows[int], tokens: Rows[int]) -> torch.Tensor:
     """[tokens, vocabulary], before each of `tokens`."""
-    request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=SamplingParams())
+    request = Generate(id=0, prompt=list(prompt), max_tokens=1, sampling=SamplingParams())
     sequence = Sequence(request, pages=list(range(4)))
     logits = runner.forward([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))])
     return logits.double().log_softmax(-1)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from driving import GREEDY
 
 from faults import bad_models
@@ -25,6 +26,13 @@ async def running(model: Path, **options: int) -> AsyncIterator[EngineClient]:
         yield client
     finally:
         await client.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
+    """An engine that several tests use; each leaves it idle."""
+    async with running(smollm2_gguf) as client:
+        yield client
 
 
 def stream_of(client: EngineClient, max_tokens: int, prompt_tokens: int = len(FRANCE)) -> TokenStream:
@@ -49,27 +57,30 @@ async def until_idle(client: EngineClient) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_half_of_many_streams_hang_up_and_nothing_is_lost_or_left(smollm2_gguf: Path):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_half_of_many_streams_hang_up_and_nothing_is_lost_or_left(client: EngineClient):
     async def hang_up(stream: TokenStream) -> None:
         await anext(stream)
         await anext(stream)
         await stream.aclose()
 
-    async with running(smollm2_gguf) as client:
-        assert client.ready.kv_pages < 32 * 2, "the cache must be too small for all, so that some are preempted"
-        # Up to 70 tokens of prompt and 12 of answer: some cross a page's border while they decode.
-        lengths = [5 + 65 * n // 15 for n in range(16)]
-        answers, _ = await asyncio.gather(
-            asyncio.gather(*(outputs_of(stream_of(client, 12, length)) for length in lengths)),
-            asyncio.gather(*(hang_up(stream_of(client, 400, length)) for length in lengths)),
-        )
-        assert [count(answer) for answer in answers] == [12] * 16
-        assert {answer[-1].finish for answer in answers} == {"length"}
-        assert client.open_streams == 0
-        await until_idle(client)
+    assert client.ready.kv_pages < 32 * 2, "the cache must be too small for all, so that some are preempted"
+    # Up to 70 tokens of prompt and 12 of answer: some cross a page's border while they decode.
+    lengths = [5 + 65 * n // 15 for n in range(16)]
+    answers, _ = await asyncio.gather(
+        asyncio.gather(*(outputs_of(stream_of(client, 12, length)) for length in lengths)),
+        asyncio.gather(*(hang_up(stream_of(client, 400, length)) for length in lengths)),
+    )
+    assert [count(answer) for answer in answers] == [12] * 16
+    assert {answer[-1].finish for answer in answers} == {"length"}
+    assert client.open_streams == 0
+    await until_idle(client)
 
 
-async def test_a_cancel_frees_its_pages_in_the_step_that_drops_it(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cancel_frees_its_pages_in_the_step_that_drops_it(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+):
     reports: list[StepReport] = []
     take = EngineClient._take
 
@@ -78,19 +89,18 @@ async def test_a_cancel_frees_its_pages_in_the_step_that_drops_it(smollm2_gguf: 
         take(self, report)
 
     monkeypatch.setattr(EngineClient, "_take", spy)
-    async with running(smollm2_gguf) as client:
-        other = stream_of(client, 200)  # long enough to see it
-        await anext(other)
-        long = stream_of(client, 2000, prompt_tokens=5 * PAGE + 10)
-        await anext(long)
-        await long.aclose()
-        await outputs_of(other)
-        *steps, last = [(report.running, report.free_pages) for report in reports]
-        # The closed one is there with all its pages, or gone with all of them; the other may have taken one meanwhile.
-        ((before, after),) = [(step, later) for step, later in pairwise(steps) if later[1] > step[1]]
-        assert (before[0], after[0]) == (2, 1)
-        assert after[1] - before[1] >= 5
-        assert last == (0, client.ready.kv_pages)
+    other = stream_of(client, 200)  # long enough to see it
+    await anext(other)
+    long = stream_of(client, 2000, prompt_tokens=5 * PAGE + 10)
+    await anext(long)
+    await long.aclose()
+    await outputs_of(other)
+    *steps, last = [(report.running, report.free_pages) for report in reports]
+    # The closed one is there with all its pages, or gone with all of them; the other may have taken one meanwhile.
+    ((before, after),) = [(step, later) for step, later in pairwise(steps) if later[1] > step[1]]
+    assert (before[0], after[0]) == (2, 1)
+    assert after[1] - before[1] >= 5
+    assert last == (0, client.ready.kv_pages)
 
 
 async def test_a_full_queue_refuses_and_goes_on(smollm2_gguf: Path):
@@ -118,24 +128,24 @@ async def test_a_prompt_that_the_cache_cannot_hold_is_refused(smollm2_gguf: Path
         await until_idle(client)
 
 
-async def test_vectors_come_beside_answers_and_a_cancelled_one_leaves_nothing(smollm2_gguf: Path):
-    async with running(smollm2_gguf) as client:
-        alone = await client.embed(FRANCE, pooling="last")
-        long = asyncio.create_task(client.embed([7] * 1500))
-        answer, again, other = await asyncio.gather(
-            outputs_of(stream_of(client, 12)), client.embed(FRANCE, pooling="last"), client.embed(FRANCE, salt="x")
-        )
-        long.cancel()
-        assert count(answer) == 12
-        assert len(alone.vector) == 576
-        assert again.vector == pytest.approx(alone.vector, abs=1e-3)
-        assert other.vector != alone.vector
-        assert (alone.error, again.error, other.error) == (None, None, None)
-        too_long = await client.embed([7] * (client.ready.context_length + 1))
-        assert (too_long.vector, too_long.retry) == ([], False)
-        assert "KV pages" in (too_long.error or "")
-        await until_idle(client)
-        assert client.open_streams == 0
+@pytest.mark.asyncio(loop_scope="module")
+async def test_vectors_come_beside_answers_and_a_cancelled_one_leaves_nothing(client: EngineClient):
+    alone = await client.embed(FRANCE, pooling="last")
+    long = asyncio.create_task(client.embed([7] * 1500))
+    answer, again, other = await asyncio.gather(
+        outputs_of(stream_of(client, 12)), client.embed(FRANCE, pooling="last"), client.embed(FRANCE, salt="x")
+    )
+    long.cancel()
+    assert count(answer) == 12
+    assert len(alone.vector) == 576
+    assert again.vector == pytest.approx(alone.vector, abs=1e-3)
+    assert other.vector != alone.vector
+    assert (alone.error, again.error, other.error) == (None, None, None)
+    too_long = await client.embed([7] * (client.ready.context_length + 1))
+    assert (too_long.vector, too_long.retry) == ([], False)
+    assert "KV pages" in (too_long.error or "")
+    await until_idle(client)
+    assert client.open_streams == 0
 
 
 async def test_a_damaged_file_is_refused_in_one_line(smollm2_gguf: Path, tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import pytest_asyncio
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,8 @@ from neuron.grammar.schemas import Schema, schemas, tool_schemas
 from neuron.grammar.test_tools import SPELLED
 from neuron.parsers.streams import parser, said
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SCHEMAS = int(os.environ.get("HELEXA_TEST_GENERATED", "12"))
 MAX_TOKENS = 120
 
@@ -30,7 +33,7 @@ def tokenizer(smollm2_gguf: Path) -> Tokenizer:
     return ModelText.open(smollm2_gguf).tokenizer
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     yield client
