@@ -1,15 +1,14 @@
 """Which kernels are chosen, and what is said where faster ones are not."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from helexa.neuron.ops import choose
+from helexa.neuron.ops import choose, compiler
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
@@ -17,6 +16,7 @@ from helexa.neuron.ops.reference import ReferenceOps
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}
+Chosen = Callable[..., tuple[str, str]]
 FALLBACK = CpuOps.name if CpuOps.available() else ReferenceOps.name
 
 
@@ -66,53 +66,69 @@ def test_shapes_that_the_kernels_do_not_take_are_said(
     assert (choice.ops.name, choice.reason) == (FALLBACK, reason)
 
 
-def chosen_by_another_process(**environment: str) -> tuple[str, str]:
-    """Name and reason, as a process with these variables has it."""
-    code = (
-        f"import torch; from helexa.neuron.ops import choose; choice = choose(torch.device('cpu'), None, {SHAPE}); "
-        "print(choice.ops.name, choice.reason, sep='\\n')"
-    )
-    command = [sys.executable, "-c", "import sys; " + code]
-    out = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True, timeout=120)
-    name, reason = out.stdout.splitlines()
-    return name, reason
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
+    """Name and reason, as a process that starts with these variables has it."""
+
+    def chosen(**environment: str) -> tuple[str, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(compiler, "native_kernels", compiler.native_kernels.__wrapped__)
+        choice = choose(CPU, None, SHAPE)
+        return choice.ops.name, choice.reason
+
+    return chosen
 
 
-def test_without_a_compiler_plain_torch_serves(tmp_path: Path) -> None:
-    name, reason = chosen_by_another_process(PATH="/nonexistent", CC="/nonexistent/cc", HELEXA_CACHE=str(tmp_path))
+def test_without_a_compiler_plain_torch_serves(tmp_path: Path, chosen: Chosen) -> None:
+    name, reason = chosen(PATH="/nonexistent", CC="/nonexistent/cc", HELEXA_CACHE=str(tmp_path))
     assert (name, reason) == (FALLBACK, "no C compiler found; install gcc or clang for faster answers")
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'test "$1" = --version && exit 0\necho "no headers here" >&2\nexit 4')
-    assert chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
+    assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
         f"{cc} failed: no headers here",
     )
 
 
-def test_a_compiler_that_cannot_even_say_its_version_is_quoted(tmp_path: Path) -> None:
+def test_a_compiler_that_cannot_even_say_its_version_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'echo "license expired" >&2\nexit 4')
-    assert chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
+    assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
         f"{cc} failed: license expired",
     )
 
 
-def test_a_compiler_whose_output_cannot_be_loaded_is_no_compiler(tmp_path: Path) -> None:
-    cc = script(tmp_path, 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done')
-    name, reason = chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path))
+def test_a_compiler_whose_output_cannot_be_loaded_is_no_compiler(tmp_path: Path, chosen: Chosen) -> None:
+    cc = script(tmp_path, GARBAGE)
+    name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
     assert name == FALLBACK
     assert reason.startswith("the native kernels could not be built: ")
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, chosen: Chosen) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
     cc = script(tmp_path, "exit 0")
-    name, reason = chosen_by_another_process(CC=str(cc), HELEXA_CACHE=str(tmp_path))
+    name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
     assert name == FALLBACK
     assert reason.startswith("the native kernels could not be built: ")
     assert str(tmp_path / "kernels") in reason
+
+
+def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tmp_path / "asked"
+    monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {asked}\n{GARBAGE}')))
+    monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
+    with ThreadPoolExecutor() as threads:
+        engines = [threads.submit(compiler.native_kernels.__wrapped__) for _ in range(3)]
+    assert {type(engine.exception()) for engine in engines} == {compiler.Unavailable}
+    said = asked.read_text().split()
+    assert (said.count("--version"), said.count("-shared")) == (3, 1)
+
+
+GARBAGE = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done'
 
 
 def script(folder: Path, body: str) -> Path:

@@ -7,7 +7,9 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +45,9 @@ def native_kernels() -> KernelLibrary:
     try:
         library = cache_root(None) / "kernels" / f"{_key(compiler)}.so"
         if not library.exists():
-            _compile(compiler, library)
+            with _alone(library):
+                if not library.exists():
+                    _compile(compiler, library)
         return KernelLibrary(ctypes.CDLL(str(library)), layout=_digest(_LAYOUT))
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
@@ -77,9 +81,19 @@ def _key(compiler: str) -> str:
     return digest.hexdigest()[:32]
 
 
+@contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """Among processes that need the same: engines that start together would take the processor from each other."""
+    import fcntl
+
+    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _compile(compiler: str, library: Path) -> None:
     """All sources side by side, since together they take seconds."""
-    library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     sources = [source for source in _sources() if source.suffix == ".c"]
     _log.info("compiling the native kernels for this machine")
     with TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:
