@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.ops.native_mixture import NativeMixture
@@ -90,13 +89,6 @@ def test_of_equal_scores_the_first_experts_are_chosen(native: NativeOps) -> None
     alike[:, 5] = apart[:, 5] = 1.0
     chosen = native.mixture(own, Routing(4, "scores"))
     assert torch.equal(chosen(x, alike), chosen(x, apart))
-
-
-def test_a_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
-    ops, routing, clamp = NativeOps(with_avx2, 2), Routing(4, "shares"), Clamp(1.702, 0.5)
-    own = experts(ops, ALIKE, biased=True)
-    x, scores = inputs()
-    near(ops.mixture(own, routing, clamp)(x, scores), ReferenceOps.mixture(ops, own, routing, clamp)(x, scores))
 
 
 def test_what_passes_a_gate_is_added(native: NativeOps) -> None:

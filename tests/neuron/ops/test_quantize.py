@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.quant_form import FORMS
@@ -54,16 +53,6 @@ def test_hard_groups(native: NativeOps, name: str, case: str) -> None:
     left, bound = ((each - weight).double().square().mean() for each in (found, other))
     rounding = (2**-11 * weight.abs().max().double()) ** 2  # of float16 scales, which decides where all codes fit
     assert left <= bound * 1.2 + rounding
-
-
-@pytest.mark.parametrize("name", ["q4_1", "q8_0", "q4k", "q6k"])
-def test_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
-    holds(NativeOps(with_avx2, 2), heavy_tailed(50, 512), name)
-
-
-@pytest.mark.parametrize("name", ["q5_0", "q5k", "q6k"])
-def test_without_special_instructions(portable: KernelLibrary, name: str) -> None:
-    holds(NativeOps(portable, 2), heavy_tailed(50, 512).half(), name)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6])
