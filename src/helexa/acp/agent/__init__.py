@@ -1,0 +1,1 @@
+"""The agent itself: rounds of asking a model and running the tools that it calls."""

@@ -1,0 +1,59 @@
+"""What one turn of the agent takes: the conversation, the choices of the user, and the ports it works through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from helexa.acp.config import Mode, Settings
+from helexa.acp.events import Emit
+from helexa.acp.history import Message
+from helexa.acp.providers.provider import ModelChoice, Models, ThoughtLevel
+from helexa.acp.tools.tool import Ask, Grants, Toolbox, ToolContext
+
+
+class Conversation(Protocol):
+    """The history of a session, owned by the session."""
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All of it, oldest first, Summary and Cleared among them."""
+        ...
+
+    async def commit(self, *messages: Message) -> None:
+        """Add messages for good: they are on the disk when this returns. All of a round go in one call."""
+        ...
+
+
+@dataclass(slots=True)
+class Choices:
+    """What the user chose; it may change while a turn runs, so each round reads it anew."""
+
+    model: ModelChoice
+    mode: Mode
+    thought_level: ThoughtLevel = "default"
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """All that an agent run needs.
+
+    `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs it. The prompt is the conversation's last message, already
+    committed. Rounds go on until the model calls no tool. After each round its messages are committed, then
+    UsageChanged is said. An error of the endpoint is told in words (a TextDelta of a message of its own, and a Notice)
+    and ends the turn with `end_turn`; only CancelledError leaves it. When cancelled it commits what the round has so
+    far, with a failed ToolResult for each call without one, so that the history stays valid, and lets CancelledError
+    pass; the HTTP stream is closed by then.
+
+    `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` sums the history up on demand.
+    """
+
+    settings: Settings
+    conversation: Conversation
+    choices: Choices
+    models: Models
+    toolbox: Toolbox
+    context: ToolContext
+    grants: Grants
+    ask: Ask
+    emit: Emit

@@ -1,0 +1,1 @@
+"""What is said to the client: one module per concern of the protocol."""

@@ -1,0 +1,1 @@
+"""Model endpoints: one file per wire API behind one port."""

@@ -1,0 +1,182 @@
+"""The port of tools: what each of them tells of itself, and what running one needs and gives."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from helexa.acp.config import Mode, Settings
+from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
+from helexa.acp.host.host import Host
+
+Verdict = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
+
+
+class ToolError(Exception):
+    """A tool could not do what it was asked; the message is for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What "always" covers, e.g. tool `bash` with subject `git status`, or `edit_file` with a folder.
+
+    Attributes:
+        tool: its name.
+        subject: what of it; empty is all of it.
+        label: for the user: "commands that begin with 'git status'".
+    """
+
+    tool: str
+    subject: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What a tool did.
+
+    Attributes:
+        content: what the model is told.
+        failed: whether it went wrong all the same, e.g. a command that exits with 1 has not.
+        shown: what the card shows; empty shows the content.
+        locations: what it touched, where that was not known before.
+        images: pictures for the model.
+        plan: the whole plan, if it changed it.
+    """
+
+    content: str
+    failed: bool = False
+    shown: tuple[CardContent, ...] = ()
+    locations: tuple[Location, ...] = ()
+    images: tuple[Image, ...] = ()
+    plan: tuple[PlanEntry, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """What tools of a session work with.
+
+    Attributes:
+        session_id: the client's id of the session.
+        cwd: the folder of the session, absolute and resolved.
+        roots: the folders that tools stay in: `cwd` and the additional ones.
+        plan_dir: where plans are written; the only place that plan mode may write to.
+        host: files and commands.
+        settings: the configuration.
+    """
+
+    session_id: str
+    cwd: Path
+    roots: tuple[Path, ...]
+    plan_dir: Path
+    host: Host
+    settings: Settings
+
+
+Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
+"""Shows what a running tool has so far, replacing what it showed before."""
+
+
+class Tool(Protocol):
+    """One tool. Arguments are checked against `schema` before any method sees them."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+    kind: ToolKind
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """One line for a person."""
+        ...
+
+    def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
+        """The files it will touch."""
+        ...
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """What the card shows while the user is asked: an edit shows its diff.
+
+        Raises:
+            ToolError: it can be told already that it will fail.
+        """
+        ...
+
+    def scope(self, arguments: dict[str, Any], context: ToolContext) -> Scope | None:
+        """What "allow always" would cover; None for a tool that needs no permission."""
+        ...
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Do it.
+
+        Raises:
+            ToolError: it could not; any other exception is a fault of the tool, and fails the call as well.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The call may run without a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The call may not run; the reason is for the model."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The user decides."""
+
+    scope: Scope
+
+
+Ruling = Allowed | Denied | Asked
+
+
+class Grants(Protocol):
+    """The scopes that the user has allowed or rejected for good in this project."""
+
+    def ruling(self, scope: Scope) -> bool | None:
+        """Whether the scope was allowed (True) or rejected (False) for good; None where it was not."""
+        ...
+
+
+Rule = Callable[[Tool, dict[str, Any], Mode, ToolContext, Grants], Ruling]
+"""What a mode says to a call: `helexa.acp.tools.permission.rule`, pure."""
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionQuestion:
+    """A tool call that the user is asked about; `scope` is what the "always" answers cover."""
+
+    call_id: str
+    name: str
+    card: Card
+    arguments: dict[str, Any]
+    scope: Scope
+
+
+Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
+"""Asks the user, never hangs, never raises but CancelledError: a client that fails to answer has said `cancelled`."""
+
+
+class Toolbox(Protocol):
+    """The tools of one session, those of its MCP servers among them.
+
+    `await helexa.acp.tools.toolbox.open_toolbox(context, mcp_servers)` makes one.
+    """
+
+    def tools(self, mode: Mode) -> tuple[Tool, ...]:
+        """What the model may call in a mode."""
+        ...
+
+    def find(self, name: str) -> Tool | None:
+        """A tool by its name."""
+        ...
+
+    async def close(self) -> None:
+        """End MCP servers and what else runs."""
+        ...
