@@ -1,17 +1,19 @@
-"""The port to files and commands: tools never touch the disk or a process but through it."""
+"""The port to the text of files and to commands, which may be the client's."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from helexa.acp.failure import ToolError
 
-class HostError(Exception):
-    """A file or a command could not be had; the message is for the model and the user."""
+
+class HostError(ToolError):
+    """A file or a command could not be had."""
 
 
 class Client(Protocol):
-    """The client, as far as a host needs it. `helexa.acp.host.client.open_host(client, session_id)` makes a Host of it.
+    """The client, as far as a host needs it. `helexa.acp.host.client.open_host` makes a Host of it.
 
     Attributes:
         reads_files: it offers `fs/read_text_file`.
@@ -52,7 +54,7 @@ class CommandResult:
 
 
 class Host(Protocol):
-    """Files and commands of one session, on this machine or through the client. Paths are absolute and resolved.
+    """Files and commands of one session, on this machine or through the client. Paths are absolute, of a Boundary.
 
     A refusal or failure of the client is a HostError, whatever it was; only what is not offered at all goes local.
     """

@@ -6,29 +6,65 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from helexa.acp.config import Mode, Settings
+from helexa.acp.failure import ToolError as ToolError
 from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
+from helexa.acp.host.boundary import Place
 from helexa.acp.host.host import Host
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
 
 
-class ToolError(Exception):
-    """A tool could not do what it was asked; the message is for the model."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What "always" covers, e.g. tool `bash` with subject `git status`, or `edit_file` with a folder.
+    """What "always" covers, e.g. tool `bash` with subject `git status *`, or `edit_file` with a folder.
 
     Attributes:
         tool: its name.
         subject: what of it; empty is all of it.
-        label: for the user: "commands that begin with 'git status'".
+        label: for the user: "commands that begin with `git status`".
     """
 
     tool: str
     subject: str
     label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """A call only looks at what the model may see, or changes nothing outside of the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    """A call makes or changes a file."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A call has a shell run a command line."""
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetches:
+    """A call asks a host for something."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """A call goes to a server of the client's; whether it `only_reads` is what the server says."""
+
+    tool: str
+    only_reads: bool
+
+
+Act = Reads | Writes | Runs | Fetches | Calls
+"""What a call would do, as far as permission goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +94,8 @@ class ToolContext:
 
     Attributes:
         session_id: the client's id of the session.
-        cwd: the folder of the session, absolute and resolved.
-        roots: the folders that tools stay in: `cwd` and the additional ones.
+        cwd: the folder of the session, absolute, as the client spells it: it knows its files by no other name.
+        roots: the folders that tools stay in: `cwd` and the additional ones, likewise.
         plan_dir: where plans are written; the only place that plan mode may write to.
         host: files and commands.
         settings: the configuration.
@@ -78,12 +114,20 @@ Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
 
 
 class Tool(Protocol):
-    """One tool. Arguments are checked against `schema` before any method sees them."""
+    """One tool. Arguments go through `check` before any other method sees them."""
 
     name: str
     description: str
     schema: dict[str, Any]
     kind: ToolKind
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the schema has them: a number written as text is one, what is null is not given.
+
+        Raises:
+            ToolError: they do not fit it.
+        """
+        ...
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
         """One line for a person."""
@@ -101,8 +145,12 @@ class Tool(Protocol):
         """
         ...
 
-    def scope(self, arguments: dict[str, Any], context: ToolContext) -> Scope | None:
-        """What "allow always" would cover; None for a tool that needs no permission."""
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """What it would do.
+
+        Raises:
+            ToolError: that is out of the question, such as a path that leads out of the session's folders.
+        """
         ...
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
@@ -166,8 +214,14 @@ Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
 class Toolbox(Protocol):
     """The tools of one session, those of its MCP servers among them.
 
-    `await helexa.acp.tools.toolbox.open_toolbox(context, mcp_servers)` makes one.
+    `await helexa.acp.tools.toolbox.open_toolbox(context, mcp_servers)` makes one; it waits for servers to start, but
+    not for long.
+
+    Attributes:
+        warnings: a sentence for each server that could not be used.
     """
+
+    warnings: tuple[str, ...]
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
         """What the model may call in a mode."""
