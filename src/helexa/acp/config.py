@@ -1,12 +1,26 @@
-"""The configuration as values."""
+"""What the agent is told before it starts: endpoints and defaults, from a TOML file or from the environment alone."""
 
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct, field
 
 WireApi = Literal["auto", "openai-chat", "openai-responses", "anthropic-messages"]
+ToolCalls = Literal["auto", "native", "text"]
 Mode = Literal["default", "acceptEdits", "plan", "bypassPermissions"]
+
+DEFAULT_BASE_URL = "http://localhost:31313/v1"
+DEFAULT_MODEL = "helexa/large"
+
+
+class ConfigError(Exception):
+    """One line that names the file or variable, the key, and what to do."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -18,8 +32,10 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         wire_api: the dialect it speaks; `auto` finds out by asking.
         default_model: the model of a new session.
         api_key: never shown, logged or saved.
-        max_tokens: the most tokens of one answer; None leaves it to the endpoint.
-        context_window: tokens, where the endpoint does not tell them itself.
+        max_tokens: the most tokens of one answer; None is a sensible default.
+        context_window: tokens, where the owner knows better than the endpoint.
+        tool_calls: `native`, `text` (markers in the answer), or `auto`: native until the endpoint refuses it.
+        headers: sent with every request; never shown, logged or saved.
     """
 
     name: str
@@ -29,6 +45,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     api_key: str | None = None
     max_tokens: int | None = None
     context_window: int | None = None
+    tool_calls: ToolCalls = "auto"
+    headers: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, {self.base_url!r}, {self.wire_api!r})"
@@ -54,3 +72,214 @@ class Settings(Struct, frozen=True, kw_only=True):
     allow_fetch: bool = False
     data_dir: Path = field(default_factory=lambda: Path.home() / ".local/share/helexa-acp")
     warnings: tuple[str, ...] = ()
+
+
+class _EndpointTable(Struct, kw_only=True):
+    name: str
+    base_url: str
+    wire_api: str = "openai-chat"
+    default_model: str | None = None
+    api_key: str | None = None
+    api_key_env: str | None = None
+    max_tokens: int | None = None
+    context_window: int | None = None
+    tool_calls: str = "auto"
+    headers: dict[str, str] = {}
+
+
+class _File(Struct, kw_only=True):
+    endpoints: list[_EndpointTable] = []
+    default_endpoint: str | None = None
+    system_prompt_path: str | None = None
+    default_mode: str = "default"
+    allow_fetch: bool = False
+
+
+def config_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the file is, or would be."""
+    if told := environ.get("HELEXA_ACP_CONFIG_PATH"):
+        return Path(told).expanduser()
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    return Path(home) / "helexa-acp" / "config.toml"
+
+
+def _data_dir(environ: Mapping[str, str]) -> Path:
+    home = environ.get("XDG_DATA_HOME") or Path(environ.get("HOME") or Path.home()) / ".local/share"
+    return Path(home) / "helexa-acp"
+
+
+def load(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read the file; where there is none, the environment.
+
+    Raises:
+        ConfigError: naming what is wrong.
+    """
+    path = config_path(environ)
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if environ.get("HELEXA_ACP_CONFIG_PATH"):
+            raise ConfigError(f"HELEXA_ACP_CONFIG_PATH: {path}: no such file") from None
+        return _from_environment(environ)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8") from None
+    return parse(text, str(path), environ)
+
+
+def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
+    """The settings in the text of a file; `origin` names it in errors.
+
+    Raises:
+        ConfigError: naming what is wrong.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    _check_keys(tree, _File, origin, "")
+    tables = tree.get("endpoints")
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        _check_keys(table, _EndpointTable, origin, f"endpoints[{index}].")
+    try:
+        file = msgspec.convert(tree, _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {str(error).replace('$.', '')}") from None
+    if not file.endpoints:
+        raise ConfigError(f"{origin}: no [[endpoints]]; write one with a name and a base_url")
+    endpoints: dict[str, Endpoint] = {}
+    skipped: dict[str, str] = {}
+    for table in file.endpoints:
+        if table.name in endpoints or table.name in skipped:
+            raise ConfigError(f"{origin}: two endpoints are called '{table.name}'")
+        endpoint = _endpoint(table, origin, environ)
+        if isinstance(endpoint, Endpoint):
+            endpoints[table.name] = endpoint
+        else:
+            skipped[table.name] = endpoint
+    if not endpoints:
+        raise ConfigError(f"{origin}: no endpoint can be used: {'; '.join(skipped.values())}")
+    default = file.default_endpoint or next(iter(endpoints))
+    if default in skipped:
+        raise ConfigError(f"{origin}: default_endpoint '{default}' cannot be used: {skipped[default]}")
+    if default not in endpoints:
+        raise ConfigError(f"{origin}: default_endpoint: {_no_such(default, endpoints)}")
+    return Settings(
+        endpoints=tuple(endpoints.values()),
+        default_endpoint=default,
+        system_prompt_path=_prompt_path(file.system_prompt_path, f"{origin}: system_prompt_path"),
+        default_mode=_choice(file.default_mode, Mode, f"{origin}: default_mode"),
+        allow_fetch=file.allow_fetch,
+        data_dir=_data_dir(environ),
+        warnings=tuple(f"endpoint {reason}; it is left out" for reason in skipped.values()),
+    )
+
+
+def _from_environment(environ: Mapping[str, str]) -> Settings:
+    def number(name: str) -> int | None:
+        text = environ.get(name)
+        if not text:
+            return None
+        if not text.isascii() or not text.isdigit() or int(text) == 0:
+            raise ConfigError(f"{name}: not a positive whole number: '{text}'")
+        return int(text)
+
+    prompt = environ.get("HELEXA_ACP_SYSTEM_PROMPT_PATH")
+    _check_headers({"HELEXA_ACP_API_KEY": environ.get("HELEXA_ACP_API_KEY") or ""}, "environment")
+    endpoint = Endpoint(
+        name="default",
+        base_url=_base_url(environ.get("HELEXA_ACP_BASE_URL") or DEFAULT_BASE_URL, "HELEXA_ACP_BASE_URL"),
+        wire_api=_choice(environ.get("HELEXA_ACP_WIRE_API") or "openai-chat", WireApi, "HELEXA_ACP_WIRE_API"),
+        default_model=environ.get("HELEXA_ACP_MODEL") or DEFAULT_MODEL,
+        api_key=environ.get("HELEXA_ACP_API_KEY") or None,
+        max_tokens=number("HELEXA_ACP_MAX_TOKENS"),
+        context_window=number("HELEXA_ACP_CONTEXT_WINDOW"),
+    )
+    return Settings(
+        endpoints=(endpoint,),
+        default_endpoint=endpoint.name,
+        system_prompt_path=_prompt_path(prompt, "HELEXA_ACP_SYSTEM_PROMPT_PATH"),
+        default_mode=_choice(environ.get("HELEXA_ACP_MODE") or "default", Mode, "HELEXA_ACP_MODE"),
+        allow_fetch=_choice(environ.get("HELEXA_ACP_ALLOW_FETCH") or "0", Literal["0", "1"], "HELEXA_ACP_ALLOW_FETCH")
+        == "1",
+        data_dir=_data_dir(environ),
+    )
+
+
+def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) -> Endpoint | str:
+    """The endpoint, or why it cannot be used."""
+    where = f"{origin}: endpoint '{table.name}'"
+    if not table.name.strip() or ":" in table.name:
+        raise ConfigError(f"{where}: a name is not empty and has no ':'")
+    for key in ("max_tokens", "context_window"):
+        value = getattr(table, key)
+        if value is not None and value < 1:
+            raise ConfigError(f"{where}: {key} must be positive")
+    key = table.api_key
+    if not key and table.api_key_env:
+        key = environ.get(table.api_key_env)
+        if not key:
+            return f"'{table.name}' needs the environment variable {table.api_key_env}, which is not set"
+    _check_headers({"api_key": key or "", **table.headers}, where)
+    return Endpoint(
+        name=table.name,
+        base_url=_base_url(table.base_url, f"{where}: base_url"),
+        wire_api=_choice(table.wire_api, WireApi, f"{where}: wire_api"),
+        default_model=table.default_model or None,
+        api_key=key or None,
+        max_tokens=table.max_tokens,
+        context_window=table.context_window,
+        tool_calls=_choice(table.tool_calls, ToolCalls, f"{where}: tool_calls"),
+        headers=table.headers,
+    )
+
+
+def _base_url(text: str, where: str) -> str:
+    try:
+        url = urlsplit(text.strip())
+        valid = url.scheme in ("http", "https") and url.hostname and (url.port or 1)
+        secret = url.username or url.password
+    except ValueError:
+        valid, secret = False, None
+    if secret:
+        raise ConfigError(f"{where}: a URL is shown to people; write what is before the @ as api_key or in headers")
+    if not valid:
+        raise ConfigError(f"{where}: not an http(s) URL: '{text}'")
+    bare = text.strip().rstrip("/")
+    return bare if urlsplit(bare).path else f"{bare}/v1"  # no server has its API at the root
+
+
+def _check_headers(values: Mapping[str, str], where: str) -> None:
+    for name, value in values.items():
+        if not (name + value).isascii() or not (name + value).isprintable():
+            raise ConfigError(f"{where}: {name} has characters in it that no header can carry")
+
+
+def _choice(value: str, literal: Any, where: str) -> Any:
+    known = get_args(literal)
+    if value not in known:
+        raise ConfigError(f"{where}: {_no_such(value, known)}")
+    return value
+
+
+def _prompt_path(text: str | None, where: str) -> Path | None:
+    if not text:
+        return None
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"{where}: {path}: no such file")
+    return path
+
+
+def _check_keys(table: Any, schema: type[Struct], origin: str, prefix: str) -> None:
+    known = schema.__struct_fields__
+    for key in table if isinstance(table, dict) else ():
+        if key not in known:
+            raise ConfigError(f"{origin}: unknown key {_no_such(prefix + key, [prefix + name for name in known])}")
+
+
+def _no_such(value: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(value, known, n=1)
+    return f"'{value}'; " + (f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}")

@@ -1,0 +1,202 @@
+"""Tool calls as text, for endpoints that have no better way: how to ask for them, and how to find them in an answer.
+
+The notation is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or between the same
+tags Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>`, whose first tag may be missing. Thoughts stand
+between `<think>` and `</think>`, at the beginning of an answer or between its calls.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+THINK, THINK_END = "<think>", "</think>"
+RESULT, RESULT_END = "<tool_response>", "</tool_response>"
+FENCE = "```"
+
+_TOKEN = re.compile("|".join((FENCE, CALL, FUNCTION)))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of what the model thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What stood between the tags of a call.
+
+    Attributes:
+        text: the call, to be repaired.
+        verbatim: as it stood in the answer, tags and all.
+        closed: whether its end was there.
+    """
+
+    text: str
+    verbatim: str
+    closed: bool
+
+
+Piece = Text | Thought | Body
+
+
+class _State(Enum):
+    START = auto()  # of the answer, or after a thought or a call: white space means nothing, and a thought may begin
+    THOUGHT = auto()
+    TEXT = auto()
+    CALL = auto()
+    FUNCTION = auto()
+
+
+_END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCTION_END}
+
+
+class MarkerParser:
+    """Cuts an answer into pieces, however it arrives. All text comes out as soon as it cannot be a marker any more.
+
+    With `fences` a call in a fenced code block is text: a model that can call tools otherwise is quoting there.
+    """
+
+    def __init__(self, *, fences: bool) -> None:
+        self._fences = fences
+        self._fenced = False
+        self._state = _State.START
+        self._held = ""  # not yet given out
+        self._body: list[str] = []  # of the call that is open
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take the next part of the answer."""
+        self._held += text
+        return list(self._pieces())
+
+    def finish(self) -> list[Piece]:
+        """The answer is over."""
+        pieces = list(self._pieces())
+        rest, self._held = self._held, ""
+        if self._state is _State.START:
+            rest = rest.lstrip()
+        if self._state in (_State.CALL, _State.FUNCTION):
+            pieces.append(self._call(rest, ""))
+        elif rest:
+            pieces.append(Thought(rest) if self._state is _State.THOUGHT else Text(rest))
+        self._state = _State.TEXT
+        return pieces
+
+    def _pieces(self) -> Iterator[Piece]:
+        before = None
+        while before != (before := (self._state, len(self._held))):
+            match self._state:
+                case _State.START:
+                    self._begin()
+                case _State.THOUGHT:
+                    yield from self._until_end(Thought)
+                case _State.TEXT:
+                    yield from self._text()
+                case _State.CALL | _State.FUNCTION:
+                    yield from self._until_end(None)
+
+    def _begin(self) -> None:
+        text = self._held.lstrip()
+        if text.startswith(THINK):
+            self._held = text.removeprefix(THINK)
+            self._state = _State.THOUGHT
+        elif not THINK.startswith(text):
+            self._held = text
+            self._state = _State.TEXT
+
+    def _text(self) -> Iterator[Piece]:
+        start = 0
+        for token in _TOKEN.finditer(self._held):
+            if token[0] == FENCE:
+                self._fenced = self._fences and not self._fenced
+            elif not self._fenced:
+                yield from self._give(token.start())
+                self._held = self._held[len(token[0]) :]
+                self._state = _State.CALL if token[0] == CALL else _State.FUNCTION
+                return
+            start = token.end()
+        yield from self._give(max(start, len(self._held) - _tail(self._held, FENCE, CALL, FUNCTION)))
+
+    def _until_end(self, kind: type[Thought] | None) -> Iterator[Piece]:
+        end = _END[self._state]
+        text, found, rest = self._held.partition(end)
+        if found:
+            self._held = rest
+            if kind is None:
+                yield self._call(text, end)
+            elif text:
+                yield kind(text)
+            self._state = _State.START
+            return
+        ready = len(text) - _tail(text, end)
+        text, self._held = text[:ready], text[ready:]
+        if kind is None:
+            self._body.append(text)
+        elif text:
+            yield kind(text)
+
+    def _call(self, rest: str, end: str) -> Body:
+        inner = "".join(self._body) + rest
+        self._body.clear()
+        if self._state is _State.CALL:
+            return Body(inner, f"{CALL}{inner}{end}", bool(end))
+        whole = f"{FUNCTION}{inner}{end}"
+        return Body(whole, whole, bool(end))
+
+    def _give(self, length: int) -> Iterator[Piece]:
+        if length:
+            yield Text(self._held[:length])
+            self._held = self._held[length:]
+
+
+def _tail(text: str, *tokens: str) -> int:
+    """How many characters at the end of `text` could be the beginning of a token."""
+    longest = max(map(len, tokens)) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(token.startswith(text[-length:]) for token in tokens):
+            return length
+    return 0
+
+
+def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
+    """What the system prompt says of tools; each has a description and the schema of its arguments, by its name."""
+    lines = "\n".join(
+        json.dumps({"type": "function", "function": {"name": name, "description": words, "parameters": schema}})
+        for name, (words, schema) in tools.items()
+    )
+    return f"""# Tools
+
+You can call these functions. Their signatures:
+<tools>
+{lines}
+</tools>
+
+To call one, write a JSON object with its name and arguments between {CALL} and {CALL_END} tags:
+{CALL}
+{{"name": "<function name>", "arguments": {{<arguments as a JSON object>}}}}
+{CALL_END}
+You may write several calls, one after the other. Write nothing after the last: the results come in the next message,
+between {RESULT} and {RESULT_END} tags."""
+
+
+def written_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the model would write it."""
+    return f"{CALL}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CALL_END}"
+
+
+def written_result(content: str) -> str:
+    """A result as the model reads it."""
+    return f"{RESULT}\n{content}\n{RESULT_END}"

@@ -1,0 +1,152 @@
+"""Tool calls as models write them, made whole: the faults that small models make are mended, guesses are not made."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MOST_SURPLUS_BRACES = 3
+
+_FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCall:
+    """A call that can be made: the name of a tool and an object of arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A call that cannot be read, with the reason in words for the model."""
+
+    reason: str
+
+
+def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+    """Read a call.
+
+    Args:
+        name: what the endpoint said the tool is; empty where the text should tell.
+        text: the arguments as JSON; without a name the whole call, as JSON or as `<function=...>` markup.
+        schemas: the JSON schema of each tool's arguments, by the tool's name.
+    """
+    text = text.strip()
+    if not name and (markup := _FUNCTION.match(text)):
+        return _read_markup(markup, schemas)
+    if name and not text:
+        return WholeCall(name, {})
+    try:
+        value = _read_json(text)
+    except ValueError as error:
+        return MalformedCall(f"the call is not valid JSON: {error}")
+    if name:
+        return _with_name(name, value)
+    return _find_name(value, schemas)
+
+
+def _with_name(name: str, arguments: Any) -> WholeCall | MalformedCall:
+    if isinstance(arguments, str):  # encoded twice
+        try:
+            arguments = _read_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            return MalformedCall(f"the arguments are not valid JSON: {error}")
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return MalformedCall("the arguments are not a JSON object")
+    return WholeCall(name, arguments)
+
+
+def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):  # as the OpenAI API wraps it
+        call = call["function"]
+    if not isinstance(call, dict):
+        return MalformedCall("the call is not a JSON object")
+    key = next((key for key in ("arguments", "parameters") if key in call), None)
+    arguments = call[key] if key else None
+    name = call.get("name")
+    if isinstance(name, str) and name:
+        return _with_name(name, arguments)
+    if isinstance(arguments, dict):
+        inner = arguments.get("name")
+        if isinstance(inner, str) and inner in schemas and "name" not in _properties(schemas[inner]):
+            rest = {key: value for key, value in arguments.items() if key != "name"}
+            nested = rest.get("arguments")
+            return _with_name(inner, nested if len(rest) == 1 and isinstance(nested, dict) else rest)
+    loose = arguments if isinstance(arguments, dict) else call if key is None else {}
+    fitting = list(_fitting(loose, schemas))
+    if len(fitting) == 1:
+        return WholeCall(fitting[0], loose)
+    return MalformedCall("the call does not name a tool")
+
+
+def _fitting(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The tools that could have been meant: all they require is there, and nothing they do not know."""
+    keys = arguments.keys()
+    for name, schema in schemas.items():
+        if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
+            yield name
+
+
+def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+    name = markup[1].strip().strip("\"'")
+    if not name:
+        return MalformedCall("the call does not name a tool")
+    properties = _properties(schemas.get(name, {}))
+    arguments = {
+        key.strip().strip("\"'"): _typed(value, properties.get(key.strip().strip("\"'")))
+        for key, value in _PARAMETER.findall(markup[2])
+    }
+    return WholeCall(name, arguments)
+
+
+def _typed(text: str, schema: Any) -> Any:
+    """The value of a parameter in markup: text where text may stand, else what JSON makes of it."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    kinds = set(_kinds(schema))
+    if "string" in kinds or not kinds:
+        return text
+    try:
+        return json.loads(text.strip().lower() if "boolean" in kinds else text, strict=False)
+    except ValueError:
+        return text  # the tool says what is wrong with it
+
+
+def _kinds(schema: Any) -> Iterable[str]:
+    if not isinstance(schema, Mapping):
+        return
+    kind = schema.get("type")
+    yield from (kind,) if isinstance(kind, str) else kind if isinstance(kind, list) else ()
+    for way in ("anyOf", "oneOf"):
+        for each in schema.get(way) or ():
+            yield from _kinds(each)
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def _read_json(text: str) -> Any:
+    """JSON, with raw line breaks in strings and up to three surplus `}` at the end allowed.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        value, end = json.JSONDecoder(strict=False, parse_constant=_refuse).raw_decode(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    surplus = "".join(text[end:].split())
+    if surplus.strip("}") or len(surplus) > MOST_SURPLUS_BRACES:
+        raise ValueError(f"something follows its end: {surplus[:20]!r}")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,192 @@
+"""The configuration: what is read from where, and what is said of mistakes."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.acp.config import ConfigError, Endpoint, config_path, load, parse
+
+TWO = """
+default_endpoint = "cloud"
+default_mode = "acceptEdits"
+allow_fetch = true
+
+[[endpoints]]
+name = "home"
+base_url = "http://gpu:31313/v1/"
+default_model = "helexa/small"
+max_tokens = 4096
+context_window = 32768
+
+[[endpoints]]
+name = "cloud"
+base_url = "https://api.example.com"
+wire_api = "anthropic-messages"
+api_key_env = "CLOUD_KEY"
+tool_calls = "native"
+headers = { "x-team" = "blue" }
+"""
+
+
+@pytest.fixture
+def home(tmp_path):
+    """An environment whose configuration file is not there yet, and that file."""
+    file = tmp_path / "config/helexa-acp/config.toml"
+    file.parent.mkdir(parents=True)
+    return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}, file
+
+
+def test_a_file_is_read(home):
+    environ, file = home
+    file.write_text(TWO)
+    settings = load(environ | {"CLOUD_KEY": "sk-1"})
+    assert settings.default_endpoint == "cloud"
+    assert (settings.default_mode, settings.allow_fetch) == ("acceptEdits", True)
+    assert settings.endpoints == (
+        Endpoint(
+            name="home",
+            base_url="http://gpu:31313/v1",
+            default_model="helexa/small",
+            max_tokens=4096,
+            context_window=32768,
+        ),
+        Endpoint(
+            name="cloud",
+            base_url="https://api.example.com/v1",
+            wire_api="anthropic-messages",
+            api_key="sk-1",
+            tool_calls="native",
+            headers={"x-team": "blue"},
+        ),
+    )
+    assert settings.data_dir == Path(environ["HOME"]) / ".local/share/helexa-acp"
+
+
+def test_a_literal_key_wins_and_no_key_is_ever_shown():
+    text = '[[endpoints]]\nname="a"\nbase_url="http://a/v1"\napi_key="literal"\napi_key_env="KEY"\nheaders={k="hush"}'
+    settings = parse(text, "f", {"KEY": "env"})
+    assert settings.endpoints[0].api_key == "literal"
+    assert "literal" not in repr(settings)
+    assert "hush" not in repr(settings)
+
+
+def test_an_endpoint_without_its_key_is_left_out_with_a_word():
+    settings = parse(TWO.replace('default_endpoint = "cloud"', ""), "f", {})
+    assert [endpoint.name for endpoint in settings.endpoints] == ["home"]
+    assert settings.default_endpoint == "home"
+    assert "CLOUD_KEY" in settings.warnings[0]
+
+
+def test_without_a_file_the_environment_is_enough(home):
+    environ, _ = home
+    plain = load(environ)
+    assert plain.endpoints == (
+        Endpoint(name="default", base_url="http://localhost:31313/v1", default_model="helexa/large"),
+    )
+    told = load(
+        environ
+        | {
+            "HELEXA_ACP_BASE_URL": "http://gpu:8000",
+            "HELEXA_ACP_MODEL": "qwen3:8b",
+            "HELEXA_ACP_API_KEY": "k",
+            "HELEXA_ACP_WIRE_API": "auto",
+            "HELEXA_ACP_MAX_TOKENS": "100",
+            "HELEXA_ACP_CONTEXT_WINDOW": "2000",
+            "HELEXA_ACP_MODE": "plan",
+            "HELEXA_ACP_ALLOW_FETCH": "1",
+            "XDG_DATA_HOME": "/data",
+        }
+    )
+    (endpoint,) = told.endpoints
+    assert (endpoint.base_url, endpoint.default_model, endpoint.api_key) == ("http://gpu:8000/v1", "qwen3:8b", "k")
+    assert (endpoint.wire_api, endpoint.max_tokens, endpoint.context_window) == ("auto", 100, 2000)
+    assert (told.default_mode, told.allow_fetch, told.data_dir) == ("plan", True, Path("/data/helexa-acp"))
+
+
+def test_where_the_file_is():
+    assert config_path({"HELEXA_ACP_CONFIG_PATH": "/x.toml", "XDG_CONFIG_HOME": "/c"}) == Path("/x.toml")
+    assert config_path({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/helexa-acp/config.toml")
+    assert config_path({"HOME": "/h"}) == Path("/h/.config/helexa-acp/config.toml")
+
+
+ONE = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no [[endpoints]]"),
+        ("x = ", "file: "),
+        ("endpoints = 3", "Expected `array`"),
+        ("endpoints = [3]", "endpoints[0]"),
+        ("defualt_endpoint = 'a'\n" + ONE, "did you mean 'default_endpoint'?"),
+        (ONE + "base_ulr = 'x'", "did you mean 'endpoints[0].base_url'?"),
+        (ONE + "wire_api = 'openai'", "did you mean 'openai-chat'?"),
+        (ONE + "wire_api = 'x'", "there are: auto, openai-chat, openai-responses, anthropic-messages"),
+        (ONE + "tool_calls = 'no'", "tool_calls"),
+        (ONE + "max_tokens = 0", "max_tokens must be positive"),
+        (ONE + "context_window = 'big'", "context_window"),
+        (ONE + ONE, "two endpoints are called 'a'"),
+        ("default_endpoint = 'b'\n" + ONE, "default_endpoint: 'b'"),
+        ("default_mode = 'bypassPermission'\n" + ONE, "did you mean 'bypassPermissions'?"),
+        ("system_prompt_path = '/nowhere'\n" + ONE, "/nowhere: no such file"),
+        ('[[endpoints]]\nbase_url = "http://a/v1"', "name"),
+        ('[[endpoints]]\nname = "a:b"\nbase_url = "http://a/v1"', "has no ':'"),
+        ('[[endpoints]]\nname = " "\nbase_url = "http://a/v1"', "not empty"),
+        ('[[endpoints]]\nname = "a"\nbase_url = "ftp://a/v1"', "not an http(s) URL: 'ftp://a/v1'"),
+        ('[[endpoints]]\nname = "a"\nbase_url = "http://a:x/v1"', "not an http(s) URL"),
+        (
+            ONE + "api_key_env = 'NO_SUCH_KEY'",
+            "no endpoint can be used: 'a' needs the environment variable NO_SUCH_KEY",
+        ),
+    ],
+)
+def test_mistakes_are_named(text, words):
+    with pytest.raises(ConfigError) as error:
+        parse(text, "file", {})
+    assert words in str(error.value)
+    assert str(error.value).startswith("file: ")
+
+
+@pytest.mark.parametrize(
+    "secret", ['base_url = "http://me:hush@a/v1"', 'base_url = "http://a/v1"\napi_key = "hush\\n"']
+)
+def test_a_secret_in_the_wrong_place_is_refused_and_not_repeated(secret):
+    with pytest.raises(ConfigError) as error:
+        parse(f'[[endpoints]]\nname = "a"\n{secret}', "file", {})
+    assert "hush" not in str(error.value)
+
+
+def test_a_skipped_default_is_an_error():
+    with pytest.raises(ConfigError, match="'cloud' cannot be used: 'cloud' needs the environment variable CLOUD_KEY"):
+        parse(TWO, "file", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HELEXA_ACP_MAX_TOKENS", "many"),
+        ("HELEXA_ACP_CONTEXT_WINDOW", "-1"),
+        ("HELEXA_ACP_CONTEXT_WINDOW", "0"),
+        ("HELEXA_ACP_WIRE_API", "grpc"),
+        ("HELEXA_ACP_MODE", "yolo"),
+        ("HELEXA_ACP_BASE_URL", "gpu"),
+        ("HELEXA_ACP_SYSTEM_PROMPT_PATH", "/nowhere"),
+        ("HELEXA_ACP_CONFIG_PATH", "/nowhere"),
+        ("HELEXA_ACP_API_KEY", "kéy"),
+    ],
+)
+def test_mistakes_in_the_environment_name_the_variable(home, name, value):
+    with pytest.raises(ConfigError, match=name):
+        load(home[0] | {name: value})
+
+
+def test_a_file_that_cannot_be_read_is_an_error(home):
+    environ, file = home
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(environ)
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ConfigError, match=str(file)):
+        load(environ)
