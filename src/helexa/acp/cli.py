@@ -1,0 +1,73 @@
+"""The `helexa-acp` command."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from helexa.acp.protocol.initialize import agent_version
+
+
+def main() -> NoReturn:
+    """Run the command line: exit codes 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="helexa-acp",
+        description="A coding agent for editors that speak the Agent Client Protocol, on stdin and stdout. "
+        "Editors start it; its configuration is HELEXA_ACP_CONFIG_PATH or ~/.config/helexa-acp/config.toml.",
+    )
+    parser.add_argument("--version", action="version", version=f"helexa-acp {agent_version()}")
+    parser.parse_args()
+    sys.exit(serve())
+
+
+def serve() -> int:
+    """Be an agent for the editor that started this process, until it goes away."""
+    try:
+        _configure_log()
+    except (OSError, ValueError) as error:
+        print(f"helexa-acp: {error}", file=sys.stderr)
+        return 2
+    if sys.stdin.isatty():
+        print("helexa-acp: an editor starts this and speaks JSON-RPC to it; see docs/acp.md.", file=sys.stderr)
+    try:
+        asyncio.run(_serve())
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _serve() -> None:
+    from helexa.acp.config import load
+    from helexa.acp.protocol.server import serve as serve_client
+    from helexa.acp.protocol.stdio import StdioTransport
+
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serve_client(load, StdioTransport())
+
+
+def _configure_log() -> None:
+    """Log to stderr, or to the file that HELEXA_ACP_LOG_FILE names, from the level of HELEXA_ACP_LOG on.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: there is no such level.
+    """
+    level = os.environ.get("HELEXA_ACP_LOG", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise ValueError(f"HELEXA_ACP_LOG is {level!r}, expected one of {', '.join(logging.getLevelNamesMapping())}")
+    path = os.environ.get("HELEXA_ACP_LOG_FILE")
+    handler = logging.FileHandler(Path(path).expanduser(), delay=False) if path else logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
+    if level != "DEBUG":
+        for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "anthropic", "mcp"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,242 @@
+"""The methods of the protocol that need a configuration."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, ClassVar, cast
+
+from helexa.acp.config import Mode, Settings
+from helexa.acp.protocol import config_options
+from helexa.acp.protocol.client import EditorClient
+from helexa.acp.protocol.commands import COMMANDS, find_command
+from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.prompt import read_prompt
+from helexa.acp.protocol.refusal import invalid_params, not_found
+from helexa.acp.protocol.session import Session
+from helexa.acp.protocol.sessions import Sessions, describe
+from helexa.acp.protocol.wire import current_request
+from helexa.acp.providers.provider import ThoughtLevel
+from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
+
+logger = logging.getLogger(__name__)
+MODELS_PATIENCE_S = 3.0
+MODELS_LIMIT_S = 30.0
+MODELS_FRESH_S = 60.0
+_MOST_FAULTS = 3
+
+Result = dict[str, Any]
+
+
+class Agent:
+    """Sessions and models as one configuration has them."""
+
+    METHODS: ClassVar[dict[str, str]] = {
+        "session/new": "NewSessionRequest",
+        "session/load": "LoadSessionRequest",
+        "session/resume": "ResumeSessionRequest",
+        "session/list": "ListSessionsRequest",
+        "session/close": "CloseSessionRequest",
+        "session/delete": "DeleteSessionRequest",
+        "session/prompt": "PromptRequest",
+        "session/cancel": "CancelNotification",
+        "session/set_mode": "SetSessionModeRequest",
+        "session/set_config_option": "SetSessionConfigOptionSelectRequest",
+    }
+    """What is handled, and the SDK's model of its parameters."""
+
+    def __init__(self, settings: Settings, client: EditorClient, abilities: Abilities) -> None:
+        from helexa.acp.providers.models import open_models
+
+        self._models = open_models(settings)
+        self._client = client
+        self._sessions = Sessions(settings, self._models, client, abilities)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._found_at = float("-inf")
+        self._finding = self._later(self._find_models())
+
+    async def handle(self, method: str, params: Result) -> Result:
+        """The result of a method.
+
+        Raises:
+            Refusal: it cannot be had.
+        """
+        request = _parse(self.METHODS[method], params)
+        handler: Callable[[Any], Awaitable[Result]] = {
+            "session/new": self._new,
+            "session/load": self._load,
+            "session/resume": self._resume,
+            "session/list": self._list,
+            "session/close": self._close,
+            "session/delete": self._delete,
+            "session/prompt": self._prompt,
+            "session/cancel": self._cancel,
+            "session/set_mode": self._set_mode,
+            "session/set_config_option": self._set_config_option,
+        }[method]
+        return await handler(request)
+
+    async def close(self) -> None:
+        """End all sessions, and what is said after responses."""
+        await self._sessions.close_all()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._models.close()
+
+    async def _new(self, request: Any) -> Result:
+        await self._models_known()
+        session = await self._sessions.new(
+            request.cwd, request.additional_directories or (), _servers(request.mcp_servers)
+        )
+        self._announced(session)
+        return {"sessionId": session.id, **_setup(session)}
+
+    async def _load(self, request: Any) -> Result:
+        session = await self._restored(request)
+        await session.replay()
+        return _setup(session)
+
+    async def _resume(self, request: Any) -> Result:
+        return _setup(await self._restored(request))
+
+    async def _list(self, request: Any) -> Result:
+        lines, cursor = await self._sessions.list(request.cwd, request.cursor)
+        result: Result = {"sessions": [describe(line) for line in lines]}
+        return result if cursor is None else result | {"nextCursor": cursor}
+
+    async def _close(self, request: Any) -> Result:
+        if not self._sessions.is_known(request.session_id):
+            raise not_found(request.session_id)
+        await self._sessions.close(request.session_id)
+        return {}
+
+    async def _delete(self, request: Any) -> Result:
+        await self._sessions.delete(request.session_id)
+        return {}
+
+    async def _prompt(self, request: Any) -> Result:
+        session = self._sessions.find(request.session_id)
+        parts = read_prompt(request.prompt)
+        match find_command(parts):
+            case None:
+                stopped = await session.prompt(lambda: session.answer(parts))
+            case command, rest:
+                stopped = await session.prompt(lambda: command.run(session, rest))
+        return {"stopReason": stopped}
+
+    async def _cancel(self, request: Any) -> Result:
+        await self._sessions.find(request.session_id).cancel()
+        return {}
+
+    async def _set_mode(self, request: Any) -> Result:
+        session = self._sessions.find(request.session_id)
+        await self._choose(session, "mode", request.mode_id)
+        return {}
+
+    async def _set_config_option(self, request: Any) -> Result:
+        session = self._sessions.find(request.session_id)
+        await self._choose(session, request.config_id, request.value)
+        return {"configOptions": session.options()}
+
+    async def _choose(self, session: Session, option: str, value: str) -> None:
+        match option:
+            case "mode" if config_options.is_mode(value):
+                await session.choose(mode=cast(Mode, value))
+                self._afterwards(session.say_choices)
+            case "model":
+                try:
+                    choice = self._models.parse(value)
+                except ValueError as error:
+                    raise invalid_params(str(error)) from None
+                if choice.endpoint not in self._models.listed():
+                    raise invalid_params(f"there is no endpoint {choice.endpoint[:100]!r}")
+                await session.choose(model=choice)
+            case "thought_level" if config_options.is_thought_level(value):
+                await session.choose(thought_level=cast(ThoughtLevel, value))
+            case "temperature" if value in config_options.TEMPERATURES:
+                await session.choose(temperature=config_options.TEMPERATURES[value][1])
+            case "mode" | "thought_level" | "temperature":
+                raise invalid_params(f"{option} cannot be {value[:100]!r}")
+            case _:
+                raise invalid_params(f"there is no option {option[:100]!r}")
+
+    async def _restored(self, request: Any) -> Session:
+        await self._models_known()
+        session = await self._sessions.restore(
+            request.session_id, request.cwd, request.additional_directories or (), _servers(request.mcp_servers or ())
+        )
+        self._announced(session)
+        return session
+
+    def _announced(self, session: Session) -> None:
+        """Nothing is said of a session before the client has the response that tells of it."""
+        if (request := current_request()) is not None:
+            request.afterwards.append(session.release)
+        self._afterwards(lambda: session.announce(COMMANDS))
+
+    def _afterwards(self, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if (request := current_request()) is not None:
+            request.afterwards.append(lambda: self._later(say()) and None)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("something was not said to the client: %r", error)
+
+    async def _models_known(self) -> None:
+        if self._finding.done() and time.monotonic() > self._found_at + MODELS_FRESH_S:
+            self._finding = self._later(self._find_models())
+        await asyncio.wait({self._finding}, timeout=MODELS_PATIENCE_S)
+
+    async def _find_models(self) -> None:
+        before = self._models.listed()
+        await self._models.refresh(MODELS_LIMIT_S)
+        self._found_at = time.monotonic()
+        if self._models.listed() != before:
+            await self._sessions.say_options()
+
+
+def _parse(model: str, params: Result) -> Any:
+    """The parameters as the SDK's model has them.
+
+    Raises:
+        Refusal: they do not fit.
+    """
+    from acp import schema
+    from pydantic import ValidationError
+
+    if model in ("NewSessionRequest", "LoadSessionRequest"):
+        params = {"mcpServers": [], **params}
+    try:
+        return getattr(schema, model).model_validate(params)
+    except ValidationError as error:
+        faults = error.errors(include_input=False, include_url=False, include_context=False)[:_MOST_FAULTS]
+        places = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+        raise invalid_params("; ".join(places)) from None
+
+
+def _servers(given: Sequence[Any]) -> list[McpServer]:
+    servers: list[McpServer] = []
+    for server in given:
+        match getattr(server, "type", "stdio"):
+            case "stdio":
+                env = {variable.name: variable.value for variable in server.env}
+                servers.append(StdioServer(server.name, server.command, tuple(server.args), env))
+            case "http" | "sse" as transport:
+                headers = {header.name: header.value for header in server.headers}
+                servers.append(HttpServer(server.name, server.url, transport, headers))
+            case other:
+                raise invalid_params(f"MCP servers over {other!r} are not offered")
+    return servers
+
+
+def _setup(session: Session) -> Result:
+    return {"modes": config_options.modes(session.choices), "configOptions": session.options()}

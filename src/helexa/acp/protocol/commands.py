@@ -1,0 +1,128 @@
+"""Slash commands: what the user asks of the agent itself."""
+
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from helexa.acp.config import Mode
+from helexa.acp.events import StopReason, TextDelta
+from helexa.acp.history import Cleared, Part, Text
+from helexa.acp.protocol import config_options
+from helexa.acp.protocol.initialize import agent_version
+from helexa.acp.protocol.session import Session
+
+INIT_PROMPT = """\
+Look at this project and write an AGENTS.md at its root for coding agents: what it is, how it is laid out, how to
+build it, run it, test it and check its style, and the conventions that a newcomer would otherwise break. Keep it below
+60 lines; say only what you found in the files. If there is an AGENTS.md already, improve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command; `hint` says what may follow its name."""
+
+    about: str
+    run: Callable[[Session, str], Awaitable[StopReason]]
+    hint: str | None = None
+
+
+def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
+    """The command that a prompt is, and what follows its name; None for a prompt that is for the model."""
+    first = parts[0]
+    if not isinstance(first, Text) or not first.text.startswith("/"):
+        return None
+    name, _, rest = first.text[1:].partition(" ")
+    command = _COMMANDS.get(name.strip())
+    if command is None:
+        return None
+    others = (part.text for part in parts[1:] if isinstance(part, Text))
+    return command, " ".join([rest.strip(), *others]).strip()
+
+
+async def _compact(session: Session, rest: str) -> StopReason:
+    from helexa.acp.agent.compaction import compact
+
+    done = await compact(session.turn(), rest)
+    return await _say(session, "The conversation is summed up." if done else "There is nothing to sum up yet.")
+
+
+async def _model(session: Session, rest: str) -> StopReason:
+    if not rest:
+        lines = [
+            f"- `{name}:{card.id}`{' (chosen)' if f'{name}:{card.id}' == str(session.choices.model) else ''}"
+            for name, cards in session.models.listed().items()
+            for card in cards
+        ]
+        return await _say(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
+    choice = session.models.parse(rest)  # never empty here
+    if choice.endpoint not in session.models.listed():
+        return await _say(session, f"There is no endpoint {choice.endpoint!r}.")
+    await session.choose(model=choice)
+    await session.say_choices()
+    return await _say(session, f"The model is `{choice}` from here on.")
+
+
+async def _mode(session: Session, rest: str) -> StopReason:
+    if not config_options.is_mode(rest):
+        lines = [f"- `{id}`: {about}" for id, (_, about) in config_options.MODES.items()]
+        unknown = f"There is no mode {rest!r}. " if rest else ""
+        return await _say(session, "\n".join([f"{unknown}The mode is `{session.choices.mode}`.", "", *lines]))
+    await session.choose(mode=cast(Mode, rest))
+    await session.say_choices()
+    return await _say(session, f"The mode is `{rest}` from here on.")
+
+
+async def _status(session: Session, rest: str) -> StopReason:
+    choices, spent = session.choices, session.spent
+    card = session.models.card(choices.model)
+    lines = [
+        f"helexa-acp {agent_version()}, session `{session.id}`",
+        f"- folder: `{session.cwd}`",
+        f"- model: `{choices.model}`, context of {card.context or 'unknown'} tokens",
+        f"- mode: `{choices.mode}`, thinking: {choices.thought_level}",
+    ]
+    if spent is not None:
+        cost = "" if spent.cost is None else f", ${spent.cost:.4f} spent"
+        lines.append(f"- in context: {spent.used} of {spent.size or 'unknown'} tokens{cost}")
+    remembered = session.preferences.read(session.cwd)
+    lines.append(f"- allowed for good: {len(remembered.grants)}, kept in `{session.preferences.path(session.cwd)}`")
+    lines += [f"- endpoint {name}: {failure}" for name, failure in session.models.failures().items()]
+    lines += [f"- {warning}" for warning in (*session.settings.warnings, *session.toolbox.warnings)]
+    return await _say(session, "\n".join(lines))
+
+
+async def _clear(session: Session, rest: str) -> StopReason:
+    await session.commit(Cleared(str(uuid.uuid4())))
+    return await _say(session, "The model sees nothing of what is above.")
+
+
+async def _init(session: Session, rest: str) -> StopReason:
+    return await session.answer((Text(f"{INIT_PROMPT}\n\n{rest}".strip()),))
+
+
+async def _help(session: Session, rest: str) -> StopReason:
+    lines = [f"- `/{name}{f' [{command.hint}]' if command.hint else ''}`: {command.about}" for name, command in _ALL]
+    return await _say(session, "\n".join(lines))
+
+
+async def _say(session: Session, text: str) -> StopReason:
+    await session.emit(TextDelta(str(uuid.uuid4()), text))
+    return "end_turn"
+
+
+_ALL = (
+    ("compact", Command("Sum the conversation up to make room.", _compact, "what to keep in mind")),
+    ("model", Command("Show the models, or choose one.", _model, "endpoint:model")),
+    ("mode", Command("Show the modes, or choose one.", _mode, "mode")),
+    ("status", Command("Show the model, the context and the endpoints.", _status)),
+    ("clear", Command("Begin anew: the model forgets what is above.", _clear)),
+    ("init", Command("Write an AGENTS.md for this project.", _init, "what to mind")),
+    ("help", Command("List these commands.", _help)),
+)
+_COMMANDS = dict(_ALL)
+COMMANDS: list[dict[str, Any]] = [
+    {"name": name, "description": command.about} | ({"input": {"hint": command.hint}} if command.hint else {})
+    for name, command in _ALL
+]
+"""As the client is told of them."""

@@ -1,0 +1,90 @@
+"""What the user can choose in a session, as config options and, for older clients, as modes."""
+
+from typing import Any, get_args
+
+from helexa.acp.agent.turn import Choices
+from helexa.acp.config import Mode
+from helexa.acp.providers.provider import ModelCard, ModelChoice, ThoughtLevel
+
+MODES: dict[Mode, tuple[str, str]] = {
+    "default": ("Default", "Asks before it changes a file or runs a command."),
+    "acceptEdits": ("Accept Edits", "Changes files without asking, asks before it runs a command."),
+    "plan": ("Plan", "Reads and plans; writes nothing but its plan."),
+    "bypassPermissions": ("Bypass Permissions", "Never asks. Only for machines that may be lost."),
+}
+THOUGHT_LEVELS: dict[ThoughtLevel, tuple[str, str]] = {
+    "default": ("Default", "As the model is set up."),
+    "none": ("None", "Answer without thinking first."),
+    "low": ("Low", "Think briefly."),
+    "medium": ("Medium", "Think for a while."),
+    "high": ("High", "Think for long."),
+}
+TEMPERATURES: dict[str, tuple[str, float | None]] = {
+    "default": ("Default", None),
+    "precise": ("Precise (0)", 0.0),
+    "balanced": ("Balanced (0.6)", 0.6),
+    "creative": ("Creative (1)", 1.0),
+}
+MOST_MODELS = 1000
+
+
+def modes(choices: Choices) -> dict[str, Any]:
+    """The `modes` of a session."""
+    available = [{"id": id, "name": name, "description": about} for id, (name, about) in MODES.items()]
+    return {"currentModeId": choices.mode, "availableModes": available}
+
+
+def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: ModelCard) -> list[dict[str, Any]]:
+    """All options of a session, the most important first. `card` is that of the chosen model."""
+    options = [
+        _select("mode", "Mode", "mode", choices.mode, _named(MODES)),
+        _select("model", "Model", "model", str(choices.model), _models(choices.model, listed)),
+    ]
+    if card.thinks is not False:
+        options.append(
+            _select("thought_level", "Thinking", "thought_level", choices.thought_level, _named(THOUGHT_LEVELS))
+        )
+    temperature = next((id for id, (_, value) in TEMPERATURES.items() if value == choices.temperature), "default")
+    presets = [{"value": id, "name": name} for id, (name, _) in TEMPERATURES.items()]
+    options.append(_select("temperature", "Temperature", "model_config", temperature, presets))
+    return options
+
+
+def is_mode(text: object) -> bool:
+    """Whether there is such a mode."""
+    return text in get_args(Mode)
+
+
+def is_thought_level(text: object) -> bool:
+    """Whether there is such a thought level."""
+    return text in get_args(ThoughtLevel)
+
+
+def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dict[str, Any]]:
+    by_endpoint = {name: [card.id for card in cards[:MOST_MODELS]] for name, cards in listed.items()}
+    known = by_endpoint.setdefault(chosen.endpoint, [])
+    if chosen.model not in known:
+        known.insert(0, chosen.model)
+    groups = {
+        name: [{"value": f"{name}:{id}", "name": id} for id in dict.fromkeys(ids)]
+        for name, ids in by_endpoint.items()
+        if ids
+    }
+    if len(groups) == 1:
+        return next(iter(groups.values()))
+    return [{"group": name, "name": name, "options": options} for name, options in groups.items()]
+
+
+def _named(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"value": id, "name": name, "description": about} for id, (name, about) in values.items()]
+
+
+def _select(id: str, name: str, category: str, current: str, options: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": id,
+        "name": name,
+        "category": category,
+        "type": "select",
+        "currentValue": current,
+        "options": options,
+    }

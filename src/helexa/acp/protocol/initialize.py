@@ -1,0 +1,83 @@
+"""The handshake: what the client can do, and what this agent offers."""
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from helexa.acp.protocol.refusal import invalid_params
+
+PROTOCOL_VERSION = 1
+AUTH_METHOD = "configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What the client said it can do; nothing before it said so."""
+
+    reads_files: bool = False
+    writes_files: bool = False
+    runs_commands: bool = False
+    notices: bool = False
+    compactions: bool = False
+
+
+def abilities(params: dict[str, Any]) -> Abilities:
+    """Read them from the parameters of `initialize` as they came: models of the SDK drop what they do not know."""
+    given = _member(params, "clientCapabilities")
+    files, session = _member(given, "fs"), _member(given, "session")
+    return Abilities(
+        reads_files=files.get("readTextFile") is True,
+        writes_files=files.get("writeTextFile") is True,
+        runs_commands=given.get("terminal") is True,
+        notices=isinstance(session.get("notices"), dict),
+        compactions=isinstance(session.get("compaction"), dict),
+    )
+
+
+def answer(params: dict[str, Any]) -> dict[str, Any]:
+    """The result of `initialize`.
+
+    Raises:
+        Refusal: the client names no version.
+    """
+    wanted = params.get("protocolVersion")
+    if isinstance(wanted, bool) or not isinstance(wanted, int):
+        raise invalid_params("protocolVersion must be a number")
+    return {
+        "protocolVersion": PROTOCOL_VERSION,
+        "agentInfo": {"name": "helexa-acp", "title": "helexa", "version": agent_version()},
+        "agentCapabilities": {
+            "loadSession": True,
+            "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+            "mcpCapabilities": {"http": True, "sse": True},
+            "sessionCapabilities": {
+                "list": {},
+                "resume": {},
+                "close": {},
+                "delete": {},
+                "additionalDirectories": {},
+            },
+            "auth": {"logout": {}},
+        },
+        "authMethods": [
+            {
+                "id": AUTH_METHOD,
+                "name": "Configuration",
+                "description": "Endpoints and their keys come from helexa-acp's config.toml, or from "
+                "HELEXA_ACP_BASE_URL, HELEXA_ACP_MODEL and HELEXA_ACP_API_KEY in the environment.",
+            }
+        ],
+    }
+
+
+def agent_version() -> str:
+    """Of the distribution that this is part of."""
+    try:
+        return version("helexa")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _member(of: dict[str, Any], name: str) -> dict[str, Any]:
+    member = of.get(name)
+    return member if isinstance(member, dict) else {}

@@ -1,0 +1,77 @@
+"""Asking the user before a tool runs, and remembering what he allows for good."""
+
+import asyncio
+import logging
+from typing import Any, get_args
+
+from helexa.acp.events import CallStarted
+from helexa.acp.host.host import Client, HostError
+from helexa.acp.preferences import Preferences, Project
+from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.projection import project
+from helexa.acp.tools.tool import PermissionQuestion, Scope, Verdict
+
+logger = logging.getLogger(__name__)
+LONGEST_WAIT_S = 3600.0
+
+
+class Permissions:
+    """The permissions of one session; what was allowed for good holds for its project."""
+
+    def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
+        self._session_id = session_id
+        self._cwd = cwd
+        self._client = client
+        self._preferences = preferences
+        self._granted = _by_scope(preferences.read(cwd))
+
+    def ruling(self, scope: Scope) -> bool | None:
+        """Whether the scope was allowed (True) or rejected (False) for good; None where it was not."""
+        return self._granted.get((scope.tool, scope.subject))
+
+    async def ask(self, question: PermissionQuestion) -> Verdict:
+        """Ask the user. A client that fails to ask him, or an hour without an answer, is a no."""
+        scope = question.scope
+        params = {
+            "sessionId": self._session_id,
+            "toolCall": _tool_call(question),
+            "options": [
+                {"optionId": "allow_once", "name": "Allow", "kind": "allow_once"},
+                {"optionId": "allow_always", "name": f"Always allow {scope.label}"[:200], "kind": "allow_always"},
+                {"optionId": "reject_once", "name": "Reject", "kind": "reject_once"},
+            ],
+        }
+        try:
+            async with asyncio.timeout(LONGEST_WAIT_S):
+                answer = await self._client.request("session/request_permission", params)
+        except (HostError, TimeoutError) as error:
+            logger.warning("no permission for %s: %s", question.name, error or "no answer within an hour")
+            return "reject_once"
+        verdict = _verdict(answer)
+        if verdict == "allow_always":
+            project = await asyncio.to_thread(
+                self._preferences.grant, self._cwd, scope.tool, scope.subject, allowed=True
+            )
+            self._granted = _by_scope(project) | {(scope.tool, scope.subject): True}
+        return verdict
+
+
+def _tool_call(question: PermissionQuestion) -> dict[str, Any]:
+    event = CallStarted(question.call_id, question.name, question.card, question.arguments)
+    (update,) = project(event, Abilities())
+    return {name: value for name, value in update.items() if name != "sessionUpdate"}
+
+
+def _verdict(answer: dict[str, Any]) -> Verdict:
+    outcome = answer.get("outcome")
+    match outcome:
+        case {"outcome": "selected", "optionId": str(chosen)} if chosen in get_args(Verdict):
+            return chosen  # pyright: ignore[reportReturnType] - checked by the guard
+        case {"outcome": "cancelled"}:
+            return "cancelled"
+        case _:
+            return "reject_once"
+
+
+def _by_scope(project: Project) -> dict[tuple[str, str], bool]:
+    return {(grant.tool, grant.subject): grant.allowed for grant in project.grants}

@@ -1,0 +1,201 @@
+"""Events as updates of protocol version 1: pure, and the same live and on replay."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, assert_never
+
+import msgspec
+
+from helexa.acp.events import (
+    CallChanged,
+    CallStarted,
+    CompactionChanged,
+    CompactionDelta,
+    Event,
+    Notice,
+    PlanChanged,
+    TextDelta,
+    ThoughtDelta,
+    TitleChanged,
+    UsageChanged,
+)
+from helexa.acp.history import (
+    AssistantMessage,
+    Card,
+    CardContent,
+    Cleared,
+    Diff,
+    Image,
+    Message,
+    Part,
+    Summary,
+    Terminal,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from helexa.acp.protocol.initialize import Abilities
+
+Update = dict[str, Any]
+MOST_RAW_OUTPUT = 10_000
+
+
+def project(event: Event, client: Abilities) -> list[Update]:
+    """The updates that tell a client of an event; what it has no notion of comes as a thought."""
+    match event:
+        case TextDelta(message_id, text):
+            return [_chunk("agent_message_chunk", message_id, text)]
+        case ThoughtDelta(message_id, text):
+            return [_chunk("agent_thought_chunk", message_id, text)]
+        case CallStarted(call_id, name, card, arguments, status):
+            raw = {} if arguments is None else {"rawInput": arguments}
+            call: Update = {"sessionUpdate": "tool_call", "toolCallId": call_id, "name": name, "status": status}
+            return [call | _card(card) | raw]
+        case CallChanged(call_id, status, card, arguments, output):
+            call: Update = {"sessionUpdate": "tool_call_update", "toolCallId": call_id}
+            if status is not None:
+                call["status"] = status
+            if card is not None:
+                call |= _card(card)
+            if arguments is not None:
+                call["rawInput"] = arguments
+            if output is not None:
+                call["rawOutput"] = {"text": output[:MOST_RAW_OUTPUT]}
+            return [call]
+        case PlanChanged(entries):
+            return [{"sessionUpdate": "plan", "entries": [msgspec.structs.asdict(entry) for entry in entries]}]
+        case UsageChanged(used, size, cost):
+            if size is None:
+                return []  # the protocol has no word for a context of unknown size
+            usage: Update = {"sessionUpdate": "usage_update", "used": used, "size": size}
+            return [usage if cost is None else usage | {"cost": {"amount": round(cost, 6), "currency": "USD"}}]
+        case TitleChanged(title):
+            return [{"sessionUpdate": "session_info_update", "title": title}]
+        case Notice(text, severity):
+            if client.notices:
+                return [{"sessionUpdate": "notice", "severity": severity, "title": text}]
+            return [_aside(text)]
+        case CompactionChanged():
+            return _compaction(event, client)
+        case CompactionDelta(compaction_id, text):
+            chunk = {"sessionUpdate": "compaction_summary_chunk", "compactionId": compaction_id, "content": _text(text)}
+            return [chunk] if client.compactions else []
+        case _:
+            assert_never(event)
+
+
+def replay(messages: Iterable[Message], client: Abilities) -> Iterator[Update]:
+    """The updates that tell a whole conversation again."""
+    started: dict[str, ToolCall] = {}
+    for message in messages:
+        match message:
+            case UserMessage(id, parts, hidden):
+                if not hidden:
+                    yield from user_chunks(id, parts)
+            case AssistantMessage():
+                if message.reasoning:
+                    yield from project(ThoughtDelta(message.id, message.reasoning), client)
+                if message.text:
+                    yield from project(TextDelta(message.id, message.text), client)
+                started |= {call.id: call for call in message.calls}
+            case ToolResult():
+                call = started.pop(message.call_id, None)
+                for event in _told_again(message, call):
+                    yield from project(event, client)
+            case Summary(id, text):
+                yield from project(CompactionChanged(id, "completed", summary=text), client)
+            case Cleared():
+                yield from project(Notice("The model sees nothing of what is above."), client)
+            case _:
+                assert_never(message)
+    for call in started.values():
+        for event in _told_again(ToolResult(call.id, "It has not ended.", failed=True), call):
+            yield from project(event, client)
+
+
+def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
+    """What the user said."""
+    for part in parts:
+        yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _block(part)}
+
+
+def _told_again(result: ToolResult, call: ToolCall | None) -> Iterator[Event]:
+    name = call.name if call else "tool"
+    card = result.card or Card(name, content=(Text(result.content),))
+    kept = tuple(content for content in card.content if not isinstance(content, Terminal))
+    card = msgspec.structs.replace(card, content=kept or (Text(result.content),))
+    yield CallStarted(result.call_id, name, card, _arguments(call))
+    yield CallChanged(result.call_id, "failed" if result.failed else "completed", output=result.content)
+    if result.plan is not None:
+        yield PlanChanged(result.plan)
+
+
+def _arguments(call: ToolCall | None) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode(call.arguments, type=dict[str, Any]) if call else None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _compaction(event: CompactionChanged, client: Abilities) -> list[Update]:
+    if client.compactions:
+        update: Update = {
+            "sessionUpdate": "compaction_update",
+            "compactionId": event.compaction_id,
+            "status": event.status,
+        }
+        if event.summary is not None:
+            update["summary"] = [_text(event.summary)]
+        if event.error is not None:
+            update["error"] = event.error
+        return [update]
+    match event.status:
+        case "completed":
+            return [_aside("The conversation so far was summed up to make room.")]
+        case "failed":
+            return [_aside(f"The conversation could not be summed up: {event.error or 'no reason is known'}")]
+        case "in_progress" | "cancelled":
+            return []
+
+
+def _card(card: Card) -> Update:
+    return {
+        "title": card.title,
+        "kind": card.kind,
+        "locations": [_without_none(msgspec.structs.asdict(location)) for location in card.locations],
+        "content": [_content(content) for content in card.content],
+    }
+
+
+def _content(content: CardContent) -> dict[str, Any]:
+    match content:
+        case Diff(path, old, new):
+            return _without_none({"type": "diff", "path": path, "oldText": old, "newText": new})
+        case Terminal(terminal_id):
+            return {"type": "terminal", "terminalId": terminal_id}
+        case Text() | Image():
+            return {"type": "content", "content": _block(content)}
+
+
+def _block(part: Part) -> dict[str, Any]:
+    match part:
+        case Text(text):
+            return _text(text)
+        case Image(mime_type, data, uri):
+            return _without_none({"type": "image", "mimeType": mime_type, "data": data, "uri": uri})
+
+
+def _chunk(kind: str, message_id: str, text: str) -> Update:
+    return {"sessionUpdate": kind, "messageId": message_id, "content": _text(text)}
+
+
+def _aside(text: str) -> Update:
+    return {"sessionUpdate": "agent_thought_chunk", "content": _text(f"{text}\n")}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _without_none(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}

@@ -1,0 +1,60 @@
+"""What the user sends, as parts of a message."""
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from helexa.acp.history import Image, Part, Text
+from helexa.acp.protocol.refusal import invalid_params
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
+    """The parts of a prompt; blocks are models of the SDK.
+
+    Raises:
+        Refusal: it is empty, or has what was not advertised.
+    """
+    parts: list[Part] = []
+    for block in blocks:
+        match block.type:
+            case "text":
+                parts.append(Text(block.text))
+            case "image":
+                parts.append(_image(block.mime_type, block.data, block.uri))
+            case "resource_link":
+                parts.append(Text(f"[{block.name}]({_place(block.uri)})"))
+            case "resource":
+                parts.append(_resource(block.resource))
+            case kind:
+                raise invalid_params(f"a prompt cannot have {kind} content")
+    if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
+        raise invalid_params("the prompt is empty")
+    return tuple(parts)
+
+
+def _resource(resource: Any) -> Part:
+    text = getattr(resource, "text", None)
+    if text is not None:
+        return Text(f'<resource path="{_place(resource.uri)}">\n{text}\n</resource>')
+    mime_type = resource.mime_type or ""
+    if mime_type in IMAGE_TYPES:
+        return _image(mime_type, resource.blob, resource.uri)
+    return Text(f"[{_place(resource.uri)} is attached, but is no text]")
+
+
+def _image(mime_type: str, data: str, uri: str | None) -> Image:
+    if mime_type not in IMAGE_TYPES:
+        raise invalid_params(f"an image must be one of {', '.join(IMAGE_TYPES)}")
+    return Image(mime_type, data, uri)
+
+
+def _place(uri: str) -> str:
+    """A path for a file, which tools understand; the address of anything else."""
+    if not uri.startswith("file://"):
+        return uri
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri
+    return unquote(parts.path) + (f"#{parts.fragment}" if parts.fragment else "")

@@ -1,0 +1,139 @@
+"""The agent's side of a connection: the handshake, who handles which method, and the end."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from helexa.acp.config import ConfigError, Settings
+from helexa.acp.protocol import initialize
+from helexa.acp.protocol.agent import Agent
+from helexa.acp.protocol.client import EditorClient
+from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.refusal import Refusal, auth_required, internal_error, invalid_params, method_not_found
+from helexa.acp.protocol.wire import Message, Transport, Wire
+
+logger = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+
+
+async def serve(load: Callable[[], Settings], transport: Transport) -> None:
+    """Be the agent of the client at the other end, until it goes away.
+
+    The first `initialize` is answered before the SDK is imported: an editor waits for that answer, and the SDK's models
+    take most of the time that a start takes.
+
+    Args:
+        load: reads the configuration; its ConfigError is what sessions are refused with, until it is mended.
+        transport: to the client.
+    """
+    wire = Wire(transport)
+    server = Server(load, wire)
+    try:
+        message = await wire.receive()
+        if message is not None and message["method"] == "initialize" and "id" in message:
+            await wire.send(server.first_response(message))
+        elif message is not None:
+            wire.put_back(message)
+        await server.run()
+    finally:
+        await server.close()
+        await wire.close()
+
+
+class Server:
+    """Handles all that the client asks. Only a Refusal comes out, whatever the client sends."""
+
+    def __init__(self, load: Callable[[], Settings], wire: Wire) -> None:
+        self._load = load
+        self._wire = wire
+        self._abilities = Abilities()
+        self._signed_in = True
+        self._agent: Agent | None = None
+
+    def first_response(self, message: Message) -> Message:
+        """The response to `initialize`, for which no connection of the SDK is needed."""
+        response = {"jsonrpc": "2.0", "id": message["id"]}
+        try:
+            return response | {"result": self._initialize(message.get("params") or {})}
+        except Refusal as refusal:
+            return response | {"error": refusal.body()}
+
+    async def run(self) -> None:
+        """Handle messages until the client is gone."""
+        from acp.connection import Connection
+
+        self._connection = Connection(self._handle, self._wire, listening=False)
+        try:
+            self._configured()
+        except Refusal as refusal:
+            logger.error("%s", refusal.message)
+        await self._connection.main_loop()
+
+    async def close(self) -> None:
+        """End all sessions."""
+        if self._agent is not None:
+            await self._agent.close()
+
+    async def _handle(self, method: str, params: Any, is_notification: bool) -> Result | None:
+        from acp.exceptions import RequestError
+
+        try:
+            return await self._wire.handled(lambda: self._dispatch(method, params or {}))
+        except Refusal as refusal:
+            if is_notification:
+                logger.info("%s was refused: %s", method[:100], refusal.message)
+                return None
+            raise RequestError(refusal.code, refusal.message, refusal.data) from None
+        except Exception:
+            logger.exception("%s failed", method[:100])
+            why = internal_error("Internal error; the log of helexa-acp has more")
+            raise RequestError(why.code, why.message) from None
+
+    async def _dispatch(self, method: str, params: Result) -> Result:
+        match method:
+            case "initialize":
+                return self._initialize(params)
+            case "authenticate":
+                return await self._authenticate(params)
+            case "logout":
+                return await self._logout()
+        if method not in Agent.METHODS:
+            raise method_not_found(method)
+        if not self._signed_in:
+            raise auth_required("sign in again, which reads the configuration anew")
+        return await self._configured().handle(method, params)
+
+    def _initialize(self, params: Result) -> Result:
+        result = initialize.answer(params)
+        self._abilities = initialize.abilities(params)
+        return result
+
+    async def _authenticate(self, params: Result) -> Result:
+        """Read the configuration anew: the keys are there."""
+        if params.get("methodId") != initialize.AUTH_METHOD:
+            raise invalid_params(f"methodId must be {initialize.AUTH_METHOD!r}")
+        await self._logout()
+        self._signed_in = True
+        self._configured()
+        return {}
+
+    async def _logout(self) -> Result:
+        """Forget keys and sessions until the client signs in again."""
+        self._signed_in = False
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            await agent.close()
+        return {}
+
+    def _configured(self) -> Agent:
+        if self._agent is None:
+            try:
+                settings = self._load()
+            except ConfigError as error:
+                raise internal_error(f"the configuration cannot be used: {error}") from None
+            for warning in settings.warnings:
+                logger.warning("%s", warning)
+            client = EditorClient(self._connection, self._wire, self._abilities)
+            self._agent = Agent(settings, client, self._abilities)
+        return self._agent

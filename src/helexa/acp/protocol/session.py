@@ -1,0 +1,245 @@
+"""One open session: its history, what the user chose, and the turn that runs."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from helexa.acp.agent.turn import Choices, Turn
+from helexa.acp.config import Settings
+from helexa.acp.events import Event, Notice, StopReason, TitleChanged, UsageChanged
+from helexa.acp.history import AssistantMessage, Cleared, Message, Part, Summary, Text, ToolResult, UserMessage
+from helexa.acp.preferences import Preferences
+from helexa.acp.protocol import config_options
+from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.permissions import Permissions
+from helexa.acp.protocol.projection import Update, project, replay
+from helexa.acp.protocol.refusal import internal_error
+from helexa.acp.providers.provider import Models
+from helexa.acp.store import Chosen, Entry, Journal, Round, SavedSession, Spent, StoreError, Title
+from helexa.acp.tools.tool import Toolbox, ToolContext
+
+logger = logging.getLogger(__name__)
+MOST_TITLE = 60
+MOST_CANCEL_S = 5.0
+
+
+class Session:
+    """A session that a client has open; also the `Conversation` of its turns.
+
+    No update leaves before `release` was called, which is when the client knows the session: what is said until then
+    waits. Only a replay comes earlier, as the protocol wants it.
+    """
+
+    def __init__(
+        self,
+        saved: SavedSession,
+        journal: Journal,
+        choices: Choices,
+        *,
+        settings: Settings,
+        models: Models,
+        toolbox: Toolbox,
+        context: ToolContext,
+        permissions: Permissions,
+        preferences: Preferences,
+        abilities: Abilities,
+        send: Callable[[Update], Awaitable[None]],
+    ) -> None:
+        self.id = saved.head.id
+        self.cwd = saved.head.cwd
+        self.title = saved.title
+        self.choices = choices
+        self.spent = saved.spent
+        self.settings = settings
+        self.models = models
+        self.toolbox = toolbox
+        self.preferences = preferences
+        self._context = context
+        self._permissions = permissions
+        self._journal = journal
+        self._messages = saved.messages
+        self._known = {_key(message) for message in saved.messages}
+        self._abilities = abilities
+        self._send = send
+        self._released = asyncio.Event()
+        self._turn: asyncio.Task[StopReason] | None = None
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The whole history, oldest first."""
+        return self._messages
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn runs."""
+        return self._turn is not None and not self._turn.done()
+
+    async def commit(self, *messages: Message) -> None:
+        """Add messages for good; one that is there already is not added again. A cancel waits until it is done.
+
+        Raises:
+            StoreError: they could not be saved; the session has them all the same.
+        """
+        new = tuple(message for message in messages if _key(message) not in self._known)
+        if not new:
+            return
+        self._known.update(map(_key, new))
+        self._messages.extend(new)
+        await self._save(Round(new))
+
+    async def emit(self, event: Event) -> None:
+        """Say what happened in a turn."""
+        match event:
+            case UsageChanged(used, size, cost):
+                before = self.spent.cost if self.spent else None
+                total = before if cost is None else (before or 0.0) + cost
+                self.spent = Spent(used, size, total)
+                event = UsageChanged(used, size, total)
+                await self._save(self.spent)
+            case TitleChanged(title):
+                self.title = title
+                await self._save(Title(title))
+            case _:
+                pass
+        await self.say(*project(event, self._abilities))
+
+    async def say(self, *updates: Update) -> None:
+        """Send updates, once the client knows the session."""
+        await self._released.wait()
+        for update in updates:
+            await self._send(update)
+
+    def release(self) -> None:
+        """The client knows the session from here on."""
+        self._released.set()
+
+    async def replay(self) -> None:
+        """Tell the whole conversation again."""
+        for update in replay(self._messages, self._abilities):
+            await self._send(update)
+        if self.title:
+            await self._send({"sessionUpdate": "session_info_update", "title": self.title})
+
+    def options(self) -> list[dict[str, Any]]:
+        """All config options, as they are now."""
+        card = self.models.card(self.choices.model)
+        return config_options.config_options(self.choices, self.models.listed(), card)
+
+    async def choose(self, **changes: Any) -> None:
+        """Change choices of the user: `model`, `mode`, `thought_level` or `temperature`; they are remembered."""
+        for name, value in changes.items():
+            setattr(self.choices, name, value)
+        chosen = Chosen(
+            str(self.choices.model), self.choices.mode, self.choices.thought_level, self.choices.temperature
+        )
+        await self._save(chosen)
+        remembered = {name: getattr(chosen, name) for name in changes}
+        if remembered.get("mode") == "bypassPermissions":
+            del remembered["mode"]  # it is chosen anew in each session
+        if remembered:
+            await asyncio.to_thread(
+                self.preferences.change, self.cwd, lambda known: msgspec.structs.replace(known, **remembered)
+            )
+
+    async def announce(self, commands: list[dict[str, Any]]) -> None:
+        """Say what a client wants to know of a session that it has just opened."""
+        await self.say({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        if self.spent is not None:
+            usage = UsageChanged(self.spent.used, self.spent.size, self.spent.cost)
+            await self.say(*project(usage, self._abilities))
+        for warning in (*self.settings.warnings, *self.toolbox.warnings):
+            await self.emit(Notice(warning, "warning"))
+
+    async def say_options(self) -> None:
+        """Tell the client all config options, as they are now."""
+        await self.say({"sessionUpdate": "config_option_update", "configOptions": self.options()})
+
+    async def say_choices(self) -> None:
+        """Tell the client what is chosen, in the words of old and new clients."""
+        await self.say({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
+        await self.say_options()
+
+    async def prompt(self, work: Callable[[], Awaitable[StopReason]]) -> StopReason:
+        """Run a turn; one that runs already is cancelled first.
+
+        Raises:
+            Refusal: it failed for a reason of our own.
+        """
+        while self.busy:
+            await self.cancel()
+        self._turn = turn = asyncio.ensure_future(work())
+        try:
+            await asyncio.wait({turn})
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+        if turn.cancelled():
+            return "cancelled"
+        match turn.exception():
+            case None:
+                return turn.result()
+            case StoreError() as error:
+                raise internal_error(str(error))
+            case error:
+                logger.error("a turn failed", exc_info=error)
+                raise internal_error(f"the turn failed: {type(error).__name__}; the log has more")
+
+    async def answer(self, parts: tuple[Part, ...]) -> StopReason:
+        """Let the agent answer what the user said."""
+        from helexa.acp.agent.loop import run_turn
+
+        await self.commit(UserMessage(str(uuid.uuid4()), parts))
+        if self.title is None:
+            await self.emit(TitleChanged(_title(parts)))
+        return await run_turn(self.turn())
+
+    def turn(self) -> Turn:
+        """What the agent works with."""
+        return Turn(
+            settings=self.settings,
+            conversation=self,
+            choices=self.choices,
+            models=self.models,
+            toolbox=self.toolbox,
+            context=self._context,
+            grants=self._permissions,
+            ask=self._permissions.ask,
+            emit=self.emit,
+        )
+
+    async def cancel(self) -> None:
+        """End the turn that runs, if one does, and wait until it has ended."""
+        if self._turn is not None and not self._turn.done():
+            self._turn.cancel()
+            await asyncio.wait({self._turn}, timeout=MOST_CANCEL_S)
+
+    async def close(self) -> None:
+        """End what runs, and the tools."""
+        await self.cancel()
+        await self.toolbox.close()
+
+    async def _save(self, *entries: Entry) -> None:
+        writing = asyncio.ensure_future(asyncio.to_thread(self._journal.append, entries))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            raise
+
+
+def _key(message: Message) -> tuple[str, str]:
+    match message:
+        case ToolResult(call_id):
+            return "result", call_id
+        case UserMessage(id) | AssistantMessage(id) | Summary(id) | Cleared(id):
+            return "message", id
+
+
+def _title(parts: Sequence[Part]) -> str:
+    text = next((part.text for part in parts if isinstance(part, Text) and part.text.strip()), "Image")
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_TITLE else f"{line[: MOST_TITLE - 1].rstrip()}…"

@@ -1,0 +1,202 @@
+"""Between the SDK's connection and the bytes: vets what comes in, and knows when a response has left."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from helexa.acp.protocol.refusal import Refusal, cancelled, invalid_request
+
+logger = logging.getLogger(__name__)
+MOST_REQUESTS = 1000
+CANCEL_METHOD = "$/cancel_request"
+
+RequestId = int | str
+Message = dict[str, Any]
+
+
+class Transport(Protocol):
+    """A stream of messages, as the SDK's own transports are; `receive` gives None at the end."""
+
+    async def send(self, message: Message) -> None:
+        """Send one."""
+        ...
+
+    async def receive(self) -> Any:
+        """Wait for one."""
+        ...
+
+    async def close(self) -> None:
+        """Send no more."""
+        ...
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of the client that has no response yet.
+
+    Attributes:
+        task: what works on it; cancelled when the client takes the request back.
+        afterwards: runs once the response is on the wire.
+    """
+
+    id: RequestId
+    task: asyncio.Task[Any] | None = None
+    withdrawn: bool = False
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+
+
+_request: ContextVar[Request | None] = ContextVar("acp_request", default=None)
+_sent_id: ContextVar[int | None] = ContextVar("acp_sent_id", default=None)
+
+
+def current_request() -> Request | None:
+    """The request that is handled here and now; None outside of one."""
+    return _request.get()
+
+
+def sent_id() -> int | None:
+    """The id of the last request that this task sent to the client."""
+    return _sent_id.get()
+
+
+class Wire:
+    """A transport around another one.
+
+    * Only messages that are JSON-RPC get in; others are answered with an error, or dropped where they are answers.
+    * `$/cancel_request` ends the work on a request, whatever version of the SDK runs.
+    * What must follow a response waits for it in `Request.afterwards`.
+    * Messages leave one after the other, in the order of their senders.
+    """
+
+    def __init__(self, inner: Transport) -> None:
+        self._inner = inner
+        self._requests: dict[RequestId, Request] = {}
+        self._put_back: Message | None = None
+        self._turn = asyncio.Lock()
+        self._notices: set[asyncio.Future[None]] = set()
+
+    def put_back(self, message: Message) -> None:
+        """Let `receive` give this message once more."""
+        self._put_back = message
+
+    async def receive(self) -> Message | None:
+        """The next message for the connection; a request's handler finds it in `current_request`."""
+        if (message := self._put_back) is not None:
+            self._put_back = None
+            _request.set(self._requests.get(message["id"]) if "id" in message else None)
+            return message
+        while (message := await self._inner.receive()) is not None:
+            try:
+                if (vetted := self._vet(message)) is not None:
+                    return vetted
+            except Refusal as refusal:
+                id = message.get("id") if isinstance(message, dict) else None
+                if isinstance(id, bool) or not isinstance(id, int | str):
+                    id = None
+                await self._send({"jsonrpc": "2.0", "id": id, "error": refusal.body()})
+        return None
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the connection."""
+        if "method" in message:
+            if message["method"] == CANCEL_METHOD:
+                return  # said by `withdraw`, which all versions of the SDK need
+            if "id" in message:
+                _sent_id.set(message["id"])
+            await self._send(message)
+            return
+        request = self._requests.get(message["id"])
+        try:
+            await self._send(message)
+        finally:
+            self._requests.pop(message["id"], None)
+        for follow in request.afterwards if request is not None else ():
+            follow()
+
+    async def close(self) -> None:
+        """Send no more."""
+        await self._inner.close()
+
+    async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Do the work of the current request, until the client takes it back.
+
+        Raises:
+            Refusal: it was taken back.
+        """
+        request, task = current_request(), asyncio.current_task()
+        if request is None or task is None:
+            return await work()
+        if request.withdrawn:
+            raise cancelled()
+        request.task = task
+        try:
+            return await work()
+        except asyncio.CancelledError:
+            if not request.withdrawn:
+                raise
+            task.uncancel()
+            raise cancelled() from None
+        finally:
+            request.task = None
+
+    def withdraw(self, id: int) -> None:
+        """Tell the client that nobody waits for a request any more."""
+        notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
+        task = asyncio.ensure_future(self._send(notice))
+        self._notices.add(task)
+        task.add_done_callback(self._told)
+
+    def _told(self, task: asyncio.Future[None]) -> None:
+        self._notices.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.debug("the client was not told of a cancelled request: %s", error)
+
+    async def _send(self, message: Message) -> None:
+        async with self._turn:
+            await self._inner.send(message)
+
+    def _vet(self, message: Any) -> Message | None:
+        if not isinstance(message, dict):
+            raise invalid_request("a message must be an object")
+        method = message.get("method")
+        if method is None and ("result" in message or "error" in message):
+            return message if _is_answer(message) else None
+        if not isinstance(method, str):
+            raise invalid_request("'method' must be a string")
+        if not isinstance(message.get("params", {}), dict | None):
+            raise invalid_request("'params' must be an object")
+        _request.set(None)
+        if "id" not in message:
+            if method != CANCEL_METHOD:
+                return message
+            self._withdraw((message.get("params") or {}).get("requestId"))
+            return None
+        id = message["id"]
+        if isinstance(id, bool) or not isinstance(id, int | str):
+            raise invalid_request("'id' must be a number or a string")
+        if id in self._requests:
+            raise Refusal(-32600, "Invalid request: this 'id' is in use")
+        if len(self._requests) >= MOST_REQUESTS:
+            raise Refusal(-32603, f"{MOST_REQUESTS} requests are waiting already")
+        self._requests[id] = request = Request(id)
+        _request.set(request)
+        return message
+
+    def _withdraw(self, id: Any) -> None:
+        if isinstance(id, bool) or not isinstance(id, int | str):
+            return
+        request = self._requests.get(id)
+        if request is not None and not request.withdrawn:
+            request.withdrawn = True
+            if request.task is not None:
+                request.task.cancel()
+
+
+def _is_answer(message: Message) -> bool:
+    id, error = message.get("id"), message.get("error")
+    if isinstance(id, bool) or not isinstance(id, int):
+        return False
+    return error is None or (isinstance(error, dict) and isinstance(error.get("code", 0), int))

@@ -1,0 +1,298 @@
+"""Sessions on the disk: one append-only journal each, one JSON line for everything that is finished."""
+
+import base64
+import binascii
+import fcntl
+import mmap
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from helexa.acp.history import Message
+from helexa.acp.json_line import encode
+
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+PAGE = 50
+_MOST_HEAD = 64 << 10
+_TITLE_MARK = b'\n{"type":"title"'
+
+
+class StoreError(Exception):
+    """A session cannot be read or written; the message is for the user."""
+
+
+class Head(Struct, frozen=True, tag="head"):
+    """The first line: what a session is. `cwd` and `directories` are absolute, `created` is in seconds since 1970."""
+
+    id: str
+    cwd: str
+    created: float
+    directories: tuple[str, ...] = ()
+    version: int = 1
+
+
+class Round(Struct, frozen=True, tag="round"):
+    """Messages that were finished together."""
+
+    messages: tuple[Message, ...]
+
+
+class Title(Struct, frozen=True, tag="title"):
+    """How the session is called from here on."""
+
+    title: str
+
+
+class Chosen(Struct, frozen=True, tag="chosen"):
+    """What the user chose, from here on."""
+
+    model: str
+    mode: str
+    thought_level: str = "default"
+    temperature: float | None = None
+
+
+class Spent(Struct, frozen=True, tag="spent"):
+    """How full the context is and what the session has cost in all, US dollars."""
+
+    used: int
+    size: int | None = None
+    cost: float | None = None
+
+
+Entry = Head | Round | Title | Chosen | Spent
+_decode = msgspec.json.Decoder(Entry).decode
+
+
+@dataclass(slots=True)
+class SavedSession:
+    """A session as its journal tells it.
+
+    Attributes:
+        damaged: lines that could not be read, the torn end of a killed process among them.
+    """
+
+    head: Head
+    messages: list[Message] = field(default_factory=list)
+    title: str | None = None
+    chosen: Chosen | None = None
+    spent: Spent | None = None
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLine:
+    """A session in a list."""
+
+    head: Head
+    title: str | None
+    updated: float
+
+    @property
+    def updated_at(self) -> str:
+        """ISO 8601, UTC."""
+        return datetime.fromtimestamp(self.updated, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Journal:
+    """The file of one session. What `append` was given is on the disk when it returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def exists(self) -> bool:
+        """Whether there is such a file."""
+        return self._path.exists()
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Add entries in one write.
+
+        Raises:
+            StoreError: the file is gone, or the disk does not take it.
+        """
+        self._write(entries, os.O_RDWR | os.O_APPEND)
+
+    def create(self, head: Head) -> None:
+        """Make the file.
+
+        Raises:
+            StoreError: it cannot be made.
+        """
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"sessions cannot be kept in {self._path.parent}: {error.strerror}") from None
+        self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def read(self) -> SavedSession:
+        """Read it all; lines that cannot be read are passed over.
+
+        Raises:
+            FileNotFoundError: there is no such session.
+            StoreError: it is none.
+        """
+        saved: SavedSession | None = None
+        damaged = 0
+        for line in self._lines():
+            try:
+                entry = _decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                damaged += 1
+                continue
+            match entry:
+                case Head():
+                    saved = saved or SavedSession(entry)
+                case _ if saved is None:
+                    damaged += 1
+                case Round(messages):
+                    saved.messages.extend(messages)
+                case Title(title):
+                    saved.title = title
+                case Chosen():
+                    saved.chosen = entry
+                case Spent():
+                    saved.spent = entry
+        if saved is None:
+            raise StoreError(f"{self._path.name} is no session that this version can read")
+        saved.damaged = damaged
+        return saved
+
+    def line(self) -> SessionLine | None:
+        """What a list shows of it, read from its ends; None if it is no session."""
+        try:
+            with self._path.open("rb") as file:
+                head = _decode(file.readline(_MOST_HEAD))
+                updated = os.fstat(file.fileno()).st_mtime
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    title = _last_title(content)
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors too
+            return None
+        return SessionLine(head, title, updated) if isinstance(head, Head) else None
+
+    def _lines(self) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            yield from file
+
+    def _write(self, entries: Iterable[Entry], flags: int) -> None:
+        data = b"".join(map(encode, entries))
+        try:
+            file = os.open(self._path, flags, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                size = os.lseek(file, 0, os.SEEK_END)
+                if size and os.pread(file, 1, size - 1) != b"\n":
+                    data = b"\n" + data  # a process died within a line: that line is lost, this one must not be
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(file, view) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise StoreError(f"the session cannot be saved to {self._path}: {error.strerror}") from None
+
+
+class Store:
+    """All sessions of this user, below one folder."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "sessions"
+
+    def create(self, id: str, cwd: str, directories: Sequence[str]) -> Journal:
+        """Begin a session.
+
+        Raises:
+            StoreError: the disk does not take it.
+        """
+        journal = Journal(self._path(id))
+        journal.create(Head(id, cwd, time.time(), tuple(directories)))
+        return journal
+
+    def open(self, id: str) -> Journal:
+        """The journal of a session, which need not be there."""
+        return Journal(self._path(id))
+
+    def delete(self, id: str) -> None:
+        """Remove a session for good; one that is not there is removed already.
+
+        Raises:
+            StoreError: it cannot be removed.
+        """
+        try:
+            self._path(id).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
+
+    def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionLine], str | None]:
+        """Sessions, the newest first, and the cursor of the next page.
+
+        Raises:
+            ValueError: the cursor is none of ours.
+        """
+        after = _read_cursor(cursor) if cursor else None
+        lines: list[SessionLine] = []
+        last = (0, "")
+        for place in sorted(self._places(), reverse=True):
+            if after is not None and place >= after:
+                continue
+            line = Journal(self._path(place[1])).line()
+            if line is None or (cwd is not None and line.head.cwd != cwd):
+                continue
+            if len(lines) == PAGE:
+                return lines, _cursor(last)
+            lines.append(line)
+            last = place
+        return lines, None
+
+    def _places(self) -> Iterator[tuple[int, str]]:
+        try:
+            with os.scandir(self._folder) as found:
+                for entry in found:
+                    id, _, kind = entry.name.rpartition(".")
+                    if kind == "jsonl" and SESSION_ID.fullmatch(id):
+                        yield entry.stat().st_mtime_ns, id
+        except FileNotFoundError:
+            return
+
+    def _path(self, id: str) -> Path:
+        if not SESSION_ID.fullmatch(id):
+            raise StoreError("that is no id of a session")
+        return self._folder / f"{id}.jsonl"
+
+
+def _last_title(content: mmap.mmap) -> str | None:
+    start = content.rfind(_TITLE_MARK)
+    while start >= 0:
+        end = content.find(b"\n", start + 1)
+        try:
+            entry = _decode(content[start + 1 : end if end >= 0 else len(content)])
+        except msgspec.MsgspecError:
+            entry = None  # torn, or text that looks like a title
+        if isinstance(entry, Title):
+            return entry.title
+        start = content.rfind(_TITLE_MARK, 0, start)
+    return None
+
+
+def _cursor(place: tuple[int, str]) -> str:
+    return base64.urlsafe_b64encode(f"{place[0]}:{place[1]}".encode()).decode()
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
+    try:
+        mtime, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(":")
+        return int(mtime), id
+    except (binascii.Error, UnicodeError, ValueError):
+        raise ValueError("that is no cursor of a session list") from None
