@@ -21,7 +21,7 @@ def _whole(value: Any) -> Any:
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case dict():
             return {_whole(key): _whole(member) for key, member in value.items()}
-        case list():
+        case list() | tuple():
             return [_whole(member) for member in value]
         case _:
             return value

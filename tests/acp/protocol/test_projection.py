@@ -1,0 +1,127 @@
+"""Updates are what the schema says, live and on replay."""
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from acp import schema
+
+from helexa.acp.events import (
+    CallChanged,
+    CallStarted,
+    CompactionChanged,
+    CompactionDelta,
+    Event,
+    Notice,
+    PlanChanged,
+    TextDelta,
+    ThoughtDelta,
+    TitleChanged,
+    UsageChanged,
+)
+from helexa.acp.history import (
+    AssistantMessage,
+    Card,
+    Cleared,
+    Diff,
+    Image,
+    Location,
+    PlanEntry,
+    Summary,
+    Terminal,
+    Text,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.projection import project, replay
+
+ALL = Abilities(notices=True, compactions=True)
+CARD = Card(
+    "Edit a.py",
+    "edit",
+    (Location("/w/a.py", 3), Location("/w/b.py")),
+    (Diff("/w/a.py", None, "x"), Terminal("t1"), Text("said"), Image("image/png", "aGk=")),
+)
+EVENTS: list[Event] = [
+    TextDelta("m1", "hello"),
+    ThoughtDelta("m1", "hm"),
+    CallStarted("c1", "edit_file", CARD, {"path": "a.py"}),
+    CallChanged("c1", "completed", CARD, {"path": "a.py"}, "done"),
+    CallChanged("c1", "in_progress"),
+    PlanChanged((PlanEntry("read", "completed", "high"), PlanEntry("write"))),
+    UsageChanged(10, 100, 0.25),
+    TitleChanged("A title"),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_updates_are_those_of_the_schema(event: Event):
+    (update,) = project(event, ALL)
+
+    notification = schema.SessionNotification.model_validate({"sessionId": "s", "update": update})
+
+    dumped = notification.model_dump(mode="json", by_alias=True, exclude_none=True)["update"]
+    if not version("agent-client-protocol").startswith("1."):
+        update.pop("name", None)  # older models do not know a call's name
+    assert dumped == update
+
+
+def test_what_a_client_does_not_know_comes_as_a_thought():
+    for event in (Notice("slow", "warning"), CompactionChanged("k", "completed", summary="all")):
+        (update,) = project(event, Abilities())
+        assert update["sessionUpdate"] == "agent_thought_chunk"
+    assert project(CompactionDelta("k", "x"), Abilities()) == []
+    assert project(UsageChanged(10, None), ALL) == []
+
+
+def test_notices_and_compactions_of_clients_that_know_them():
+    (notice,) = project(Notice("slow", "warning"), ALL)
+    (compaction,) = project(CompactionChanged("k", "failed", error="no room"), ALL)
+
+    assert notice == {"sessionUpdate": "notice", "severity": "warning", "title": "slow"}
+    assert compaction == {
+        "sessionUpdate": "compaction_update",
+        "compactionId": "k",
+        "status": "failed",
+        "error": "no room",
+    }
+
+
+def test_replay_says_what_was_said_live():
+    live = [
+        ThoughtDelta("m1", "hm"),
+        TextDelta("m1", "I edit."),
+        CallStarted("c1", "edit_file", Card("Edit a.py", "edit", (), (Diff("/w/a.py", "1", "2"),)), {"path": "a.py"}),
+        CallChanged("c1", "completed", output="done"),
+        PlanChanged((PlanEntry("read"),)),
+    ]
+    call = ToolCall("c1", "edit_file", json.dumps({"path": "a.py"}))
+    history = [
+        UserMessage("u1", (Text("edit it"), Image("image/png", "aGk="))),
+        AssistantMessage("m1", "I edit.", "hm", (call,)),
+        ToolResult("c1", "done", card=live[2].card, plan=(PlanEntry("read"),)),
+    ]
+
+    updates = list(replay(history, ALL))
+
+    assert [update["sessionUpdate"] for update in updates[:2]] == ["user_message_chunk"] * 2
+    assert updates[2:] == [update for event in live for update in project(event, ALL)]
+
+
+def test_replay_closes_what_has_no_end():
+    broken = [
+        AssistantMessage("m1", calls=(ToolCall("c1", "bash", "{not json"),)),
+        Summary("k", "all of it"),
+        Cleared("x"),
+        ToolResult("nobody", "lost", card=Card("Run", "execute", (), (Terminal("gone"),))),
+    ]
+
+    updates = list(replay(broken, ALL))
+
+    statuses = {update["toolCallId"]: update["status"] for update in updates if "toolCallId" in update}
+    assert statuses == {"c1": "failed", "nobody": "completed"}
+    contents: list[Any] = [update["content"] for update in updates if update["sessionUpdate"] == "tool_call"]
+    assert contents[0] == [{"type": "content", "content": {"type": "text", "text": "lost"}}]
