@@ -28,13 +28,27 @@ class Place:
     plans: bool = False
     guarded: bool = False
 
+    def is_folder(self) -> bool:
+        """Whether a folder is there, as far as can be seen."""
+        try:
+            return self.real.is_dir()
+        except OSError:
+            return False
+
+    def exists(self) -> bool:
+        """Whether anything is there, as far as can be seen."""
+        try:
+            return self.real.exists()
+        except OSError:
+            return False
+
 
 class Boundary:
     """The folders of one session: its working directory, its additional ones, and the one for its plans."""
 
     def __init__(self, cwd: Path, additional: Iterable[Path] = (), plans: Path | None = None) -> None:
         self.cwd = cwd
-        self._folders = [(Path(os.path.realpath(folder)), folder) for folder in (cwd, *additional)]
+        self._folders = [(Path(os.path.realpath(folder)), folder) for folder in dict.fromkeys((cwd, *additional))]
         self._plans = plans
         self._real_plans = Path(os.path.realpath(plans)) if plans else None
 

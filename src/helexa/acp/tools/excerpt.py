@@ -1,5 +1,6 @@
 """Text made short enough to show: a title on one line, a long output without its middle."""
 
+import re
 import unicodedata
 
 _JOINER = "\u200d"
@@ -50,3 +51,10 @@ def ends(text: str, most: int) -> str:
     head, tail = data[: most // 3], data[-(most - most // 3) :]
     left_out = f"\n[{len(data) - most} bytes are left out here]\n"
     return head.decode(errors="ignore") + left_out + tail.decode(errors="ignore")
+
+
+def fenced(text: str) -> str:
+    """The text as a block of code in Markdown, whatever is in it."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text.rstrip()}\n{fence}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from helexa.acp.config import Mode, Settings
 from helexa.acp.failure import ToolError as ToolError
 from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
-from helexa.acp.host.boundary import Place
+from helexa.acp.host.boundary import Boundary, Place
 from helexa.acp.host.host import Host
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
@@ -108,6 +108,11 @@ class ToolContext:
     host: Host
     settings: Settings
 
+    @property
+    def boundary(self) -> Boundary:
+        """How far the tools may go."""
+        return Boundary(self.cwd, self.roots, self.plan_dir)
+
 
 Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
 """Shows what a running tool has so far, replacing what it showed before."""
@@ -116,10 +121,25 @@ Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
 class Tool(Protocol):
     """One tool. Arguments go through `check` before any other method sees them."""
 
-    name: str
-    description: str
-    schema: dict[str, Any]
-    kind: ToolKind
+    @property
+    def name(self) -> str:
+        """What the model calls it."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it does, for the model."""
+        ...
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of its arguments."""
+        ...
+
+    @property
+    def kind(self) -> ToolKind:
+        """What it does, for the icon."""
+        ...
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments as the schema has them: a number written as text is one, what is null is not given.

@@ -1,0 +1,158 @@
+"""Files and commands of the client, as far as it offers them."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from helexa.acp.host.host import Client, CommandResult, Host, HostError
+from helexa.acp.host.local import MOST_FILE_BYTES, SETTLED, LocalHost, check_size, shell
+
+_LOG = logging.getLogger(__name__)
+_ANSWER_SECONDS = 10.0  # for what a client only has to look up
+_ASKED_SECONDS = 600.0  # where it may ask its user
+
+
+def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
+    """The host of a session.
+
+    Args:
+        client: the client of the session.
+        session_id: as the client knows it.
+        private: folders that the client knows nothing of, which are of this machine in any case.
+        secrets: values of environment variables that commands run here must not see.
+    """
+    local = LocalHost(secrets)
+    if client.reads_files or client.writes_files or client.runs_commands:
+        return ClientHost(client, session_id, local, private)
+    return local
+
+
+class ClientHost:
+    """Files and commands of the client; what it does not offer is of this machine."""
+
+    def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
+        self._client = client
+        self._session_id = session_id
+        self._local = local
+        self._private = tuple(private)
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
+        """A text file, see the port."""
+        if not self._client.reads_files or self._is_private(path):
+            return await self._local.read_text(path, line=line, limit=limit)
+        check_size(path)
+        window = {name: value for name, value in (("line", line), ("limit", limit)) if value is not None}
+        answer = await self._ask("fs/read_text_file", {"path": str(path), **window}, _ASKED_SECONDS)
+        text = _text(answer, "content")
+        if len(text) > MOST_FILE_BYTES:
+            raise HostError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+        return text
+
+    async def write_text(self, path: Path, text: str) -> None:
+        """Replace or make a text file, see the port."""
+        if not self._client.writes_files or self._is_private(path):
+            await self._local.write_text(path, text)
+            return
+        await self._ask("fs/write_text_file", {"path": str(path), "content": text}, _ASKED_SECONDS)
+
+    async def run(
+        self,
+        command: str,
+        *,
+        cwd: Path,
+        timeout_s: float,
+        output_limit: int,
+        started: Callable[[str | None], Awaitable[None]],
+    ) -> CommandResult:
+        """Run a shell command in a terminal of the client, see the port; the terminal is always released."""
+        if not self._client.runs_commands:
+            return await self._local.run(
+                command, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit, started=started
+            )
+        terminal_id = await self._create(command, cwd, output_limit)
+        try:
+            await started(terminal_id)
+            status = await self._ended(terminal_id, timeout_s)
+            if status is None:
+                await self._ask("terminal/kill", {"terminalId": terminal_id})
+            answer = await self._ask("terminal/output", {"terminalId": terminal_id})
+        except BaseException:
+            self._later(self._release(terminal_id))  # a cancelled turn does not wait for it
+            raise
+        await self._release(terminal_id)
+        exit_code, signal = (status or {}).get("exitCode"), (status or {}).get("signal")
+        return CommandResult(
+            exit_code=exit_code if isinstance(exit_code, int) else None,
+            signal=signal if isinstance(signal, str) else None,
+            output=_text(answer, "output"),
+            truncated=answer.get("truncated") is True,
+            timed_out=status is None,
+        )
+
+    async def _create(self, command: str, cwd: Path, output_limit: int) -> str:
+        program, *args = shell(command)
+        request = asyncio.ensure_future(
+            self._ask(
+                "terminal/create",
+                {
+                    "command": program,
+                    "args": args,
+                    "cwd": str(cwd),
+                    "env": [{"name": name, "value": value} for name, value in SETTLED.items()],
+                    "outputByteLimit": output_limit,
+                },
+                _ASKED_SECONDS,
+            )
+        )
+        try:
+            return _text(await asyncio.shield(request), "terminalId")
+        except asyncio.CancelledError:
+            self._later(self._release_created(request))
+            raise
+
+    async def _ended(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
+        """How the command ended, None if it did not within this time."""
+        try:
+            return await self._ask("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
+        except _Late:
+            return None
+
+    async def _release(self, terminal_id: str) -> None:
+        try:
+            await self._ask("terminal/release", {"terminalId": terminal_id})
+        except HostError as error:
+            _LOG.warning("terminal %s: %s", terminal_id, error)
+
+    async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:
+        with suppress(HostError):
+            await self._release(_text(await request, "terminalId"))
+
+    async def _ask(self, method: str, params: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._client.request(method, {"sessionId": self._session_id, **params})
+        except TimeoutError as error:
+            raise _Late(f"The client did not answer {method} within {seconds:g} s") from error
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+
+    def _is_private(self, path: Path) -> bool:
+        return any(path.is_relative_to(folder) for folder in self._private)
+
+
+class _Late(HostError):
+    """The client did not answer in time."""
+
+
+def _text(answer: dict[str, Any], name: str) -> str:
+    text = answer.get(name)
+    if not isinstance(text, str):
+        raise HostError(f"The client's answer has no {name}")
+    return text

@@ -1,0 +1,202 @@
+"""Files and commands of this machine."""
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+
+from helexa.acp.host.host import CommandResult, HostError
+
+MOST_FILE_BYTES = 16 << 20
+_GRACE_SECONDS = 1.0  # from being asked to end to being made to
+_CHUNK_BYTES = 1 << 16
+
+
+class LocalHost:
+    """Files and commands of this machine. Commands do not see environment variables whose value is a secret."""
+
+    def __init__(self, secrets: Collection[str] = ()) -> None:
+        self._secrets = frozenset(secrets)
+
+    async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
+        """A text file, see the port."""
+        return await asyncio.to_thread(_read, path, line, limit)
+
+    async def write_text(self, path: Path, text: str) -> None:
+        """Replace or make a text file, see the port."""
+        await asyncio.to_thread(_write, path, text)
+
+    async def run(
+        self,
+        command: str,
+        *,
+        cwd: Path,
+        timeout_s: float,
+        output_limit: int,
+        started: Callable[[str | None], Awaitable[None]],
+    ) -> CommandResult:
+        """Run a shell command, see the port. What it leaves running in the background ends with it."""
+        output = _Output(output_limit)
+        try:
+            process = await self._start(command, cwd, output)
+            try:
+                await started(None)
+                timed_out = not await _ended(process, timeout_s)
+                if timed_out:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGTERM)
+                    await _ended(process, _GRACE_SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what is left of it; all of it if we are cancelled
+                await process.wait()
+        finally:
+            output.close()
+        code = process.returncode or 0
+        return CommandResult(
+            exit_code=code if code >= 0 else None,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            output=output.text(),
+            truncated=output.truncated,
+            timed_out=timed_out,
+        )
+
+    async def _start(self, command: str, cwd: Path, output: "_Output") -> asyncio.subprocess.Process:
+        environ = {name: value for name, value in os.environ.items() if value not in self._secrets}
+        with output.writer() as writer:
+            try:
+                return await asyncio.create_subprocess_exec(
+                    *shell(command),
+                    cwd=cwd,
+                    env=environ | SETTLED,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=writer,
+                    stderr=writer,
+                    start_new_session=True,
+                )
+            except (OSError, ValueError) as error:  # a ValueError: a NUL in the command
+                raise HostError(f"The command could not be started: {_reason(error)}") from error
+
+
+SETTLED = {"PAGER": "cat", "GIT_PAGER": "cat"}  # nobody is there to leaf through pages
+
+
+def shell(command: str) -> list[str]:
+    """The program and arguments that run a command line: bash where there is one, for models write for it."""
+    return ["bash" if shutil.which("bash") else "sh", "-c", command]
+
+
+def check_size(path: Path) -> None:
+    """Refuse what no tool reads as a whole.
+
+    Raises:
+        HostError: it is there, and is larger.
+    """
+    with suppress(OSError):
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise HostError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+
+
+class _Output:
+    """A pipe, read whenever something comes out of it; only the newest bytes are kept."""
+
+    def __init__(self, limit: int) -> None:
+        self.truncated = False
+        self._limit = limit
+        self._kept = bytearray()
+        self._pipe, self._writer = os.pipe()
+        os.set_blocking(self._pipe, False)
+        asyncio.get_running_loop().add_reader(self._pipe, self._read)
+
+    @contextmanager
+    def writer(self) -> Iterator[int]:
+        """The end to write to, for a process to inherit; afterwards only that process has it."""
+        try:
+            yield self._writer
+        finally:
+            os.close(self._writer)
+
+    def close(self) -> None:
+        """Take what is still in the pipe, and let it go."""
+        asyncio.get_running_loop().remove_reader(self._pipe)
+        for _ in range(64):  # more than fits in a pipe: whoever writes on has left the command's session
+            if not self._read():
+                break
+        os.close(self._pipe)
+
+    def text(self) -> str:
+        """All that is kept, whole characters of it."""
+        data = bytes(self._kept)
+        if self.truncated:
+            data = data[next((at for at in range(min(4, len(data))) if data[at] & 0xC0 != 0x80), 0) :]
+        return data.decode(errors="replace")
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._pipe, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._pipe)
+            return False
+        self._kept += data
+        if len(self._kept) > self._limit:
+            self.truncated = True
+            del self._kept[: len(self._kept) - self._limit]
+        return True
+
+
+async def _ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
+    """Whether the command ends by itself within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await process.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _read(path: Path, line: int | None, limit: int | None) -> str:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise HostError(f"{path} cannot be read: {_reason(error)}") from error
+    with open(descriptor, "rb") as file:  # noqa: PTH123
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise HostError(f"{path} is no file")
+        check_size(path)
+        data = file.read(MOST_FILE_BYTES)
+    if b"\0" in data:
+        raise HostError(f"{path} is not text: it has NUL bytes")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise HostError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    if line is None and limit is None:
+        return text
+    start = (line or 1) - 1
+    return "".join(islice(StringIO(text), start, None if limit is None else start + limit))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        data = text.encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise HostError(f"{path} is no file")
+            file.truncate()
+            file.write(data)
+    except (OSError, ValueError) as error:  # a ValueError: half a character
+        raise HostError(f"{path} cannot be written: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)

@@ -1,0 +1,80 @@
+"""bash: a shell command, in a terminal of the client where it has them."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from helexa.acp.failure import ToolError
+from helexa.acp.history import CardContent, Location, Terminal, ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
+from helexa.acp.tools.excerpt import ends, title
+from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
+
+_MOST_SECONDS = 600
+_MOST_BYTES = 32_000  # for the model
+_KEPT_BYTES = 1 << 20
+
+
+class _Arguments(Arguments):
+    command: Annotated[str, Meta(description="The command line.", min_length=1)]
+    cwd: Annotated[str, Meta(description="Where to run it; the working directory if not given.")] = "."
+    timeout: Annotated[int, Meta(ge=1, le=_MOST_SECONDS, description="Seconds it may take.")] = 120
+
+
+class Bash(BuiltIn):
+    """Runs a command."""
+
+    name = "bash"
+    description = (
+        "Run a shell command and get its exit code and output. Nobody can answer its questions. What it leaves in the "
+        "background ends with it."
+    )
+    kind: ToolKind = "execute"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """The command's beginning."""
+        return f"Run: {title(arguments['command'])}"
+
+    def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
+        """Nobody knows."""
+        return ()
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """All of the command, for the title may be cut."""
+        return as_block(arguments["command"])
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It runs this command."""
+        context.boundary.place(arguments["cwd"])
+        return Runs(arguments["command"])
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Run it to its end."""
+        place = context.boundary.place(arguments["cwd"])
+        if not place.is_folder():
+            raise ToolError(f"{arguments['cwd']} is no folder")
+        shown: tuple[CardContent, ...] = ()
+
+        async def started(terminal_id: str | None) -> None:
+            nonlocal shown
+            if terminal_id is not None:
+                shown = (Terminal(terminal_id),)
+                await progress(shown)
+
+        result = await context.host.run(
+            arguments["command"],
+            cwd=place.path,
+            timeout_s=arguments["timeout"],
+            output_limit=_KEPT_BYTES,
+            started=started,
+        )
+        if result.timed_out:
+            ending = f"killed after {arguments['timeout']} s"
+        elif result.exit_code is not None:
+            ending = f"exit {result.exit_code}"
+        else:
+            ending = f"ended by {result.signal or 'a signal'}"
+        cut = "\n[earlier output is lost]" if result.truncated else ""
+        content = f"{ending}{cut}\n{ends(result.output, _MOST_BYTES)}".rstrip()
+        return ToolOutcome(content, shown=shown or as_block(content))

@@ -1,0 +1,77 @@
+"""What the tools that come with the agent have in common: arguments that are declared as a type."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from helexa.acp.history import CardContent, Location, Text, ToolKind
+from helexa.acp.host.boundary import OutOfBounds
+from helexa.acp.tools.excerpt import ends, fenced
+from helexa.acp.tools.tool import Act, Reads, ToolContext, ToolError
+
+_SHOWN_BYTES = 8_000
+
+
+class Arguments(Struct, forbid_unknown_fields=True):
+    """The arguments of a tool."""
+
+
+class BuiltIn:
+    """A tool of ours: a class that says what it is called and takes, and overrides what it does beyond looking."""
+
+    name: str
+    description: str
+    kind: ToolKind
+    arguments: type[Arguments]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of the arguments."""
+        (_,), components = msgspec.json.schema_components([self.arguments], ref_template="{name}")
+        return _inlined(components[self.arguments.__name__], components)
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the schema has them, see the port."""
+        given = {name: value for name, value in arguments.items() if value is not None}
+        try:
+            return msgspec.to_builtins(msgspec.convert(given, self.arguments, strict=False))
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ToolError(f"The arguments of {self.name} do not fit: {error}") from error
+
+    def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
+        """The file of the argument `path`, if there is one."""
+        if "path" not in arguments:
+            return ()
+        try:
+            path = context.boundary.place(arguments["path"]).path
+        except OutOfBounds:
+            return ()
+        return (Location(str(path), arguments.get("line")),)
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """Nothing but the title."""
+        return ()
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It looks."""
+        if "path" in arguments:
+            context.boundary.place(arguments["path"])
+        return Reads()
+
+
+def as_block(content: str) -> tuple[CardContent, ...]:
+    """The content for a card, as it is and not as Markdown."""
+    return (Text(fenced(ends(content, _SHOWN_BYTES))),)
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    """The schema without references and without titles: small models and grammars want it plain."""
+    match schema:
+        case {"$ref": name}:
+            return _inlined(components[name], components)
+        case dict():
+            return {key: _inlined(value, components) for key, value in schema.items() if key != "title"}
+        case list():
+            return [_inlined(value, components) for value in schema]
+    return schema

@@ -1,0 +1,66 @@
+"""read_file: a text file, or a part of it."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType
+
+from helexa.acp.history import ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
+from helexa.acp.tools.excerpt import clipped, title
+from helexa.acp.tools.tool import Progress, ToolContext, ToolError, ToolOutcome
+
+_MOST_LINES = 2000
+_MOST_BYTES = 64_000
+
+
+class _Arguments(Arguments):
+    path: Annotated[str, Meta(description="The file; relative paths are below the working directory.")]
+    line: Annotated[int, Meta(ge=1, description="The line to begin with, from 1.")] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, description=f"How many lines, {_MOST_LINES} at most.")] | UnsetType = UNSET
+
+
+class ReadFile(BuiltIn):
+    """Reads a text file."""
+
+    name = "read_file"
+    description = "Read a text file. Of a long one only a part is given; go on with `line` and `limit`."
+    kind: ToolKind = "read"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Which file, and from where."""
+        part = f" from line {arguments['line']}" if "line" in arguments else ""
+        return f"Read {title(arguments['path'])}{part}"
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Read it."""
+        place = context.boundary.place(arguments["path"])
+        if place.is_folder():
+            raise ToolError(f"{arguments['path']} is a folder; list_dir shows what is in it")
+        first = arguments.get("line", 1)
+        limit = min(arguments.get("limit", _MOST_LINES), _MOST_LINES)
+        text = await context.host.read_text(place.path, line=arguments.get("line"), limit=limit + 1)
+        lines = text.split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        if not lines:
+            content = "[the file is empty]" if first == 1 else f"[the file has no line {first}]"
+            return ToolOutcome(content)
+        content, taken = _whole_lines(lines[:limit])
+        shown = as_block(content)
+        if taken < len(lines):
+            content += f"\n[lines {first} to {first + taken - 1}; there are more]"
+        return ToolOutcome(content, shown=shown)
+
+
+def _whole_lines(lines: list[str]) -> tuple[str, int]:
+    """As many of the lines as there is room for, and how many these are; a line too long for itself is cut."""
+    room, taken = _MOST_BYTES, 0
+    for line in lines:
+        room -= len(line.encode(errors="replace")) + 1
+        if room < 0 and taken:
+            break
+        taken += 1
+        if room < 0:
+            break
+    return clipped("\n".join(lines[:taken]), _MOST_BYTES), taken

@@ -1,0 +1,42 @@
+"""todo: the agent's plan, which the user sees as it changes."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from helexa.acp.history import PlanEntry, PlanPriority, PlanStatus, ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn
+from helexa.acp.tools.tool import Progress, ToolContext, ToolOutcome
+
+
+class _Task(Struct, forbid_unknown_fields=True):
+    content: Annotated[str, Meta(description="What is to be done.", min_length=1, max_length=500)]
+    status: PlanStatus = "pending"
+    priority: PlanPriority = "medium"
+
+
+class _Arguments(Arguments):
+    tasks: Annotated[list[_Task], Meta(description="The whole list, in order, every time.", max_length=100)]
+
+
+class Todo(BuiltIn):
+    """Keeps the plan."""
+
+    name = "todo"
+    description = "Show the user your list of tasks for work of several steps; send it again whenever one changes."
+    kind: ToolKind = "think"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """How far it is."""
+        return f"Plan: {_progress(arguments['tasks'])}"
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Replace the plan."""
+        plan = tuple(PlanEntry(**task) for task in arguments["tasks"])
+        return ToolOutcome(f"The plan is noted: {_progress(arguments['tasks'])}.", plan=plan)
+
+
+def _progress(tasks: list[dict[str, Any]]) -> str:
+    done = sum(task["status"] == "completed" for task in tasks)
+    return f"{done} of {len(tasks)} tasks done"

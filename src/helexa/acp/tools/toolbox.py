@@ -1,0 +1,53 @@
+"""The tools of one session."""
+
+import asyncio
+from collections.abc import Sequence
+
+from helexa.acp.config import Mode
+from helexa.acp.tools import mcp
+from helexa.acp.tools.bash import Bash
+from helexa.acp.tools.edit_file import EditFile
+from helexa.acp.tools.glob import Glob
+from helexa.acp.tools.grep import Grep
+from helexa.acp.tools.list_dir import ListDir
+from helexa.acp.tools.mcp_server import McpServer
+from helexa.acp.tools.read_file import ReadFile
+from helexa.acp.tools.todo import Todo
+from helexa.acp.tools.tool import Tool, ToolContext
+from helexa.acp.tools.write_file import WriteFile
+
+
+async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "SessionToolbox":
+    """The tools of a session; its servers are started, but not waited for long."""
+    tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
+    if context.settings.allow_fetch:
+        from helexa.acp.tools.fetch import Fetch
+
+        tools.append(Fetch())
+    connections, warnings = await mcp.connect(servers, context.cwd)
+    return SessionToolbox(tools, connections, tuple(warnings))
+
+
+class SessionToolbox:
+    """The tools of one session, those of its MCP servers after our own. See the port."""
+
+    def __init__(self, tools: list[Tool], connections: list[mcp.Connection], warnings: tuple[str, ...]) -> None:
+        self.warnings = warnings
+        self._connections = connections
+        self._servers_tools = mcp.named(connections, (tool.name for tool in tools))
+        self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
+
+    def tools(self, mode: Mode) -> tuple[Tool, ...]:
+        """What the model may call in a mode: to plan, what changes nothing but plans."""
+        if mode != "plan":
+            return tuple(self._tools.values())
+        changing = {"bash", *(tool.name for tool in self._servers_tools if not tool.only_reads)}
+        return tuple(tool for name, tool in self._tools.items() if name not in changing)
+
+    def find(self, name: str) -> Tool | None:
+        """A tool by its name."""
+        return self._tools.get(name)
+
+    async def close(self) -> None:
+        """End all servers."""
+        await asyncio.gather(*(connection.close() for connection in self._connections))

@@ -1,0 +1,196 @@
+"""A page of the public web, and never one of this machine or its network, whatever a name or a redirect says."""
+
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from helexa.acp.failure import ToolError
+
+_SECONDS = 30
+_MOST_BYTES = 2 << 20
+_MOST_REDIRECTS = 5
+_TEXT_TYPES = ("json", "xml", "javascript", "yaml", "toml")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What an address answered; `text` of HTML is without its markup, `cut` if there was more."""
+
+    url: str
+    status: int
+    text: str
+    cut: bool
+
+
+def parsed(url: str) -> URL:
+    """The address of a page.
+
+    Raises:
+        ToolError: it is none, or has credentials in it.
+    """
+    try:
+        address = URL(url.strip())
+        if address.scheme in ("http", "https") and address.host and address.user is None and address.port:
+            return address.with_fragment(None)
+    except ValueError:
+        pass
+    raise ToolError(f"{url!r} is not the http(s) address of a page")
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the public internet, and so is any that is embedded in it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+        if address.sixtofour is not None or address.teredo is not None:
+            return False
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+    return address.is_global and not address.is_multicast
+
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
+    """Get a page, following redirects on its own host.
+
+    Raises:
+        ToolError: there is none, it is not to be had from there, or it is no text.
+    """
+    address = parsed(url)
+    connector = aiohttp.TCPConnector(resolver=_GuardedResolver(allowed), use_dns_cache=False)
+    timeout = aiohttp.ClientTimeout(total=_SECONDS)
+    try:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        ) as session:
+            for _ in range(_MOST_REDIRECTS + 1):
+                _check_literal(address, allowed)
+                headers = {"User-Agent": "helexa-acp", "Accept": "text/html, text/*;q=0.9, */*;q=0.1"}
+                async with session.get(address, allow_redirects=False, headers=headers) as response:
+                    location = response.headers.get("Location")
+                    if response.status not in (301, 302, 303, 307, 308) or location is None:
+                        return await _page(response)
+                    target = parsed(str(address.join(URL(location))))
+                    if target.host != address.host:
+                        raise ToolError(f"{address} redirects to another host; fetch {target} if that is wanted")
+                    address = target
+    except _Forbidden as error:
+        raise ToolError(str(error)) from error
+    except TimeoutError as error:
+        raise ToolError(f"{address} did not answer within {_SECONDS} s") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        if isinstance(error.__cause__, _Forbidden):
+            raise ToolError(str(error.__cause__)) from error
+        raise ToolError(f"{address} cannot be fetched: {error}") from error
+    raise ToolError(f"{url} redirects more than {_MOST_REDIRECTS} times")
+
+
+class _Forbidden(OSError):
+    """An address that must not be asked."""
+
+    def __init__(self, host: str) -> None:
+        super().__init__(f"{host} is not on the public internet")
+
+
+class _GuardedResolver(AbstractResolver):
+    """Names become addresses here and nowhere else, so what is checked is what is connected to."""
+
+    def __init__(self, allowed: Callable[[Address], bool]) -> None:
+        self._allowed = allowed
+        self._resolver = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(host, port, family)
+        public = [each for each in found if self._allowed(ipaddress.ip_address(each["host"]))]
+        if not public:
+            raise _Forbidden(host)
+        return public
+
+    async def close(self) -> None:
+        await self._resolver.close()
+
+
+def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
+    """A host that is written as an address is not resolved, so it is checked here."""
+    try:
+        literal = ipaddress.ip_address(address.host or "")
+    except ValueError:
+        return
+    if not allowed(literal):
+        raise _Forbidden(str(literal))
+
+
+async def _page(response: aiohttp.ClientResponse) -> Page:
+    kind = response.content_type
+    if not kind.startswith("text/") and not kind.endswith(_TEXT_TYPES):
+        raise ToolError(f"{response.url} is {kind}, not text")
+    data = bytearray()
+    async for chunk in response.content.iter_chunked(1 << 16):
+        data += chunk
+        if len(data) > _MOST_BYTES:
+            break
+    try:
+        text = data[:_MOST_BYTES].decode(response.charset or "utf-8", errors="replace")
+    except LookupError:
+        text = data[:_MOST_BYTES].decode(errors="replace")
+    if kind in ("text/html", "application/xhtml+xml"):
+        text = plain(text)
+    return Page(str(response.url), response.status, text, cut=len(data) > _MOST_BYTES)
+
+
+def plain(html: str) -> str:
+    """The words of a page of HTML, a line for each block, with where its links lead."""
+    reader = _Words()
+    reader.feed(html)
+    reader.close()
+    lines = (" ".join(line.split()) for line in "".join(reader.pieces).split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+_WITHIN_LINES = "a abbr b bdi cite code em i kbd mark q s samp small span strong sub sup time u var"
+_INLINE = frozenset(_WITHIN_LINES.split())
+
+
+class _Words(HTMLParser):
+    _UNSEEN = frozenset(["script", "style", "noscript", "template", "svg", "iframe"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self._hidden = 0
+        self._links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, Any]]) -> None:
+        if tag in self._UNSEEN:
+            self._hidden += 1
+        elif tag == "a":
+            self._links.append(dict(attrs).get("href") or "")
+        elif tag not in _INLINE:
+            self.pieces.append("\n- " if tag == "li" else "\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._UNSEEN:
+            self._hidden = max(0, self._hidden - 1)
+        elif tag == "a" and self._links:
+            link = self._links.pop()
+            if link.startswith(("http://", "https://", "/")):
+                self.pieces.append(f" ({link})")
+        elif tag not in _INLINE:
+            self.pieces.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.pieces.append(data.replace("\n", " "))
