@@ -168,13 +168,15 @@ class Sessions:
 
         await self._make_room()
         id, cwd = saved.head.id, saved.head.cwd
+        plan_dir = self._plan_dir(cwd)
+        secrets = [endpoint.api_key for endpoint in self._settings.endpoints if endpoint.api_key]
 
         context = ToolContext(
             session_id=id,
             cwd=folders[0],
             roots=folders,
-            plan_dir=self._plan_dir(cwd),
-            host=open_host(self._client, id),
+            plan_dir=plan_dir,
+            host=open_host(self._client, id, private=[plan_dir], secrets=secrets),
             settings=self._settings,
         )
         self._open[id] = session = Session(
