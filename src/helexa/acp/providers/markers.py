@@ -192,9 +192,9 @@ You may write several calls, one after the other. Write nothing after the last: 
 between {RESULT} and {RESULT_END} tags."""
 
 
-def written_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the model would write it."""
-    return f"{CALL}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CALL_END}"
+def written_call(name: str, arguments: str) -> str:
+    """A call as the model would write it; `arguments` is JSON."""
+    return f'{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n{CALL_END}'
 
 
 def written_result(content: str) -> str:

@@ -1,0 +1,103 @@
+"""All endpoints of the configuration: who serves what, in which dialect, and how much fits."""
+
+import asyncio
+import dataclasses
+import importlib
+
+from helexa.acp.config import DEFAULT_MODEL, Endpoint, Settings
+from helexa.acp.providers.provider import ModelCard, ModelChoice, Models, Provider, ProviderError
+
+
+def open_models(settings: Settings) -> Models:
+    """All endpoints; nothing is asked of them yet, and no SDK is imported."""
+    return _Endpoints(settings)
+
+
+class _Endpoints:
+    def __init__(self, settings: Settings) -> None:
+        self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
+        self._default = settings.default_endpoint
+        self._providers: dict[str, Provider] = {}
+        self._opening = {name: asyncio.Lock() for name in self._endpoints}
+        self._cards: dict[str, list[ModelCard]] = {}
+        self._learned: dict[ModelChoice, int] = {}
+        self._failures: dict[str, str] = {}
+
+    async def refresh(self, timeout_s: float) -> None:
+        await asyncio.gather(*(self._refresh(name, timeout_s) for name in self._endpoints))
+
+    async def _refresh(self, name: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                provider = await self._open(name)
+                self._cards[name] = await provider.models()
+        except TimeoutError:
+            self._failures[name] = f"{name} did not say in time what it serves"
+        except ProviderError as error:
+            self._failures[name] = error.message
+        else:
+            self._failures.pop(name, None)
+
+    def listed(self) -> dict[str, list[ModelCard]]:
+        return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
+
+    def _listed(self, endpoint: Endpoint) -> list[ModelCard]:
+        cards = self._cards.get(endpoint.name, [])
+        model = endpoint.default_model
+        if model is None or (cards and model == DEFAULT_MODEL) or any(card.id == model for card in cards):
+            return list(cards)
+        return [ModelCard(model), *cards]
+
+    def default(self) -> ModelChoice | None:
+        first = self._endpoints[self._default]
+        others = [endpoint for endpoint in self._endpoints.values() if endpoint is not first]
+        for endpoint in (first, *others):
+            ids = [card.id for card in self._listed(endpoint)]
+            if endpoint.default_model in ids:
+                return ModelChoice(endpoint.name, endpoint.default_model)
+            if ids:
+                return ModelChoice(endpoint.name, ids[0])
+        return None
+
+    def parse(self, text: str) -> ModelChoice:
+        name, _, model = text.partition(":")
+        if name in self._endpoints and model:
+            return ModelChoice(name, model)
+        if not text:
+            raise ValueError("no model is named")
+        return ModelChoice(self._default, text)
+
+    def card(self, choice: ModelChoice) -> ModelCard:
+        endpoint = self._endpoints.get(choice.endpoint)
+        known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
+        card = known or ModelCard(choice.model)
+        told = endpoint.context_window if endpoint else None
+        return dataclasses.replace(card, context=self._learned.get(choice) or told or card.context)
+
+    def learn_context(self, choice: ModelChoice, tokens: int) -> None:
+        self._learned[choice] = tokens
+
+    async def provider(self, choice: ModelChoice) -> Provider:
+        if choice.endpoint not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise ProviderError("model_not_found", f"there is no endpoint '{choice.endpoint}'; there are: {known}")
+        return await self._open(choice.endpoint)
+
+    async def _open(self, name: str) -> Provider:
+        async with self._opening[name]:
+            if name not in self._providers:
+                self._providers[name] = await _open(self._endpoints[name])
+            return self._providers[name]
+
+    def failures(self) -> dict[str, str]:
+        return dict(self._failures)
+
+    async def close(self) -> None:
+        providers, self._providers = self._providers, {}
+        await asyncio.gather(*(provider.close() for provider in providers.values()))
+
+
+async def _open(endpoint: Endpoint) -> Provider:
+    """Import what endpoints need beside the loop, as it takes a while, then connect."""
+    opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.opening")
+    return await opening.open_provider(endpoint)

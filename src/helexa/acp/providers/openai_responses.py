@@ -1,0 +1,194 @@
+"""OpenAI Responses, without the server keeping anything."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from helexa.acp.history import AssistantMessage, Image, Text, ToolResult, UserMessage
+from helexa.acp.providers.provider import (
+    AnswerDelta,
+    CallDelta,
+    End,
+    FinishReason,
+    ModelEvent,
+    ModelRequest,
+    ReasoningDelta,
+    Usage,
+)
+from helexa.acp.providers.refusal import refusal
+from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
+
+NAME = "openai-responses"
+
+_TEXT = {"response.output_text.delta", "response.refusal.delta"}
+_THOUGHT = {"response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
+
+
+class OpenAIResponses:
+    """`POST /responses`."""
+
+    path = "/responses"
+    models_path = "/models"
+    optional: tuple[str, ...] = ("include", "reasoning", "temperature", "max_output_tokens", "store")
+    leaks_marks = False
+
+    def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
+        """As `Wire` says."""
+        body: Json = {
+            "model": request.model,
+            "instructions": request.system,
+            "input": list(_items(request, endpoint)),
+            "stream": True,
+            "store": False,
+            "include": ["reasoning.encrypted_content"],
+        }
+        if request.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": tool.schema,
+                    "strict": False,
+                }
+                for tool in request.tools
+            ]
+        if request.max_tokens is not None:
+            body["max_output_tokens"] = request.max_tokens
+        if request.thought_level != "default":
+            body["reasoning"] = {"effort": request.thought_level, "summary": "auto"}
+        if request.temperature is not None:
+            body["temperature"] = request.temperature
+        return {key: value for key, value in body.items() if key not in refused}
+
+    def headers(self, request: ModelRequest) -> dict[str, str]:
+        """As `Wire` says."""
+        return {}
+
+    def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
+        """As `Wire` says."""
+        return ResponseReader(request.model, endpoint)
+
+
+class ResponseReader:
+    """Reads events."""
+
+    def __init__(self, model: str, endpoint: str) -> None:
+        self._model = model
+        self._endpoint = endpoint
+        self._calls: dict[Any, tuple[int, bool]] = {}  # by item: the index that we count, and whether arguments came
+        self._thoughts = 0
+        self._kept: list[Json] = []  # what the endpoint wants back
+        self._finish: FinishReason | None = None
+        self._usage: Usage | None = None
+
+    def feed(self, event: Json) -> Iterator[ModelEvent]:
+        """As `Reader` says."""
+        kind = text_of(event.get("type"))
+        delta = text_of(event.get("delta"))
+        if kind in _TEXT and delta:
+            yield AnswerDelta(delta)
+        elif kind in _THOUGHT and delta:
+            self._thoughts += 1
+            yield ReasoningDelta(delta)
+        elif kind == "response.reasoning_summary_part.added" and self._thoughts:
+            yield ReasoningDelta("\n\n")
+        elif kind == "response.output_item.added":
+            yield from self._begin(event, object_of(event.get("item")))
+        elif kind == "response.function_call_arguments.delta":
+            yield from self._arguments(event, delta, whole=False)
+        elif kind == "response.function_call_arguments.done":
+            yield from self._arguments(event, text_of(event.get("arguments")), whole=True)
+        elif kind == "response.output_item.done":
+            yield from self._finished(event, object_of(event.get("item")))
+        elif kind in ("response.completed", "response.incomplete"):
+            self._end(object_of(event.get("response")))
+        elif kind in ("response.failed", "error"):
+            response = object_of(event.get("response"))
+            raise refusal(self._endpoint, 200, {"error": response.get("error") or event}, {}, None)
+
+    def end(self) -> Iterator[ModelEvent]:
+        """As `Reader` says."""
+        if self._finish is None:
+            return
+        if self._usage is not None:
+            yield self._usage
+        reason: FinishReason = "tool_calls" if self._calls and self._finish == "stop" else self._finish
+        extras = {"endpoint": self._endpoint, "model": self._model, "items": self._kept}
+        yield End(reason, {NAME: extras} if self._kept else {})
+
+    def _begin(self, event: Json, item: Json) -> Iterator[ModelEvent]:
+        key = _key(event)
+        if item.get("type") == "function_call" and key not in self._calls:
+            index = len(self._calls)
+            self._calls[key] = (index, False)
+            yield CallDelta(index, text_of(item.get("call_id")) or None, text_of(item.get("name")) or None)
+
+    def _arguments(self, event: Json, text: str, *, whole: bool) -> Iterator[ModelEvent]:
+        index, begun = self._calls.get(_key(event), (None, False))
+        if index is None or not text or (whole and begun):
+            return
+        self._calls[_key(event)] = (index, True)
+        yield CallDelta(index, arguments=text)
+
+    def _finished(self, event: Json, item: Json) -> Iterator[ModelEvent]:
+        if item.get("type") == "function_call":
+            yield from self._begin(event, item)
+            yield from self._arguments(event, text_of(item.get("arguments")), whole=True)
+        elif item.get("type") == "reasoning" and item.get("encrypted_content"):
+            self._kept.append({key: value for key, value in item.items() if key != "status"})
+
+    def _end(self, response: Json) -> None:
+        details = object_of(response.get("incomplete_details"))
+        cut: FinishReason = "refusal" if details.get("reason") == "content_filter" else "length"
+        self._finish = cut if response.get("status") == "incomplete" else "stop"
+        if usage := object_of(response.get("usage")):
+            self._usage = Usage(
+                input=count_of(usage.get("input_tokens")),
+                output=count_of(usage.get("output_tokens")),
+                cached=count_of(object_of(usage.get("input_tokens_details")).get("cached_tokens")),
+                reasoning=count_of(object_of(usage.get("output_tokens_details")).get("reasoning_tokens")),
+            )
+
+
+def _key(event: Json) -> str:
+    """What ties the events of an item together."""
+    position = event.get("output_index")
+    return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
+
+
+def _items(request: ModelRequest, endpoint: str) -> Iterator[Json]:
+    pictures: list[Image] = []
+    for message in request.messages:
+        if pictures and not isinstance(message, ToolResult):
+            yield _user(pictures)
+            pictures = []
+        match message:
+            case UserMessage():
+                yield _user(message.parts)
+            case AssistantMessage():
+                yield from _assistant(message, request.model, endpoint)
+            case ToolResult():
+                yield {"type": "function_call_output", "call_id": message.call_id, "output": message.content}
+                pictures += message.images
+    if pictures:
+        yield _user(pictures)
+
+
+def _user(parts: Any) -> Json:
+    return {"type": "message", "role": "user", "content": [_part(part) for part in parts]}
+
+
+def _part(part: Text | Image) -> Json:
+    if isinstance(part, Text):
+        return {"type": "input_text", "text": part.text}
+    return {"type": "input_image", "image_url": f"data:{part.mime_type};base64,{part.data}"}
+
+
+def _assistant(message: AssistantMessage, model: str, endpoint: str) -> Iterator[Json]:
+    extras = object_of(message.extras.get(NAME))
+    if (extras.get("endpoint"), extras.get("model")) == (endpoint, model):
+        yield from map(object_of, list_of(extras.get("items")))
+    if message.text:
+        yield {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": message.text}]}
+    for call in message.calls:
+        yield {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}

@@ -1,0 +1,32 @@
+"""Endpoints become providers. Whoever imports this imports an HTTP client; the SDKs come with the first use of each."""
+
+from helexa.acp.config import Endpoint, WireApi
+from helexa.acp.providers.anthropic_messages import AnthropicMessages
+from helexa.acp.providers.connection import connect
+from helexa.acp.providers.openai_chat import OpenAIChat
+from helexa.acp.providers.openai_responses import OpenAIResponses
+from helexa.acp.providers.probe import probe
+from helexa.acp.providers.provider import Provider
+from helexa.acp.providers.wire import Wire
+from helexa.acp.providers.wire_provider import WireProvider
+
+
+async def open_provider(endpoint: Endpoint) -> Provider:
+    """Connect to an endpoint in the dialect that it speaks.
+
+    Raises:
+        ProviderError: it had to be asked for its dialect, and gave no answer.
+    """
+    api = endpoint.wire_api if endpoint.wire_api != "auto" else await probe(endpoint)
+    connection = await connect(endpoint, "anthropic" if api == "anthropic-messages" else "openai")
+    return WireProvider(endpoint, _wire(api), connection)
+
+
+def _wire(api: WireApi) -> Wire:
+    match api:
+        case "openai-responses":
+            return OpenAIResponses()
+        case "anthropic-messages":
+            return AnthropicMessages()
+        case _:
+            return OpenAIChat()

@@ -1,0 +1,166 @@
+"""What a refusal means: a kind and a sentence out of a status and a body, which no two servers write alike."""
+
+import email.utils
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.acp.providers.provider import ErrorKind, ProviderError
+
+LONGEST_MESSAGE = 500
+"""Characters of a server's own words that are passed on."""
+
+_OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
+_OVERFLOW = re.compile(
+    r"context.{0,20}?(length|size|window|limit)|(prompt|input|request|message)s?\b.{0,40}\btoo (long|large|many tokens)"
+    r"|exceeds? the maximum number of (input )?tokens|reduce the length",
+    re.IGNORECASE | re.DOTALL,
+)
+_LIMITS = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"context (?:length|size|window|limit)\D{0,24}?(\d{3,})",
+        r">\s*(\d{3,})",
+        r"(\d{3,})\s*(?:tokens?\s*)?maximum context",
+        r"maximum number of (?:input )?tokens allowed \D{0,4}(\d{3,})",
+    )
+]
+_QUOTA = {"insufficient_quota", "billing_hard_limit_reached", "billing_error"}
+_BY_TYPE: dict[str, ErrorKind] = {
+    "authentication_error": "auth",
+    "permission_error": "auth",
+    "rate_limit_error": "rate_limit",
+    "rate_limit_exceeded": "rate_limit",
+    "overloaded_error": "unavailable",
+    "api_error": "unavailable",
+    "server_error": "unavailable",
+    "service_unavailable": "unavailable",
+    "not_found_error": "model_not_found",
+}
+_REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some answer 404 or 500 to what they do not support
+_NO_TOOLS = re.compile(
+    r"\btools?\b.*(support|--jinja|--enable-auto-tool-choice|not permitted|not allowed|unknown|unexpected|unrecognized)"
+    r"|(support|unknown|unexpected|unrecognized|extra inputs).*\btools?\b",
+    re.IGNORECASE,
+)
+_WORDS: dict[ErrorKind, str] = {
+    "auth": "refused the API key; check api_key or api_key_env of this endpoint",
+    "budget": "says that the account's budget is used up",
+    "rate_limit": "has had too many requests for now",
+    "context_limit": "says that the conversation is too long for the model",
+    "model_not_found": "does not know this model; choose another one",
+    "invalid": "refused the request",
+    "unavailable": "cannot answer for the moment",
+    "interrupted": "broke off",
+}
+
+
+def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], secret: str | None) -> ProviderError:
+    """A refusal as an error that can be acted upon.
+
+    Args:
+        endpoint: its name, for the sentence.
+        status: of HTTP; 200 where the refusal came within a stream.
+        body: JSON, or text where it was none.
+        headers: of the answer, lower case.
+        secret: what must not be quoted, should the server echo it.
+    """
+    error = _error(body)
+    message = _message(error, body)
+    codes = [code for key in ("code", "type") if isinstance(code := error.get(key), str)]
+    kind = _kind(status, codes, message)
+    words = f"{endpoint} {_WORDS[kind]}"
+    if message:
+        words += f": {_quoted(message, secret)}"
+    elif status >= 300:
+        words += f" (HTTP {status})"
+    return ProviderError(
+        kind,
+        words,
+        retry_after=_retry_after(headers),
+        context_limit=_limit(error, message) if kind == "context_limit" else None,
+    )
+
+
+def refuses(error: ProviderError, parameter: str) -> bool:
+    """Whether a request was refused because of one of its parameters, which could be left out."""
+    return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
+
+
+def refuses_tools(error: ProviderError) -> bool:
+    """Whether a request was refused because the endpoint cannot pass tools to this model."""
+    return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
+
+
+def _error(body: Any) -> dict[str, Any]:
+    """The innermost object that describes the error."""
+    if isinstance(body, list) and body:  # as Google wraps it
+        body = body[0]
+    if not isinstance(body, dict):
+        return {}
+    inner = body.get("error")
+    return inner if isinstance(inner, dict) else body
+
+
+def _message(error: dict[str, Any], body: Any) -> str:
+    for key in ("message", "error", "detail", "msg"):
+        value = error.get(key)
+        if isinstance(value, str) and value:
+            return value
+        if value and key == "detail":  # a list of what is wrong with each field
+            return json.dumps(value)
+    return body if isinstance(body, str) and not body.lstrip().startswith("<") else ""
+
+
+def _kind(status: int, codes: list[str], message: str) -> ErrorKind:
+    if _QUOTA.intersection(codes) or status == 402:
+        return "budget"
+    if (
+        _OVERFLOW_CODES.intersection(codes)
+        or status == 413
+        or (status < 500 and status != 429 and _OVERFLOW.search(message))
+    ):
+        return "context_limit"
+    if status in (401, 403):
+        return "auth"
+    if status == 429:
+        return "rate_limit"
+    if status == 404:
+        if "service_unavailable" in codes:
+            return "unavailable"
+        return "model_not_found" if "model_not_found" in codes or "model" in message.lower() else "invalid"
+    if status >= 500 or status == 408:
+        return "context_limit" if _limit({}, message) and _OVERFLOW.search(message) else "unavailable"
+    if status < 300:
+        return next(filter(None, map(_BY_TYPE.get, codes)), "unavailable")
+    return "model_not_found" if "model_not_found" in codes else "invalid"
+
+
+def _limit(error: dict[str, Any], message: str) -> int | None:
+    for key in ("max", "n_ctx", "max_model_len", "context_length"):
+        value = error.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    text = message.replace(",", "").replace("_", "")
+    return next((int(found[1]) for pattern in _LIMITS if (found := pattern.search(text))), None)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = headers.get("retry-after", "").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+        except (TypeError, ValueError):
+            return None
+    return max(0.0, seconds) if seconds < float("inf") else None
+
+
+def _quoted(message: str, secret: str | None) -> str:
+    if secret:
+        message = message.replace(secret, "***")
+    line = " ".join(message.split())
+    return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."

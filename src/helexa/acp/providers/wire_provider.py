@@ -1,0 +1,83 @@
+"""An endpoint in one of the wire APIs: asks, reads the answer, and learns what the endpoint does not take."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from helexa.acp.config import Endpoint
+from helexa.acp.providers.connection import Connection
+from helexa.acp.providers.model_list import model_cards
+from helexa.acp.providers.provider import End, ModelCard, ModelEvent, ModelRequest, ProviderError
+from helexa.acp.providers.refusal import refuses, refuses_tools
+from helexa.acp.providers.wire import Json, Wire
+from helexa.acp.providers.written_calls import MarkReader, written
+
+_TOOLS = "tools"
+
+
+class WireProvider:
+    """As `Provider` says.
+
+    Servers that only resemble an API refuse parts of it. What they refuse by name is left out from then on, for that
+    model; where it is tools, calls are asked for in the text.
+    """
+
+    def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:
+        self.endpoint = endpoint
+        self._wire = wire
+        self._connection = connection
+        self._refused: dict[str, frozenset[str]] = {}  # by model
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
+        """As `Provider` says."""
+        while True:
+            refused = self._refused.get(request.model, frozenset())
+            in_text = bool(request.tools) and (self.endpoint.tool_calls == "text" or _TOOLS in refused)
+            body = self._wire.body(written(request) if in_text else request, self.endpoint.name, refused)
+            begun = False
+            try:
+                async with aclosing(self._answer(request, body, in_text)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                return
+            except ProviderError as error:
+                refusal = None if begun else self._refusal(error, body)
+                if refusal is None:
+                    raise
+                self._refused[request.model] = refused | {refusal}
+
+    async def models(self) -> list[ModelCard]:
+        """As `Provider` says."""
+        body = await self._connection.get(self._wire.models_path)
+        try:
+            return model_cards(body)
+        except ValueError:
+            raise ProviderError("invalid", f"{self.endpoint.name} does not list its models") from None
+
+    async def close(self) -> None:
+        """As `Provider` says."""
+        await self._connection.close()
+
+    async def _answer(self, request: ModelRequest, body: Json, in_text: bool) -> AsyncGenerator[ModelEvent, None]:
+        reader = self._wire.reader(request, self.endpoint.name)
+        marks = MarkReader(request, asked_for=in_text) if in_text or self._wire.leaks_marks else None
+        ended = False
+        stream = self._connection.events(self._wire.path, body, self._wire.headers(request))
+        async with aclosing(stream) as events:
+            async for event in events:
+                for said in reader.feed(event):
+                    for what in marks.read(said) if marks else (said,):
+                        yield what
+        for said in reader.end():
+            ended = ended or isinstance(said, End)
+            for what in marks.read(said) if marks else (said,):
+                yield what
+        if not ended:
+            raise ProviderError("interrupted", f"{self.endpoint.name} ended its answer before it was complete")
+
+    def _refusal(self, error: ProviderError, body: Json) -> str | None:
+        """The part of a request that an endpoint refused, if it can do without."""
+        present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
+        if _TOOLS in present and self.endpoint.tool_calls == "auto" and refuses_tools(error):
+            return _TOOLS
+        return next((key for key in self._wire.optional if key in present and refuses(error, key)), None)

@@ -1,0 +1,90 @@
+"""Calls and thoughts that stand in the text: a request that asks for them, and an answer that has them cut out."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+from helexa.acp.history import AssistantMessage, Message, Text, ToolResult, UserMessage
+from helexa.acp.providers import markers
+from helexa.acp.providers.markers import Body, MarkerParser, Piece, Thought
+from helexa.acp.providers.provider import AnswerDelta, CallDelta, End, ModelEvent, ModelRequest, ReasoningDelta
+from helexa.acp.providers.repair import MalformedCall, WholeCall, repair
+
+
+def written(request: ModelRequest) -> ModelRequest:
+    """The same question to an endpoint that knows of no tools."""
+    tools = {tool.name: (tool.description, tool.schema) for tool in request.tools}
+    return dataclasses.replace(
+        request,
+        system=f"{request.system}\n\n{markers.instructions(tools)}".strip(),
+        messages=[_written(message) for message in request.messages],
+        tools=(),
+    )
+
+
+def _written(message: Message) -> Message:
+    if isinstance(message, AssistantMessage) and message.calls:
+        calls = [markers.written_call(call.name, call.arguments) for call in message.calls]
+        return AssistantMessage(message.id, "\n".join([message.text, *calls] if message.text else calls))
+    if isinstance(message, ToolResult):
+        return UserMessage(message.call_id, (Text(markers.written_result(message.content)), *message.images))
+    return message
+
+
+class MarkReader:
+    """Reads an answer for marks.
+
+    Args:
+        request: as it was asked, with its tools.
+        asked_for: whether calls were asked for in the text. Otherwise one counts only where it can be made, is not in a
+            code block, and the endpoint reports none of its own; all else stays text.
+    """
+
+    def __init__(self, request: ModelRequest, *, asked_for: bool) -> None:
+        self._schemas = {tool.name: tool.schema for tool in request.tools}
+        self._asked_for = asked_for
+        self._parser = MarkerParser(fences=not asked_for)
+        self._reported = False
+        self._found = 0
+        self._doubtful: list[tuple[Body, WholeCall]] = []
+
+    def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
+        """What an event of the answer is."""
+        match event:
+            case AnswerDelta(text):
+                yield from self._events(self._parser.feed(text))
+            case End(reason, extras):
+                yield from self._events(self._parser.finish())
+                for body, call in self._doubtful:
+                    yield AnswerDelta(body.verbatim) if self._reported else self._call(call)
+                yield End("tool_calls" if self._found and reason == "stop" else reason, extras)
+            case _:
+                self._reported = self._reported or isinstance(event, CallDelta)
+                yield event
+
+    def _events(self, pieces: list[Piece]) -> Iterator[ModelEvent]:
+        for piece in pieces:
+            match piece:
+                case Body():
+                    yield from self._body(piece)
+                case Thought(text):
+                    yield ReasoningDelta(text)
+                case _:
+                    yield AnswerDelta(piece.text)
+
+    def _body(self, body: Body) -> Iterator[ModelEvent]:
+        if not body.text.strip():
+            return
+        call = repair("", body.text, self._schemas)
+        if self._asked_for:
+            yield self._call(call, body.text)
+        elif isinstance(call, WholeCall) and call.name in self._schemas:
+            self._doubtful.append((body, call))
+        else:
+            yield AnswerDelta(body.verbatim)
+
+    def _call(self, call: WholeCall | MalformedCall, text: str = "") -> CallDelta:
+        index, self._found = self._found, self._found + 1
+        if isinstance(call, MalformedCall):
+            return CallDelta(index, arguments=text)
+        return CallDelta(index, name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False))
