@@ -78,8 +78,8 @@ class ClientHost:
             await started(terminal_id)
             status = await self._ended(terminal_id, timeout_s)
             if status is None:
-                await self._ask("terminal/kill", {"terminalId": terminal_id})
-            answer = await self._ask("terminal/output", {"terminalId": terminal_id})
+                await self._ask("terminal/kill", {"terminalId": terminal_id}, _ANSWER_SECONDS)
+            answer = await self._ask("terminal/output", {"terminalId": terminal_id}, _ANSWER_SECONDS)
         except BaseException:
             self._later(self._release(terminal_id))  # a cancelled turn does not wait for it
             raise
@@ -123,7 +123,7 @@ class ClientHost:
 
     async def _release(self, terminal_id: str) -> None:
         try:
-            await self._ask("terminal/release", {"terminalId": terminal_id})
+            await self._ask("terminal/release", {"terminalId": terminal_id}, _ANSWER_SECONDS)
         except HostError as error:
             _LOG.warning("terminal %s: %s", terminal_id, error)
 
@@ -131,7 +131,7 @@ class ClientHost:
         with suppress(HostError):
             await self._release(_text(await request, "terminalId"))
 
-    async def _ask(self, method: str, params: dict[str, Any], seconds: float = _ANSWER_SECONDS) -> dict[str, Any]:
+    async def _ask(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 return await self._client.request(method, {"sessionId": self._session_id, **params})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from helexa.acp.failure import ToolError
 from helexa.acp.history import Diff
-from helexa.acp.tools.excerpt import clipped, title
+from helexa.acp.tools.excerpt import clipped
 
 _MOST_BYTES = 128_000  # of each side of a diff
 _CONTEXT_LINES = 5
@@ -69,4 +69,4 @@ def _nearest(text: str, old: str) -> str:
             return f"; but for white space it is at line {at + 1}:\n{clipped(there, 2000)}"
     first = next((line for line in old.splitlines() if line.strip()), "")
     near = get_close_matches(first, lines[:_COMPARED_LINES], n=1)
-    return f"; the line most like its first is line {lines.index(near[0]) + 1}: {title(near[0], 200)}" if near else ""
+    return f"; the line most like its first is line {lines.index(near[0]) + 1}: {clipped(near[0], 200)}" if near else ""

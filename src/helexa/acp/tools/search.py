@@ -58,7 +58,6 @@ async def search(question: Search) -> Findings:
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "helexa.acp.tools.search_process"),
-        cwd="/",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -1,0 +1,63 @@
+"""A session's tools in a folder of the test's, on this machine."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa.acp.config import Endpoint, Settings
+from helexa.acp.history import CardContent
+from helexa.acp.host.local import LocalHost
+from helexa.acp.tools.tool import ToolContext, ToolError, ToolOutcome
+from helexa.acp.tools.toolbox import SessionToolbox, open_toolbox
+
+
+@dataclass
+class Workplace:
+    """A folder, and the tools that work in it.
+
+    Attributes:
+        progress: what running tools have shown.
+    """
+
+    folder: Path
+    context: ToolContext
+    box: SessionToolbox
+    progress: list[tuple[CardContent, ...]] = field(default_factory=list)
+
+    async def call(self, name: str, **arguments: Any) -> ToolOutcome:
+        """Do all that is done for a call, in its order."""
+        tool = self.box.find(name)
+        assert tool is not None
+        arguments = tool.check(arguments)
+        tool.title(arguments, self.context)
+        tool.locations(arguments, self.context)
+        tool.act(arguments, self.context)
+        await tool.preview(arguments, self.context)
+        return await tool.run(arguments, self.context, self._show)
+
+    async def failure(self, name: str, **arguments: Any) -> str:
+        """What the model is told when a call fails."""
+        with pytest.raises(ToolError) as caught:
+            await self.call(name, **arguments)
+        return str(caught.value)
+
+    async def _show(self, content: tuple[CardContent, ...]) -> None:
+        self.progress.append(content)
+
+
+def context_for(folder: Path) -> ToolContext:
+    settings = Settings(endpoints=(Endpoint(name="a", base_url="http://a/v1"),), default_endpoint="a", allow_fetch=True)
+    return ToolContext("session", folder, (folder,), folder.parent / "plans", LocalHost(), settings)
+
+
+@pytest.fixture
+async def workplace(tmp_path: Path) -> AsyncIterator[Workplace]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    context = context_for(folder)
+    box = await open_toolbox(context)
+    yield Workplace(folder, context, box)
+    await box.close()

@@ -1,0 +1,48 @@
+"""Texts that are cut stay texts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helexa.acp.tools.excerpt import clipped, ends, fenced, printable, title
+
+_FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
+
+
+def test_a_title_is_one_line_and_splits_no_character() -> None:
+    assert title("a\n\tb") == "a b"
+    assert title("x" * 60) == "x" * 60
+    assert title("x" * 61) == "x" * 59 + "…"
+    assert title("x" * 58 + "e\u0301" + "yyy") == "x" * 58 + "…"
+    assert title("x" * 57 + _FAMILY + "yyy") == "x" * 57 + "…"
+    assert title("x" * 58 + "\U0001f44d\U0001f3fd" + "yyy") == "x" * 58 + "…"
+    assert title("evil\u202etxt\x1b[0m") == "evil\\u202etxt\\x1b[0m"
+    assert title("e" + "\u0301" * 100) == "e" + "\u0301" * 58 + "…"
+
+
+@given(st.text(st.characters(), max_size=200))
+def test_titles_are_short_and_can_be_encoded(text: str) -> None:
+    shown = title(text)
+    assert len(shown) <= 60
+    assert "\n" not in shown
+    shown.encode()
+
+
+def test_clipped_text_is_its_beginning() -> None:
+    assert clipped("äöü", 6) == "äöü"
+    assert clipped("äöü", 5) == "äö\n[1 more bytes are left out]"
+
+
+def test_long_text_keeps_both_ends() -> None:
+    text = "begin" + "é" * 1000 + "end"
+    cut = ends(text, 100)
+    assert cut.startswith("begin") and cut.endswith("end") and "\ufffd" not in cut
+    assert "[1908 bytes are left out here]" in cut
+    assert ends("short", 100) == "short"
+
+
+def test_a_fence_is_longer_than_what_is_within() -> None:
+    assert fenced("a ``` b") == "````\na ``` b\n````"
+
+
+def test_nothing_disturbing_is_left() -> None:
+    assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"
