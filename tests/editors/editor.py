@@ -1,4 +1,4 @@
-"""A client that speaks JSON lines to a `helexa-acp` process, and sees every message in its order."""
+"""A client that sees every message of the agent in its order: of a process, or of one in memory."""
 
 import asyncio
 import json
@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from helexa.acp.config import Endpoint, Settings
+from helexa.acp.protocol.server import serve
 
 Message = dict[str, Any]
 Answer = Callable[[Message], Awaitable[Any] | Any]
@@ -33,8 +37,9 @@ class Editor:
         answers: what to answer to requests of the agent, by method; an exception is an error response.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
+    def __init__(self, receive: Callable[[], Awaitable[Message | None]], send: Callable[[Any], None]) -> None:
+        self._receive = receive
+        self.send = send
         self.received: list[Message] = []
         self.answers: dict[str, Answer] = {
             "session/request_permission": allow,
@@ -46,10 +51,6 @@ class Editor:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader = asyncio.create_task(self._read())
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     def updates(self, session_id: str | None = None, kind: str | None = None) -> list[Message]:
         """The updates that came, of a session and kind."""
@@ -87,11 +88,6 @@ class Editor:
         """Send a notification."""
         self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
-    def send(self, message: Any) -> None:
-        """Send any JSON; bytes go as they are."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
-
     async def initialize(self, **capabilities: Any) -> Message:
         return await self.ask(
             "initialize", protocolVersion=1, clientCapabilities=CAPABILITIES | capabilities, clientInfo={"name": "t"}
@@ -106,18 +102,12 @@ class Editor:
         prompt = [{"type": "text", "text": text}]
         return (await self.ask("session/prompt", sessionId=session_id, prompt=prompt))["stopReason"]
 
-    async def close(self) -> int:
-        """End the connection; the exit code of the agent."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        code = await self.process.wait()
+    async def read_all(self) -> None:
+        """Wait until the agent has said its last."""
         await self._reader
-        return code
 
     async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            message = json.loads(line)  # stdout carries nothing else
+        while (message := await self._receive()) is not None:
             assert message["jsonrpc"] == "2.0"
             async with self._changed:
                 self.received.append(message)
@@ -167,9 +157,25 @@ def _write(params: Message) -> None:
     Path(params["path"]).write_text(params["content"])
 
 
+@dataclass
+class AgentProcess:
+    """A `helexa-acp` process and its client."""
+
+    process: asyncio.subprocess.Process
+    editor: Editor
+
+    async def close(self) -> int:
+        """End the connection; the exit code of the agent."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        code = await self.process.wait()
+        await self.editor.read_all()
+        return code
+
+
 @asynccontextmanager
-async def agent_process(home: Path, **environ: str) -> AsyncIterator[Editor]:
-    """A `helexa-acp` process whose home is a folder of the test's."""
+async def agent_process(home: Path, **environ: str) -> AsyncIterator[AgentProcess]:
+    """A `helexa-acp` process whose home is a folder of the test's. Its stdout carries JSON-RPC and nothing else."""
     known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -180,14 +186,75 @@ async def agent_process(home: Path, **environ: str) -> AsyncIterator[Editor]:
         env=known | {"HOME": str(home)} | environ,
         limit=64 << 20,
     )
-    editor = Editor(process)
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+
+    async def receive() -> Message | None:
+        line = await stdout.readline()
+        return json.loads(line) if line else None
+
+    def send(message: Any) -> None:
+        stdin.write(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
+
+    agent = AgentProcess(process, Editor(receive, send))
     try:
-        yield editor
+        yield agent
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        await editor._reader
+        await agent.editor.read_all()
+
+
+class Memory:
+    """One end of a connection within this process; messages are as JSON has them."""
+
+    def __init__(self, inbox: asyncio.Queue[str | None], outbox: asyncio.Queue[str | None]) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+
+    async def receive(self) -> Any:
+        text = await self._inbox.get()
+        return None if text is None else json.loads(text)
+
+    async def send(self, message: Any) -> None:
+        self.post(message)
+
+    def post(self, message: Any) -> None:
+        self._outbox.put_nowait(json.dumps(message))
+
+    async def close(self) -> None:
+        self._outbox.put_nowait(None)
+
+
+@asynccontextmanager
+async def memory(settings: Settings | Callable[[], Settings]) -> AsyncIterator[Memory]:
+    """The client's end of a connection to an agent in this process."""
+    there: asyncio.Queue[str | None] = asyncio.Queue()
+    back: asyncio.Queue[str | None] = asyncio.Queue()
+    ours = Memory(back, there)
+    load = settings if callable(settings) else lambda: settings
+    agent = asyncio.create_task(serve(load, Memory(there, back)))
+    try:
+        yield ours
+    finally:
+        await ours.close()
+        await agent
+
+
+@asynccontextmanager
+async def agent_in_memory(settings: Settings | Callable[[], Settings]) -> AsyncIterator[Editor]:
+    """An agent in this process, and its client."""
+    async with memory(settings) as end:
+        editor = Editor(end.receive, end.post)
+        yield editor
+    await editor.read_all()
+
+
+def settings_for(url: str, home: Path, **more: Any) -> Settings:
+    """The configuration with one endpoint."""
+    endpoint = Endpoint(name="default", base_url=url, default_model="scripted", **more)
+    return Settings(endpoints=(endpoint,), default_endpoint="default", data_dir=home / "data")
 
 
 def on(url: str) -> dict[str, str]:

@@ -1,0 +1,150 @@
+"""What clients send, sane or not: each request has one answer, and nothing ends the agent."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from editors.editor import Editor, Refused, agent_in_memory, memory, settings_for
+from editors.scripted_model import Answer, ScriptedModel
+from helexa.acp.config import ConfigError
+from helexa.acp.protocol.agent import Agent
+
+METHODS = [*Agent.METHODS, "initialize", "authenticate", "logout", "$/cancel_request", "fs/read_text_file", "_ext/x"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+JSON = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4))
+NAMES = ["sessionId", "cwd", "mcpServers", "prompt", "modeId", "configId", "value", "cursor", "protocolVersion"]
+NAMES += ["additionalDirectories", "clientCapabilities", "methodId", "requestId", "_meta"]
+PARAMS = st.dictionaries(st.sampled_from(NAMES), JSON | st.just("/") | st.just("../../x"), max_size=6)
+MESSAGES = st.fixed_dictionaries(
+    {"jsonrpc": st.just("2.0")},
+    optional={
+        "method": st.sampled_from(METHODS) | JSON,
+        "params": PARAMS | JSON,
+        "id": JSON,
+        "result": JSON,
+        "error": JSON,
+    },
+)
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel(Answer("Hello.")).serving() as model:
+        yield model
+
+
+@pytest.fixture
+async def editor(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Editor]:
+    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        yield editor
+
+
+async def test_the_handshake(editor: Editor):
+    answer = await editor.initialize()
+    assert answer["protocolVersion"] == 1
+    assert answer["agentCapabilities"]["sessionCapabilities"].keys() >= {"list", "resume", "close", "delete"}
+    assert answer["authMethods"][0].keys() == {"id", "name", "description"}
+    later = await editor.ask("initialize", protocolVersion=7, clientCapabilities={})
+    assert later["protocolVersion"] == 1
+    for version in (None, "1", True):
+        with pytest.raises(Refused) as refused:
+            await editor.ask("initialize", protocolVersion=version)
+        assert refused.value.error["code"] == -32602
+
+
+async def test_what_is_not_offered_is_refused(editor: Editor, tmp_path: Path):
+    for method in ("session/fork", "fs/read_text_file", "_helexa/x", "nonsense", "providers/list"):
+        with pytest.raises(Refused) as refused:
+            await editor.ask(method)
+        assert refused.value.error["code"] == -32601
+    with pytest.raises(Refused) as refused:
+        await editor.ask("session/new", cwd=5, mcpServers=[{"name": "x", "command": ["secret"]}])
+    assert refused.value.error["code"] == -32602
+    assert "cwd" in refused.value.error["message"] and "secret" not in json.dumps(refused.value.error)
+    acp_server = {"type": "acp", "name": "x", "serverId": "y", "id": "z"}
+    with pytest.raises(Refused) as refused:
+        await editor.ask("session/new", cwd=str(tmp_path), mcpServers=[acp_server])
+    assert refused.value.error["code"] == -32602
+
+
+async def test_no_message_ends_the_agent(model: ScriptedModel, tmp_path: Path):
+    """Made-up messages of all shapes: requests are answered once, and a sane one still works in the end."""
+    made: list[Any] = []
+
+    @settings(max_examples=400, deadline=None, database=None, derandomize=True)
+    @given(message=MESSAGES | JSON)
+    def make(message: Any) -> None:
+        made.append(message)
+
+    make()
+    async with memory(settings_for(model.url, tmp_path)) as end:
+        answered: dict[str, int] = {}
+        for message in made:
+            if message is not None:
+                await end.send(message)
+        await end.send({"jsonrpc": "2.0", "id": "the end", "method": "initialize", "params": {"protocolVersion": 1}})
+        waiting = {
+            message["id"]
+            for message in made
+            if isinstance(message, dict) and isinstance(message.get("method"), str) and _is_id(message.get("id"))
+        } | {"the end"}
+        while waiting - answered.keys():
+            message = await end.receive()
+            assert message["jsonrpc"] == "2.0"
+            if "method" not in message:
+                answered[message["id"]] = answered.get(message["id"], 0) + 1
+                if message["id"] == "the end":
+                    assert message["result"]["protocolVersion"] == 1
+
+
+def _is_id(id: Any) -> bool:
+    return isinstance(id, int | str) and not isinstance(id, bool)
+
+
+async def test_a_request_can_be_taken_back(model: ScriptedModel, tmp_path: Path):
+    model.answers = [Answer("Wait for it", hold=asyncio.Event()), Answer("Done.")]
+    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        session = await editor.new(tmp_path)
+        id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
+        await editor.until(lambda: editor.text(session))
+        editor.tell("$/cancel_request", requestId=id)
+        assert (await waiting)["error"]["code"] == -32800
+        await asyncio.wait_for(model.hung_up.get(), 5)
+        for unknown in (id, "x", None, True, [1], {}):
+            editor.tell("$/cancel_request", requestId=unknown)
+        assert await editor.prompt(session, "again") == "end_turn"
+
+
+async def test_an_id_in_use_is_refused(model: ScriptedModel, tmp_path: Path):
+    hold = asyncio.Event()
+    model.answers = [Answer("Wait", hold=hold)]
+    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        session = await editor.new(tmp_path)
+        id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
+        await editor.until(lambda: editor.text(session))
+        editor.send({"jsonrpc": "2.0", "id": id, "method": "session/list", "params": {}})
+        assert (await waiting)["error"]["code"] == -32600
+        hold.set()
+        await editor.until(lambda: [m for m in editor.received if m.get("result", {}).get("stopReason") == "end_turn"])
+
+
+async def test_a_configuration_that_cannot_be_used_refuses_sessions_until_it_is_mended(tmp_path: Path):
+    good = settings_for("http://127.0.0.1:9/v1", tmp_path)
+    faults = [ConfigError("config.toml: unknown key 'modle'")] * 2
+
+    def load() -> Any:
+        if faults:
+            raise faults.pop()
+        return good
+
+    async with agent_in_memory(load) as editor:
+        await editor.initialize()
+        with pytest.raises(Refused, match="unknown key 'modle'"):
+            await editor.new(tmp_path)
+        assert await editor.new(tmp_path)

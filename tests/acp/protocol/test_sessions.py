@@ -1,0 +1,225 @@
+"""Sessions over the wire: what is said of them, when, and what is left of them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from editors.editor import Editor, Refused, agent_in_memory, settings_for
+from editors.scripted_model import Answer, ScriptedModel
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[ScriptedModel]:
+    async with ScriptedModel(Answer("Hello.", reasoning="hm")).serving() as model:
+        yield model
+
+
+@pytest.fixture
+async def editor(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Editor]:
+    (tmp_path / "work").mkdir()
+    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        await editor.initialize()
+        yield editor
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return tmp_path / "work"
+
+
+def place_of_response(editor: Editor, id: int) -> int:
+    return next(n for n, message in enumerate(editor.received) if message.get("id") == id and "method" not in message)
+
+
+def place_of_update(editor: Editor, session_id: str, kind: str | None = None, after: int = 0) -> int:
+    return next(
+        n
+        for n, message in enumerate(editor.received)
+        if n >= after
+        and message.get("method") == "session/update"
+        and message["params"]["sessionId"] == session_id
+        and kind in (None, message["params"]["update"]["sessionUpdate"])
+    )
+
+
+async def test_a_new_session_tells_of_itself_after_its_response(editor: Editor, work: Path):
+    id, waiting = editor.start("session/new", cwd=str(work), mcpServers=[])
+    result = (await waiting)["result"]
+    session = result["sessionId"]
+    await editor.until(lambda: editor.updates(session, "available_commands_update"))
+
+    assert place_of_response(editor, id) < place_of_update(editor, session)
+    options = {option["id"]: option for option in result["configOptions"]}
+    assert list(options)[:2] == ["mode", "model"]
+    assert options["mode"]["currentValue"] == result["modes"]["currentModeId"] == "default"
+    assert options["model"]["currentValue"] == "default:scripted"
+    for option in options.values():
+        assert option["currentValue"] in [value["value"] for value in option["options"]]
+    (commands,) = editor.updates(session, "available_commands_update")
+    names = [command["name"] for command in commands["availableCommands"]]
+    assert names == ["compact", "model", "mode", "status", "clear", "init", "help"]
+
+
+async def test_the_order_holds_under_stress(editor: Editor, work: Path):
+    """Many sessions are opened, loaded, resumed and talked to at once: no update comes before its response."""
+    ids = await asyncio.gather(*(editor.new(work) for _ in range(20)))
+    assert len(set(ids)) == 20
+    await asyncio.gather(*(editor.prompt(id, f"hi {id}") for id in ids))
+    began = len(editor.received)
+
+    async def reopen(session: str, method: str) -> tuple[str, str, int]:
+        id, waiting = editor.start(method, sessionId=session, cwd=str(work), mcpServers=[])
+        assert "result" in await waiting
+        return session, method, id
+
+    opened = await asyncio.gather(
+        *(reopen(id, "session/load" if n % 2 else "session/resume") for n, id in enumerate(ids)),
+        *(editor.new(work) for _ in range(20)),
+    )
+    new = [opening for opening in opened if isinstance(opening, str)]
+    await editor.until(lambda: all(editor.updates(id, "available_commands_update") for id in new))
+    again = [opening for opening in opened if not isinstance(opening, str)]
+    await editor.until(lambda: all(len(editor.updates(id, "available_commands_update")) == 2 for id, _, _ in again))
+
+    for session, method, id in again:
+        answered = place_of_response(editor, id)
+        commands = place_of_update(editor, session, "available_commands_update", began)
+        first = place_of_update(editor, session, None, began)
+        assert answered < commands
+        assert (first < answered) == (method == "session/load")
+    for session in new:
+        answered = next(
+            n for n, message in enumerate(editor.received) if message.get("result", {}).get("sessionId") == session
+        )
+        assert answered < place_of_update(editor, session)
+
+
+async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Path, model: ScriptedModel):
+    session = await editor.new(work)
+    assert await editor.prompt(session, "Say hello") == "end_turn"
+    live = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
+    await editor.ask("session/close", sessionId=session)
+
+    editor.received.clear()
+    loaded = await editor.ask("session/load", sessionId=session, cwd=str(work), mcpServers=[])
+    replayed = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
+    assert "sessionId" not in loaded and "configOptions" in loaded and "modes" in loaded
+    assert replayed[0]["content"] == {"type": "text", "text": "Say hello"}
+    said = {kind: "".join(c["content"]["text"] for c in live if c["sessionUpdate"] == kind) for kind in KINDS}
+    again = {kind: "".join(c["content"]["text"] for c in replayed if c["sessionUpdate"] == kind) for kind in KINDS}
+    assert said == again == {"agent_message_chunk": "Hello.", "agent_thought_chunk": "hm"}
+    assert {update["messageId"] for update in live} == {update["messageId"] for update in replayed[1:]}
+
+    await editor.until(lambda: editor.updates(session, "available_commands_update"))
+    editor.received.clear()
+    await editor.ask("session/resume", sessionId=session, cwd=str(work))
+    await editor.until(lambda: editor.updates(session, "available_commands_update"))
+    assert not [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
+    await editor.prompt(session, "And again")
+    texts = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "user"]
+    assert "Say hello" in str(texts) and "And again" in str(texts)
+
+
+KINDS = ("agent_message_chunk", "agent_thought_chunk")
+
+
+async def test_a_session_gets_a_title_and_is_listed_by_folder(editor: Editor, work: Path, tmp_path: Path):
+    session = await editor.new(work)
+    await editor.prompt(session, "Please  mend\nthe " + "very " * 30 + "old gate")
+    (info,) = editor.updates(session, "session_info_update")
+    other = await editor.new(tmp_path)
+
+    listed = (await editor.ask("session/list", cwd=str(work)))["sessions"]
+    assert [(line["sessionId"], line["cwd"], line["title"]) for line in listed] == [(session, str(work), info["title"])]
+    assert info["title"].startswith("Please mend the very") and len(info["title"]) <= 60
+    both = (await editor.ask("session/list"))["sessions"]
+    assert {line["sessionId"] for line in both} == {session, other}
+    with pytest.raises(Refused, match="cursor"):
+        await editor.ask("session/list", cursor="what?")
+
+
+async def test_close_keeps_and_delete_removes(editor: Editor, work: Path):
+    session = await editor.new(work)
+    await editor.ask("session/close", sessionId=session)
+    with pytest.raises(Refused, match="no session"):
+        await editor.prompt(session, "hi")
+    await editor.ask("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
+    await editor.ask("session/delete", sessionId=session)
+    await editor.ask("session/delete", sessionId=session)
+
+    assert (await editor.ask("session/list"))["sessions"] == []
+    for method in ("session/load", "session/resume"):
+        with pytest.raises(Refused) as refused:
+            await editor.ask(method, sessionId=session, cwd=str(work), mcpServers=[])
+        assert refused.value.error["code"] == -32002
+    with pytest.raises(Refused, match="no session"):
+        await editor.ask("session/close", sessionId=session)
+
+
+async def test_choices_are_in_step_in_old_and_new_words(editor: Editor, work: Path):
+    session = await editor.new(work)
+    answer = await editor.ask("session/set_config_option", sessionId=session, configId="mode", value="plan")
+    assert {option["id"]: option["currentValue"] for option in answer["configOptions"]}["mode"] == "plan"
+    update = await editor.until(lambda: editor.updates(session, "current_mode_update"))
+    assert update[-1]["currentModeId"] == "plan"
+
+    await editor.ask("session/set_mode", sessionId=session, modeId="acceptEdits")
+    await editor.until(lambda: len(editor.updates(session, "current_mode_update")) == 2)
+    update = await editor.until(lambda: editor.updates(session, "config_option_update"))
+    assert update[-1]["configOptions"][0]["currentValue"] == "acceptEdits"
+
+    await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:other:7b")
+    await editor.ask("session/set_config_option", sessionId=session, configId="temperature", value="precise")
+    answer = await editor.ask("session/set_config_option", sessionId=session, configId="thought_level", value="high")
+    values = {option["id"]: option["currentValue"] for option in answer["configOptions"]}
+    assert values == {
+        "mode": "acceptEdits",
+        "model": "default:other:7b",
+        "thought_level": "high",
+        "temperature": "precise",
+    }
+    for option, value in (("mode", "yolo"), ("model", ""), ("thought_level", "9"), ("colour", "red")):
+        with pytest.raises(Refused) as refused:
+            await editor.ask("session/set_config_option", sessionId=session, configId=option, value=value)
+        assert refused.value.error["code"] == -32602
+
+
+async def test_the_last_choices_of_a_project_are_remembered(model: ScriptedModel, tmp_path: Path, work: Path):
+    work.mkdir()
+    settings = settings_for(model.url, tmp_path)
+    async with agent_in_memory(settings) as editor:
+        session = await editor.new(work)
+        await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:other")
+        await editor.ask("session/set_mode", sessionId=session, modeId="plan")
+    async with agent_in_memory(settings) as editor:
+        again = await editor.ask("session/new", cwd=str(work), mcpServers=[])
+        values = {option["id"]: option["currentValue"] for option in again["configOptions"]}
+        assert (values["model"], values["mode"]) == ("default:other", "plan")
+        await editor.ask("session/set_mode", sessionId=again["sessionId"], modeId="bypassPermissions")
+        resumed = await editor.ask("session/resume", sessionId=again["sessionId"], cwd=str(work), mcpServers=[])
+        assert resumed["modes"]["currentModeId"] == "bypassPermissions"
+        fresh = await editor.ask("session/new", cwd=str(work), mcpServers=[])
+        assert fresh["modes"]["currentModeId"] == "plan"  # not asking at all is chosen anew each time
+
+
+async def test_folders_must_be_there(editor: Editor, work: Path):
+    for cwd in ("relative", str(work / "missing"), "/\0", "", "/" + "x" * 5000):
+        with pytest.raises(Refused) as refused:
+            await editor.ask("session/new", cwd=cwd, mcpServers=[])
+        assert refused.value.error["code"] == -32602
+    with pytest.raises(Refused, match="absolute"):
+        await editor.ask("session/new", cwd=str(work), mcpServers=[], additionalDirectories=["x"])
+
+
+async def test_signing_out_ends_sessions_until_one_signs_in(editor: Editor, work: Path):
+    session = await editor.new(work)
+    await editor.ask("logout")
+    with pytest.raises(Refused) as refused:
+        await editor.new(work)
+    assert refused.value.error["code"] == -32000
+    with pytest.raises(Refused, match="methodId"):
+        await editor.ask("authenticate", methodId="magic")
+    await editor.ask("authenticate", methodId="configuration")
+    assert await editor.ask("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
