@@ -77,7 +77,7 @@ async def test_no_message_ends_the_agent(model: ScriptedModel, tmp_path: Path):
     """Made-up messages of all shapes: requests are answered once, and a sane one still works in the end."""
     made: list[Any] = []
 
-    @settings(max_examples=400, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=250, deadline=None, database=None, derandomize=True)
     @given(message=MESSAGES | JSON)
     def make(message: Any) -> None:
         made.append(message)
