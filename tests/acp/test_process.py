@@ -1,30 +1,121 @@
 """The agent as a process: its streams, its end, and what a sudden one leaves behind."""
 
-import asyncio
-import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from editors.editor import agent_process, on
+import packages
+from editors.editor import AgentProcess, agent_process, on
 from editors.scripted_model import Answer, Call, ScriptedModel
 
-RC3_SHA256 = ""
+CANDIDATE = "agent-client-protocol==1.0.0rc3"
+CANDIDATE_SHA256 = "003c087eae1b03f2410f2e06bcfbaaa26ae99abbdd011c7a2183e5a699a3426f"
+COMMAND = [sys.executable, "-m", "helexa.acp"]
+BAD_LINES = [b"not json\n", b"\xff\xfe\n", b"\n", b"[" * 100_000 + b"\n", b'{"a":"\\ud800"}\n', b"null\n", b"[]\n"]
+
+
+async def _converse(agent: AgentProcess, folder: Path) -> None:
+    """One turn with two calls, by the rules of the protocol."""
+    editor = agent.editor
+    await editor.initialize()
+    session = await editor.new(folder)
+    assert await editor.prompt(session, "look and say") == "end_turn"
+    states = [update["status"] for update in editor.updates(session) if update.get("status")]
+    assert sorted(states) == sorted(["pending", "in_progress", "completed"] * 2)
+    assert editor.text(session) == "I look.Done."
+    (plan,) = editor.updates(session, "plan")
+    assert [entry["content"] for entry in plan["entries"]] == ["say"]
+
+
+def _script() -> ScriptedModel:
+    calls = (Call("list_dir", {"path": "."}), Call("todo", {"tasks": [{"content": "say", "status": "pending"}]}))
+    return ScriptedModel(Answer("I look.", calls=calls), Answer("Done."))
 
 
 async def test_stdout_carries_json_rpc_only_and_bad_lines_are_answered(tmp_path: Path):
-    async with ScriptedModel(Answer("Hello.")).serving() as model, agent_process(tmp_path, **on(model.url)) as agent:
-        editor = agent.editor
-        for line in (b"not json\n", b"\xff\xfe\n", b"\n", b"[" * 100_000 + b"\n", b'{"a":"\\ud800"}\n', b"null\n", b"[]\n"):
-            editor.send(line)
-        await editor.initialize()
-        session = await editor.new(tmp_path)
-        await editor.prompt(session, "hello \U0001f600 " + "x" * 200_000)
-        assert editor.text(session) == "Hello."
-        errors = [message["error"]["code"] for message in editor.received if "error" in message]
+    async with _script().serving() as model, agent_process(tmp_path, **on(model.url)) as agent:
+        for line in BAD_LINES:
+            agent.editor.send(line)
+        await _converse(agent, tmp_path)
+        errors = [message["error"]["code"] for message in agent.editor.received if "error" in message]
         assert errors == [-32700, -32700, -32700, -32700, -32600]
         assert await agent.close() == 0
+
+
+async def test_the_next_sdk_works_as_well(tmp_path: Path):
+    wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
+    script = _script()
+    async with script.serving() as model, agent_process(tmp_path, sdk=wheel, **on(model.url)) as agent:
+        await _converse(agent, tmp_path)
+        script.answers = [Answer(calls=(Call("bash", {"command": "true"}),)), Answer("After.")]
+        script.requests.clear()
+        asked = agent.editor.hold("session/request_permission")
+        session = await agent.editor.new(tmp_path)
+        id, waiting = agent.editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "run"}])
+        question = await asked
+        agent.editor.tell("$/cancel_request", requestId=id)
+        assert (await waiting)["error"]["code"] == -32800
+        withdrawn = [message for message in agent.editor.received if message["method"] == "$/cancel_request"]
+        assert [message["params"]["requestId"] for message in withdrawn] == [question]
+
+
+async def test_nothing_of_a_finished_round_is_lost_by_a_sudden_end(tmp_path: Path):
+    """The process is killed at several moments of a session; usage is told when a round is on the disk."""
+    script = ScriptedModel(Answer("On it.", calls=(Call("list_dir", {"path": "."}),)))
+    async with script.serving() as model:
+        session, finished = await _killed(tmp_path, model, None, 9)
+        for moment in (14, 23):
+            _, more = await _killed(tmp_path, model, session, moment)
+            assert more >= finished
+            finished = more
+        async with agent_process(tmp_path, **on(model.url)) as agent:
+            script.answers = [Answer("All there.")]
+            script.requests.clear()
+            await agent.editor.ask("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
+            await agent.editor.prompt(session, "and now?")
+            answers = [message for message in script.requests[0]["messages"] if message["role"] == "tool"]
+            assert len(answers) >= finished > 2
+
+
+async def _killed(folder: Path, model: ScriptedModel, session: str | None, moment: int) -> tuple[str, int]:
+    """Go on with a session until so many messages have come: its id, and the rounds that it has for sure."""
+    async with agent_process(folder, **on(model.url)) as agent:
+        editor = agent.editor
+        await editor.initialize()
+        if session is None:
+            session = await editor.new(folder)
+        else:
+            await editor.ask("session/load", sessionId=session, cwd=str(folder), mcpServers=[])
+            await editor.until(lambda: editor.updates(session, "usage_update"))
+        kept = len(editor.updates(session, "tool_call"))
+        before = len(editor.received)
+        editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
+        await editor.until(lambda: len(editor.received) >= before + moment)
+        agent.process.kill()
+        await agent.process.wait()
+        await editor.read_all()
+        news = (message["params"]["update"] for message in editor.received[before:] if "id" not in message)
+        told = [update["sessionUpdate"] for update in news]
+        return session, kept + told.count("usage_update")
+
+
+def test_the_command_line_is_small_and_quick():
+    shown = subprocess.run(
+        [sys.executable, "-m", "helexa.acp", "--version"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.startswith("helexa-acp ")
+    code = "import sys, helexa.acp.protocol.server, helexa.acp.protocol.stdio; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"acp", "pydantic", "openai", "anthropic", "mcp", "httpx2", "aiohttp", "cyclopts"} & set(loaded)
+
+
+@pytest.mark.parametrize("level", ["LOUD", "0x"])
+def test_a_log_level_that_is_none_is_said(level: str):
+    run = subprocess.run(
+        COMMAND, env=os.environ | {"HELEXA_ACP_LOG": level}, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2
+    assert level in run.stderr and not run.stdout

@@ -68,6 +68,19 @@ class Editor:
             await self._changed.wait_for(ready)
         return ready()
 
+    def hold(self, method: str) -> asyncio.Future[int]:
+        """Never answer requests of a method; the id of the first one that comes."""
+        came: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def never(params: Message) -> Awaitable[Any]:
+            asked = [message["id"] for message in self.received if message.get("method") == method]
+            if not came.done():
+                came.set_result(asked[-1])
+            return asyncio.Event().wait()
+
+        self.answers[method] = never
+        return came
+
     def start(self, method: str, **params: Any) -> tuple[int, asyncio.Future[Message]]:
         """Send a request; its id and its response."""
         self._next_id += 1
@@ -105,6 +118,8 @@ class Editor:
     async def read_all(self) -> None:
         """Wait until the agent has said its last."""
         await self._reader
+        for task in self._tasks:
+            task.cancel()
 
     async def _read(self) -> None:
         while (message := await self._receive()) is not None:
@@ -174,9 +189,13 @@ class AgentProcess:
 
 
 @asynccontextmanager
-async def agent_process(home: Path, **environ: str) -> AsyncIterator[AgentProcess]:
-    """A `helexa-acp` process whose home is a folder of the test's. Its stdout carries JSON-RPC and nothing else."""
+async def agent_process(home: Path, sdk: Path | None = None, **environ: str) -> AsyncIterator[AgentProcess]:
+    """A `helexa-acp` process whose home is a folder of the test's, and with a wheel of the SDK instead of the installed
+    one. Its stdout carries JSON-RPC and nothing else.
+    """
     known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+    if sdk is not None:
+        known["PYTHONPATH"] = os.pathsep.join([str(sdk), *filter(None, [known.get("PYTHONPATH")])])
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -20,7 +20,7 @@ from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
-MODELS_PATIENCE_S = 3.0
+MODELS_PATIENCE_S, MODELS_NEED_S = 2.0, 10.0
 MODELS_LIMIT_S = 30.0
 MODELS_FRESH_S = 60.0
 _MOST_FAULTS = 3
@@ -194,7 +194,8 @@ class Agent:
     async def _models_known(self) -> None:
         if self._finding.done() and time.monotonic() > self._found_at + MODELS_FRESH_S:
             self._finding = self._later(self._find_models())
-        await asyncio.wait({self._finding}, timeout=MODELS_PATIENCE_S)
+        patience = MODELS_NEED_S if self._models.default() is None else MODELS_PATIENCE_S
+        await asyncio.wait({self._finding}, timeout=patience)
 
     async def _find_models(self) -> None:
         before = self._models.listed()

@@ -11,7 +11,7 @@ import msgspec
 from helexa.acp.agent.turn import Choices, Turn
 from helexa.acp.config import Settings
 from helexa.acp.events import Event, Notice, StopReason, TitleChanged, UsageChanged
-from helexa.acp.history import AssistantMessage, Cleared, Message, Part, Summary, Text, ToolResult, UserMessage
+from helexa.acp.history import Message, Part, Text, UserMessage
 from helexa.acp.preferences import Preferences
 from helexa.acp.protocol import config_options
 from helexa.acp.protocol.initialize import Abilities
@@ -62,7 +62,6 @@ class Session:
         self._permissions = permissions
         self._journal = journal
         self._messages = saved.messages
-        self._known = {_key(message) for message in saved.messages}
         self._abilities = abilities
         self._send = send
         self._released = asyncio.Event()
@@ -79,17 +78,14 @@ class Session:
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Add messages for good; one that is there already is not added again. A cancel waits until it is done.
+        """Add messages for good; the same ones once more are not added again. A cancel waits until it is done.
 
         Raises:
             StoreError: they could not be saved; the session has them all the same.
         """
-        new = tuple(message for message in messages if _key(message) not in self._known)
-        if not new:
-            return
-        self._known.update(map(_key, new))
-        self._messages.extend(new)
-        await self._save(Round(new))
+        if messages and tuple(self._messages[-len(messages) :]) != messages:
+            self._messages.extend(messages)
+            await self._save(Round(messages))
 
     async def emit(self, event: Event) -> None:
         """Say what happened in a turn."""
@@ -229,14 +225,6 @@ class Session:
         except asyncio.CancelledError:
             await asyncio.wait({writing})
             raise
-
-
-def _key(message: Message) -> tuple[str, str]:
-    match message:
-        case ToolResult(call_id):
-            return "result", call_id
-        case UserMessage(id) | AssistantMessage(id) | Summary(id) | Cleared(id):
-            return "message", id
 
 
 def _title(parts: Sequence[Part]) -> str:
