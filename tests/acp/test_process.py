@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import packages
 from editors.editor import AgentProcess, agent_process, on
 from editors.scripted_model import Answer, Call, ScriptedModel
@@ -58,8 +56,8 @@ async def test_the_next_sdk_works_as_well(tmp_path: Path):
         question = await asked
         agent.editor.tell("$/cancel_request", requestId=id)
         assert (await waiting)["error"]["code"] == -32800
-        withdrawn = [message for message in agent.editor.received if message["method"] == "$/cancel_request"]
-        assert [message["params"]["requestId"] for message in withdrawn] == [question]
+        (withdrawn,) = await agent.editor.until(lambda: agent.editor.told("$/cancel_request"))
+        assert withdrawn == {"requestId": question}
 
 
 async def test_nothing_of_a_finished_round_is_lost_by_a_sudden_end(tmp_path: Path):
@@ -67,17 +65,15 @@ async def test_nothing_of_a_finished_round_is_lost_by_a_sudden_end(tmp_path: Pat
     script = ScriptedModel(Answer("On it.", calls=(Call("list_dir", {"path": "."}),)))
     async with script.serving() as model:
         session, finished = await _killed(tmp_path, model, None, 9)
-        for moment in (14, 23):
-            _, more = await _killed(tmp_path, model, session, moment)
-            assert more >= finished
-            finished = more
+        _, more = await _killed(tmp_path, model, session, 23)
+        assert more >= finished
         async with agent_process(tmp_path, **on(model.url)) as agent:
             script.answers = [Answer("All there.")]
             script.requests.clear()
             await agent.editor.ask("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
             await agent.editor.prompt(session, "and now?")
             answers = [message for message in script.requests[0]["messages"] if message["role"] == "tool"]
-            assert len(answers) >= finished > 2
+            assert len(answers) >= more > 2
 
 
 async def _killed(folder: Path, model: ScriptedModel, session: str | None, moment: int) -> tuple[str, int]:
@@ -112,10 +108,8 @@ def test_the_command_line_is_small_and_quick():
     assert not {"acp", "pydantic", "openai", "anthropic", "mcp", "httpx2", "aiohttp", "cyclopts"} & set(loaded)
 
 
-@pytest.mark.parametrize("level", ["LOUD", "0x"])
-def test_a_log_level_that_is_none_is_said(level: str):
-    run = subprocess.run(
-        COMMAND, env=os.environ | {"HELEXA_ACP_LOG": level}, capture_output=True, text=True, check=False
-    )
+def test_a_log_level_that_is_none_is_said():
+    environ = os.environ | {"HELEXA_ACP_LOG": "LOUD"}
+    run = subprocess.run(COMMAND, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 2
-    assert level in run.stderr and not run.stdout
+    assert "LOUD" in run.stderr and not run.stdout

@@ -58,6 +58,10 @@ class Editor:
         mine = [params["update"] for params in found if session_id in (None, params["sessionId"])]
         return [update for update in mine if kind in (None, update["sessionUpdate"])]
 
+    def told(self, method: str) -> list[Message]:
+        """The parameters of what the agent sent for a method."""
+        return [message["params"] for message in self.received if message.get("method") == method]
+
     def text(self, session_id: str | None = None) -> str:
         """What the agent said."""
         return "".join(update["content"]["text"] for update in self.updates(session_id, "agent_message_chunk"))

@@ -1,0 +1,260 @@
+"""A whole task, and what can go wrong on its way, in memory and by the words of the protocol."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import schema
+
+from editors.editor import Editor, agent_in_memory, allow, settings_for
+from editors.scripted_model import Answer, Call, ScriptedModel
+from helexa.acp.config import WireApi
+
+CHECK = f"{sys.executable} check.py"
+
+
+def _project(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "shop.py").write_text("PRICE = 2\n\n\ndef total(count):\n    return count + PRICE\n")
+    (folder / "names.py").write_text("NAME = 'shpo'\n")
+    (folder / "notes.md").write_text("The shpo sells.\n")
+    (folder / "check.py").write_text(
+        "from shop import total\nfrom names import NAME\nassert total(3) == 6, total(3)\nassert NAME == 'shop', NAME\n"
+        "print('all good')\n"
+    )
+    (folder / "AGENTS.md").write_text("Spell everything right.\n")
+    return folder
+
+
+def _edit(path: str, old: str, new: str) -> Call:
+    return Call("edit_file", {"path": path, "old_text": old, "new_text": new})
+
+
+def _plan(*states: str) -> Call:
+    tasks = ["find", "mend", "check"]
+    entries = [{"content": task, "status": state} for task, state in zip(tasks, states, strict=True)]
+    return Call("todo", {"tasks": entries})
+
+
+STEPS = [
+    Answer("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
+    Answer(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
+    Answer(calls=(Call("glob", {"pattern": "*.py"}),)),
+    Answer(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
+    Answer("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
+    Answer(calls=(_edit("names.py", "shpo", "shop"),)),
+    Answer(calls=(_edit("notes.md", "shpo", "shop"),)),
+    Answer(calls=(Call("bash", {"command": CHECK}),)),
+    Answer("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
+    Answer(calls=(Call("bash", {"command": CHECK}),)),
+    Answer(calls=(_plan("completed", "completed", "completed"),)),
+    Answer("All is mended."),
+]
+
+
+async def _run_task(wire: WireApi, home: Path) -> tuple[list[Any], dict[str, str], ScriptedModel]:
+    work = _project(home / "work")
+    async with (
+        ScriptedModel(*STEPS).serving() as model,
+        agent_in_memory(settings_for(model.url, home, wire_api=wire)) as editor,
+    ):
+        await editor.initialize()
+        session = await editor.new(work)
+        assert await editor.prompt(session, "Mend the shop") == "end_turn"
+        for params in editor.told("session/update"):
+            schema.SessionNotification.model_validate(params)
+        for params in editor.told("session/request_permission"):
+            schema.RequestPermissionRequest.model_validate(params)
+        story = [_told(message, work) for message in editor.received if "method" in message]
+        files = {path.name: path.read_text() for path in work.iterdir() if path.is_file()}
+    return [told for told in story if told], files, model
+
+
+def _told(message: dict[str, Any], work: Path) -> Any:
+    """What a message says, without ids and how text was cut into pieces."""
+    if message["method"] != "session/update":
+        return message["method"], str(message["params"].get("path", "")).replace(str(work), "")
+    update = message["params"]["update"]
+    match update["sessionUpdate"]:
+        case "tool_call" | "tool_call_update" as kind:
+            return kind, update.get("title"), update.get("status"), str(update.get("content")).replace(str(work), "")
+        case "plan":
+            return "plan", [entry["status"] for entry in update["entries"]]
+        case "usage_update":
+            return "usage", update["used"], update["size"]
+        case _:
+            return None
+
+
+async def test_twelve_steps_go_the_same_way_through_all_wire_apis(tmp_path: Path):
+    wires: list[WireApi] = ["openai-chat", "openai-responses", "anthropic-messages"]
+    runs = {wire: await _run_task(wire, tmp_path / wire) for wire in wires}
+
+    story, files, _ = runs["openai-chat"]
+    assert files["shop.py"].endswith("return count * PRICE\n")
+    assert (files["names.py"], files["notes.md"]) == ("NAME = 'shop'\n", "The shop sells.\n")
+    commands = [
+        told[3] for told in story if told[0] == "tool_call_update" and told[2] == "completed" and "exit" in told[3]
+    ]
+    assert "AssertionError" in commands[0] and "all good" in commands[1]
+    assert story.count(("session/request_permission", "")) == 5
+    assert [told[1] for told in story if told[0] == "plan"][-1] == ["completed"] * 3
+    assert story[-1] == ("usage", 120, 32768)
+    for wire in wires:
+        assert runs[wire][0] == story
+        assert runs[wire][1] == files
+        assert len(runs[wire][2].requests) == len(STEPS)
+        assert "Spell everything right." in str(runs[wire][2].requests[0])
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return _project(tmp_path / "work")
+
+
+async def _one(model: ScriptedModel, home: Path, work: Path, **answers: Any) -> tuple[Editor, str, str]:
+    async with model.serving(), agent_in_memory(settings_for(model.url, home)) as editor:
+        editor.answers |= answers
+        await editor.initialize()
+        session = await editor.new(work)
+        return editor, session, await editor.prompt(session, "go")
+
+
+async def test_a_denied_call_is_told_to_the_model_and_changes_nothing(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("So be it."))
+    deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
+    editor, session, stopped = await _one(model, tmp_path, work, **deny)
+    assert stopped == "end_turn" and editor.text(session) == "So be it."
+    assert (work / "notes.md").read_text() == "The shpo sells.\n"
+    assert [update["status"] for update in editor.updates(session, "tool_call_update") if "status" in update] == [
+        "failed"
+    ]
+
+
+@pytest.mark.parametrize("answer", [None, {}, {"outcome": {"outcome": "selected", "optionId": "yes!"}}, "error"])
+async def test_a_client_that_answers_nonsense_has_denied(answer: Any, tmp_path: Path, work: Path):
+    def respond(params: Any) -> Any:
+        if answer == "error":
+            raise RuntimeError("no window")
+        return answer
+
+    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("So be it."))
+    _, _, stopped = await _one(model, tmp_path, work, **{"session/request_permission": respond})
+    assert stopped == "end_turn"
+    assert (work / "notes.md").read_text() == "The shpo sells.\n"
+
+
+async def test_always_is_remembered_for_the_project(tmp_path: Path, work: Path):
+    edit = Answer(calls=(_edit("notes.md", "sells", "sells."),))
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    editor, _, _ = await _one(ScriptedModel(edit, edit, Answer("Done.")), tmp_path, work, **always)
+    assert len(editor.told("session/request_permission")) == 1
+    editor, _, _ = await _one(ScriptedModel(edit, Answer("Done.")), tmp_path, work)
+    assert not editor.told("session/request_permission")
+
+
+async def test_a_client_that_refuses_files_fails_the_call_and_not_the_turn(tmp_path: Path, work: Path):
+    def refuse(params: Any) -> Any:
+        raise RuntimeError("not this file")
+
+    model = ScriptedModel(Answer(calls=(Call("read_file", {"path": "notes.md"}),)), Answer("A pity."))
+    editor, session, stopped = await _one(model, tmp_path, work, **{"fs/read_text_file": refuse})
+    assert stopped == "end_turn" and editor.text(session) == "A pity."
+    assert "not this file" in str(model.requests[1]["messages"])
+
+
+async def test_cancel_ends_the_stream_and_the_session_goes_on(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer("It begins", hold=asyncio.Event()), Answer("Again."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
+        await editor.until(lambda: editor.text(session) == "It begins")
+        editor.tell("session/cancel", sessionId=session)
+        assert (await waiting)["result"] == {"stopReason": "cancelled"}
+        await asyncio.wait_for(model.hung_up.get(), 5)
+        assert await editor.prompt(session, "once more") == "end_turn"
+        assert "It begins" in str(model.requests[1]["messages"])
+
+
+async def test_cancel_while_the_user_is_asked(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("Again."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        asked = editor.hold("session/request_permission")
+        session = await editor.new(work)
+        _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
+        question = await asked
+        editor.tell("session/cancel", sessionId=session)
+        assert (await waiting)["result"] == {"stopReason": "cancelled"}
+        assert await editor.until(lambda: editor.told("$/cancel_request")) == [{"requestId": question}]
+        assert await editor.prompt(session, "once more") == "end_turn"
+
+
+async def test_two_sessions_at_once_do_not_mix(tmp_path: Path, work: Path):
+    def answer(requests: list[dict[str, Any]]) -> Answer:
+        return Answer("A" * 300 if "say A" in str(requests[-1]["messages"]) else "B" * 300)
+
+    model = ScriptedModel(answer)
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        first, second = await editor.new(work), await editor.new(work)
+        await asyncio.gather(editor.prompt(first, "say A"), editor.prompt(second, "say B"))
+        assert (editor.text(first), editor.text(second)) == ("A" * 300, "B" * 300)
+
+
+async def test_an_endpoint_that_fails_is_told_in_words_and_the_session_goes_on(tmp_path: Path, work: Path):
+    refusal = (401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
+    model = ScriptedModel(Answer(refusal=refusal), Answer("Better."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        assert await editor.prompt(session, "go") == "end_turn"
+        assert editor.text(session)
+        assert [notice["severity"] for notice in editor.updates(session, "notice")] == ["error"]
+        editor.received.clear()
+        assert await editor.prompt(session, "go on") == "end_turn"
+        assert editor.text(session) == "Better."
+
+
+async def test_commands_are_answered_without_the_model(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer("A model."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        await editor.prompt(session, "first")
+        for command, word in {
+            "/help": "/compact",
+            "/status": "default:scripted",
+            "/model": "default:scripted",
+            "/model other": "default:other",
+            "/mode": "acceptEdits",
+            "/mode plan": "plan",
+            "/mode nonsense": "no mode",
+            "/clear": "nothing",
+        }.items():
+            editor.received.clear()
+            assert await editor.prompt(session, command) == "end_turn"
+            assert word in editor.text(session)
+        assert len(model.requests) == 1
+        await editor.prompt(session, "/usr/bin is a path")
+        assert "first" not in str(model.requests[1]["messages"])
+        await editor.prompt(session, "/init briefly")
+        assert "AGENTS.md" in str(model.requests[2]["messages"]) and "briefly" in str(model.requests[2]["messages"])
+
+
+async def test_a_prompt_may_have_pictures_links_and_files(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer("Seen."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        blocks = [
+            {"type": "text", "text": "Look"},
+            {"type": "image", "mimeType": "image/png", "data": "aGk="},
+            {"type": "resource_link", "uri": f"file://{work}/a%20b.py", "name": "a b.py"},
+            {"type": "resource", "resource": {"uri": f"file://{work}/notes.md", "text": "The shpo"}},
+        ]
+        await editor.ask("session/prompt", sessionId=session, prompt=blocks)
+        sent = str(model.requests[0]["messages"])
+        for part in ("data:image/png;base64,aGk=", f"[a b.py]({work}/a b.py)", "The shpo", f"{work}/notes.md"):
+            assert part in sent
+        for bad in ([], [{"type": "text", "text": " "}], [{"type": "audio", "mimeType": "audio/wav", "data": "aGk="}]):
+            _, waiting = editor.start("session/prompt", sessionId=session, prompt=bad)
+            assert (await waiting)["error"]["code"] == -32602
