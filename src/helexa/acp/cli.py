@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +33,9 @@ def serve() -> int:
     except (OSError, ValueError) as error:
         print(f"helexa-acp: {error}", file=sys.stderr)
         return 2
+    if find_spec("acp") is None:
+        print("helexa-acp: an extra is missing; install it with: pip install 'helexa[acp]'", file=sys.stderr)
+        return 1
     if sys.stdin.isatty():
         print("helexa-acp: an editor starts this and speaks JSON-RPC to it; see docs/acp.md.", file=sys.stderr)
     try:
