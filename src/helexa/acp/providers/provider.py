@@ -1,6 +1,6 @@
 """The port to model endpoints: what is asked of one, and what it answers."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -94,7 +94,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of a tool call; `id` and `name` come with the first one of each `index`."""
+    """More of a tool call; `id` and `name` come with the first one of each `index`, or never: then the text tells."""
 
     index: int
     id: str | None = None
@@ -128,7 +128,7 @@ class Provider(Protocol):
 
     endpoint: Endpoint
 
-    def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
+    def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Ask; the last event is End. Cancelling the reader closes the connection at once."""
         ...
 

@@ -134,7 +134,8 @@ def _kind(status: int, codes: list[str], message: str) -> ErrorKind:
     if status >= 500 or status == 408:
         return "context_limit" if _limit({}, message) and _OVERFLOW.search(message) else "unavailable"
     if status < 300:
-        return next(filter(None, map(_BY_TYPE.get, codes)), "unavailable")
+        known = next((code for code in codes if code in _BY_TYPE), "api_error")
+        return _BY_TYPE[known]
     return "model_not_found" if "model_not_found" in codes else "invalid"
 
 

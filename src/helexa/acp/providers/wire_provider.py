@@ -25,12 +25,13 @@ class WireProvider:
         self.endpoint = endpoint
         self._wire = wire
         self._connection = connection
-        self._refused: dict[str, frozenset[str]] = {}  # by model
+        self._refused: dict[tuple[str, str], frozenset[str]] = {}  # by model and thought level
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """As `Provider` says."""
+        asked = (request.model, request.thought_level)
         while True:
-            refused = self._refused.get(request.model, frozenset())
+            refused = self._refused.get(asked, frozenset())
             in_text = bool(request.tools) and (self.endpoint.tool_calls == "text" or _TOOLS in refused)
             body = self._wire.body(written(request) if in_text else request, self.endpoint.name, refused)
             begun = False
@@ -44,7 +45,7 @@ class WireProvider:
                 refusal = None if begun else self._refusal(error, body)
                 if refusal is None:
                     raise
-                self._refused[request.model] = refused | {refusal}
+                self._refused[asked] = refused | {refusal}
 
     async def models(self) -> list[ModelCard]:
         """As `Provider` says."""

@@ -1,0 +1,178 @@
+"""The calls of one answer, run: those that only read side by side, all others one after the other."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from helexa.acp.agent.answer import CallText
+from helexa.acp.agent.turn import Turn
+from helexa.acp.events import CallChanged, CallStarted, PlanChanged
+from helexa.acp.failure import ToolError
+from helexa.acp.history import Card, CardContent, Text, ToolCall, ToolResult
+from helexa.acp.providers.repair import MalformedCall, repair
+from helexa.acp.tools.excerpt import ends, title
+from helexa.acp.tools.permission import rule
+from helexa.acp.tools.tool import Allowed, Asked, Denied, PermissionQuestion, Reads, Tool, ToolOutcome
+
+logger = logging.getLogger(__name__)
+
+MOST_AT_ONCE = 8
+MOST_RESULT_BYTES = 100_000
+CANCELLED = "ERROR: the user cancelled this call."
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that was understood, or the reason why it cannot be run.
+
+    Attributes:
+        message: how it goes into the history: always with a name and an object that any endpoint takes back.
+        started: whether the user has been told of it.
+        failure: for the model.
+    """
+
+    message: ToolCall
+    started: bool
+    tool: Tool | None = None
+    arguments: dict[str, Any] | None = None
+    failure: str | None = None
+
+
+def understand(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
+    """What the model meant; `cut_off` where its answer ended at a limit."""
+    tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
+    whole = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
+    name = text.name if _NAME.fullmatch(text.name) else "malformed_call"
+    if isinstance(whole, MalformedCall):
+        why = "the answer was cut off at its limit; write less at once" if cut_off else whole.reason
+        known = tools.get(text.name)
+        hint = f" Its arguments are: {json.dumps(known.schema)}" if known else f" The tools are: {', '.join(tools)}."
+        written = ToolCall(text.id, name, json.dumps({"malformed": text.arguments}, ensure_ascii=False))
+        return Call(written, text.started, failure=f"ERROR: this call could not be read: {why}.{hint}")
+    name = whole.name if _NAME.fullmatch(whole.name) else name
+    written = ToolCall(text.id, name, json.dumps(whole.arguments, ensure_ascii=False))
+    tool = turn.toolbox.find(whole.name)
+    if tool is None:
+        known = ", ".join(tools)
+        return Call(
+            written,
+            text.started,
+            arguments=whole.arguments,
+            failure=f"ERROR: there is no tool {name!r}; there are: {known}.",
+        )
+    try:
+        return Call(written, text.started, tool, tool.check(whole.arguments))
+    except ToolError as error:
+        return Call(written, text.started, tool, failure=f"ERROR: {error}")
+
+
+class Calls:
+    """Runs the calls of an answer.
+
+    Attributes:
+        results: of those that have ended, by the call's id.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._cards: dict[str, Card] = {}
+        self.results: dict[str, ToolResult] = {}
+
+    async def run(self, calls: Sequence[Call]) -> None:
+        """Run them all. What a call does wrong becomes its result; only CancelledError leaves."""
+        rest = list(calls)
+        while rest:
+            count = next((index for index, call in enumerate(rest) if not self._only_reads(call)), len(rest))
+            batch, rest = rest[: min(count, MOST_AT_ONCE) or 1], rest[min(count, MOST_AT_ONCE) or 1 :]
+            async with asyncio.TaskGroup() as group:
+                for call in batch:
+                    group.create_task(self._run(call))
+
+    async def cancel(self, calls: Sequence[Call]) -> None:
+        """Give those that have not ended a result that says so."""
+        for call in calls:
+            if call.message.id not in self.results:
+                shown = (*self._card(call).content, Text(CANCELLED))
+                await self._end(call, ToolOutcome(CANCELLED, failed=True, shown=shown))
+
+    def _only_reads(self, call: Call) -> bool:
+        if call.tool is None or call.arguments is None:
+            return True
+        try:
+            return isinstance(call.tool.act(call.arguments, self._turn.context), Reads)
+        except ToolError:
+            return True
+
+    async def _run(self, call: Call) -> None:
+        try:
+            outcome = await self._outcome(call)
+        except ToolError as error:
+            outcome = ToolOutcome(f"ERROR: {error}", failed=True)
+        except Exception as error:
+            logger.exception("%s failed", call.message.name)
+            outcome = ToolOutcome(f"ERROR: the tool itself failed: {type(error).__name__}: {error}", failed=True)
+        await self._end(call, outcome)
+
+    async def _outcome(self, call: Call) -> ToolOutcome:
+        tool, arguments, turn = call.tool, call.arguments, self._turn
+        if tool is None or arguments is None:
+            return ToolOutcome(call.failure or "", failed=True)
+        id = call.message.id
+        ruling = rule(tool, arguments, turn.choices.mode, turn.context, turn.grants)
+        if isinstance(ruling, Denied):
+            raise ToolError(ruling.reason)
+        card = Card(tool.title(arguments, turn.context), tool.kind, tool.locations(arguments, turn.context))
+        if isinstance(ruling, Asked):
+            card = msgspec.structs.replace(card, content=await tool.preview(arguments, turn.context))
+        await self._show(call, card)
+        if isinstance(ruling, Asked):
+            verdict = await turn.ask(PermissionQuestion(id, tool.name, card, arguments, ruling.scope))
+            if verdict not in ("allow_once", "allow_always"):
+                raise ToolError("The user did not allow this. Do not try it again; ask what to do instead.")
+        elif not isinstance(ruling, Allowed):
+            raise ToolError("This is not allowed.")
+
+        async def progress(content: tuple[CardContent, ...]) -> None:
+            self._cards[id] = msgspec.structs.replace(self._cards[id], content=content)
+            await turn.emit(CallChanged(id, card=self._cards[id]))
+
+        await turn.emit(CallChanged(id, status="in_progress"))
+        return await tool.run(arguments, turn.context, progress)
+
+    def _card(self, call: Call) -> Card:
+        if call.message.id in self._cards:
+            return self._cards[call.message.id]
+        if call.tool is None and call.arguments is None:
+            return Card("Malformed tool call")
+        return Card(title(call.message.name), call.tool.kind if call.tool else "other")
+
+    async def _show(self, call: Call, card: Card) -> None:
+        """Tell the user of a call for the first time, or what it is about, where he knows of it."""
+        self._cards[call.message.id] = card
+        if call.started:
+            await self._turn.emit(CallChanged(call.message.id, card=card, arguments=call.arguments))
+        else:
+            await self._turn.emit(CallStarted(call.message.id, call.message.name, card, call.arguments))
+
+    async def _end(self, call: Call, outcome: ToolOutcome) -> None:
+        id = call.message.id
+        content = ends(outcome.content, MOST_RESULT_BYTES)
+        card = self._card(call)
+        if id not in self._cards:
+            await self._show(call, card)
+        card = msgspec.structs.replace(
+            card, content=outcome.shown or (Text(content),), locations=outcome.locations or card.locations
+        )
+        self.results[id] = ToolResult(id, content, outcome.failed, outcome.images, card, outcome.plan)
+        status = "failed" if outcome.failed else "completed"
+        await self._turn.emit(CallChanged(id, status, card, output=content))
+        if outcome.plan is not None:
+            await self._turn.emit(PlanChanged(outcome.plan))

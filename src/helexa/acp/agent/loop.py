@@ -1,0 +1,162 @@
+"""A turn: the model is asked and its calls are run, round by round, until it calls nothing."""
+
+import asyncio
+import logging
+import uuid
+from contextlib import aclosing
+
+from helexa.acp.agent.answer import Answer
+from helexa.acp.agent.calls import Call, Calls, understand
+from helexa.acp.agent.compaction import compact
+from helexa.acp.agent.prompt import read_notes
+from helexa.acp.agent.question import Question
+from helexa.acp.agent.turn import Turn
+from helexa.acp.events import CallChanged, Notice, StopReason, TextDelta, UsageChanged
+from helexa.acp.history import ToolKind, ToolResult
+from helexa.acp.providers.provider import FinishReason, ModelCard, Provider, ProviderError, Usage
+
+logger = logging.getLogger(__name__)
+
+MOST_ROUNDS = 25
+MOST_RETRIES = 10
+MOST_BLIND_RETRIES = 3
+"""Where an endpoint does not say when to come back."""
+
+MOST_OVERFLOWS = 2
+"""Refusals for being too long that one answer is tried again after."""
+
+LONGEST_WAIT_S = 60.0
+LONGEST_WAITS_S = 120.0
+"""Waits for one answer, added up."""
+
+_STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "refusal"}
+
+
+async def run_turn(turn: Turn) -> StopReason:
+    """Answer the conversation's last message. See `Turn`."""
+    question = Question(turn, await read_notes(turn.context))
+    for _ in range(MOST_ROUNDS):
+        round = Round(turn)
+        try:
+            provider = await turn.models.provider(turn.choices.model)
+            await _ask(turn, question, round, provider)
+        except ProviderError as error:
+            await round.keep()
+            return await _tell(turn, error)
+        except asyncio.CancelledError:
+            await round.keep()
+            raise
+        await round.run_calls()
+        usage, card = question.usage(round.answer), turn.models.card(turn.choices.model)
+        await turn.emit(UsageChanged(usage.input + usage.output, card.context, _cost(usage, card)))
+        if not round.calls:
+            return await _end(turn, round.answer)
+    await turn.emit(Notice(f"The turn ended after {MOST_ROUNDS} rounds; say so if the agent shall go on.", "warning"))
+    return "max_turn_requests"
+
+
+class Round:
+    """One answer and what came of its calls."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        used = [call.id for message in turn.conversation.messages for call in getattr(message, "calls", ())]
+        kinds: dict[str, ToolKind] = {tool.name: tool.kind for tool in turn.toolbox.tools(turn.choices.mode)}
+        self.answer = Answer(turn.emit, kinds, used)
+        self.calls: list[Call] = []
+
+    async def run_calls(self) -> None:
+        """Run the calls of the complete answer, and commit the round however that ends."""
+        self.calls = [
+            understand(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
+        ]
+        running = Calls(self._turn)
+        try:
+            await running.run(self.calls)
+        except asyncio.CancelledError:
+            await running.cancel(self.calls)
+            await self._commit(running.results)
+            raise
+        await self._commit(running.results)
+
+    async def keep(self) -> None:
+        """Commit what there is of an answer that is not complete; its calls are not run."""
+        message = self.answer.message(())
+        if message is not None:
+            await self._turn.conversation.commit(message)
+        for call in self.answer.calls:
+            if call.started:
+                await self._turn.emit(CallChanged(call.id, "failed", output="The answer broke off."))
+
+    async def _commit(self, results: dict[str, ToolResult]) -> None:
+        message = self.answer.message(tuple(call.message for call in self.calls))
+        if message is not None:
+            ordered = [results[call.message.id] for call in self.calls]
+            await self._turn.conversation.commit(message, *ordered)
+
+
+async def _ask(turn: Turn, question: Question, round: Round, provider: Provider) -> None:
+    """Ask until an answer is there; waits where the endpoint wants that, makes room where it says that there is none.
+
+    Raises:
+        ProviderError: no answer can be had, or it broke off.
+    """
+    retries, waited, overflows, compacted = 0, 0.0, 0, False
+    while True:
+        request = question.request(provider)
+        if question.overflows and not compacted:
+            compacted = True
+            if await compact(turn):
+                continue
+        question.check()
+        try:
+            async with aclosing(provider.stream(request)) as events:
+                await round.answer.read(events)
+            question.calibrate(round.answer.usage)
+            return
+        except ProviderError as error:
+            if round.answer.begun:
+                raise
+            if error.kind == "context_limit" and overflows < MOST_OVERFLOWS:
+                overflows += 1
+                question.learn(error)
+                continue
+            wait = _wait(error, retries)
+            if wait is None or waited + wait > LONGEST_WAITS_S:
+                raise
+            retries, waited = retries + 1, waited + wait
+            await turn.emit(Notice(f"{error.message}. Trying again in {wait:.0f} s.", "warning"))
+            await asyncio.sleep(wait)
+
+
+def _wait(error: ProviderError, retries: int) -> float | None:
+    """Seconds until an endpoint is asked again; None where that makes no sense."""
+    if error.kind not in ("rate_limit", "unavailable", "interrupted"):
+        return None
+    if error.retry_after is None:
+        return 2.0**retries if retries < MOST_BLIND_RETRIES else None
+    return error.retry_after if error.retry_after <= LONGEST_WAIT_S and retries < MOST_RETRIES else None
+
+
+async def _tell(turn: Turn, error: ProviderError) -> StopReason:
+    logger.warning("%s: %s", error.kind, error.message)
+    hint = " Say so if the agent shall go on." if error.kind == "interrupted" else ""
+    await turn.emit(TextDelta(str(uuid.uuid4()), f"{error.message}.{hint}"))
+    await turn.emit(Notice(error.message, "error"))
+    return "end_turn"
+
+
+async def _end(turn: Turn, answer: Answer) -> StopReason:
+    if not answer.text.strip():
+        why = "it was cut off at its limit of tokens" if answer.finish == "length" else "it had nothing to say"
+        await turn.emit(Notice(f"The model gave no answer: {why}.", "warning"))
+    return _STOP.get(answer.finish or "stop", "end_turn")
+
+
+def _cost(usage: Usage, card: ModelCard) -> float | None:
+    """US dollars."""
+    if card.input_price is None or card.output_price is None:
+        return None
+    cached_price = card.input_price if card.cached_price is None else card.cached_price
+    fresh = max(0, usage.input - usage.cached)
+    return (fresh * card.input_price + usage.cached * cached_price + usage.output * card.output_price) / 1e6

@@ -1,0 +1,95 @@
+"""The system prompt: who the agent is, where it works, what the project says of itself, and what the mode allows."""
+
+import asyncio
+import datetime
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+from helexa.acp.config import Mode, Settings
+from helexa.acp.tools.tool import ToolContext
+
+NOTES = ("AGENTS.md", "CLAUDE.md")
+"""Files in which projects tell agents about themselves; the first one that a folder has counts."""
+
+MOST_NOTES = 32_768
+"""Bytes of one such file."""
+
+MOST_FOLDERS = 16
+
+_AGENT = """\
+You are a coding agent in the user's editor. You work in {cwd} and act through tools: read before you change, make the
+smallest change that does what was asked, in the style of the code around it, and check it by running what the project
+has for that. Find things with search tools rather than by reading everything. Call independent reading tools together.
+For work of several steps keep a list of tasks and update it as you go. When a tool fails, read why and mend the cause.
+Never invent results. When you are done, say in a few sentences what you changed and what you could not check."""
+
+_PLACE = """\
+Working directory: {cwd}{others}
+Platform: {platform}
+Date: {date}"""
+
+_MODES: dict[Mode, str] = {
+    "default": "",
+    "acceptEdits": "",
+    "bypassPermissions": "",
+    "plan": """\
+# Plan mode
+
+Change nothing but files in {plan_dir}. Look around, ask what is unclear, and write a plan: what changes where, in which
+order, and how it is checked. When the plan stands, sum it up and let the user choose how to go on: default mode (asks
+before each change), accept edits (asks before commands only), bypass permissions (never asks), or more planning.""",
+}
+
+
+async def read_notes(context: ToolContext) -> str:
+    """What the project tells agents, from its root down to the session's folder. Empty where it tells nothing."""
+    return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
+
+
+def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: str) -> str:
+    """The prompt of a round.
+
+    Raises:
+        OSError, UnicodeDecodeError: the user's own prompt cannot be read.
+    """
+    own = settings.system_prompt_path
+    agent = own.read_text("utf-8") if own else _AGENT
+    others = "".join(f"\nAlso: {root}" for root in context.roots if root != context.cwd)
+    place = _PLACE.format(
+        cwd=context.cwd, others=others, platform=platform.system(), date=datetime.date.today().isoformat()
+    )
+    parts = [agent.replace("{cwd}", str(context.cwd)).strip(), place]
+    if notes:
+        parts.append(f"# What this project says of itself\n\n{notes}")
+    if block := _MODES[mode]:
+        parts.append(block.replace("{plan_dir}", str(context.plan_dir)))
+    return "\n\n".join(parts)
+
+
+def _notes(cwd: Path) -> Iterator[str]:
+    for folder in _folders(cwd):
+        for name in NOTES:
+            text = _read(folder / name, within=folder)
+            if text:
+                yield f'<file path="{folder / name}">\n{text}\n</file>'
+                break
+
+
+def _folders(cwd: Path) -> list[Path]:
+    """From the root of the repository down to `cwd`; only `cwd` where there is none."""
+    above = [cwd, *cwd.parents][:MOST_FOLDERS]
+    root = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    return above[root::-1]
+
+
+def _read(path: Path, *, within: Path) -> str:
+    try:
+        if not path.resolve().is_relative_to(within.resolve()):
+            return ""  # a link out of the project is no word of the project's
+        with path.open("rb") as file:
+            content = file.read(MOST_NOTES + 1)
+    except OSError:
+        return ""
+    text = content[:MOST_NOTES].decode("utf-8", "replace").strip()
+    return f"{text}\n[cut here: the file is longer]" if len(content) > MOST_NOTES else text

@@ -1,0 +1,110 @@
+"""What the model is asked in each round of a turn, made to fit into its context."""
+
+import json
+from collections.abc import Sequence
+
+from helexa.acp.agent.answer import Answer
+from helexa.acp.agent.prompt import system_prompt
+from helexa.acp.agent.turn import Turn
+from helexa.acp.agent.view import project, text_tokens, tokens, visible, without_images
+from helexa.acp.history import Message
+from helexa.acp.providers.provider import ModelCard, ModelRequest, Provider, ProviderError, ToolSpec, Usage
+
+MAX_TOKENS = 8192
+"""Of an answer, unless told otherwise: small limits starve an agent in the middle of a file."""
+
+MARGIN = 512
+"""Tokens that stay free, as templates add some that nobody counts."""
+
+LEAST_CONTEXT = 1024
+"""No endpoint that says less is believed."""
+
+_SHRINK = 0.6  # of what was refused as too long, where the endpoint does not say how much fits
+
+
+class Question:
+    """Makes the requests of one turn. Choices and history may change between rounds, so each is made anew.
+
+    Attributes:
+        overflows: whether the last request is longer than it should be, after all that can be left out was.
+    """
+
+    def __init__(self, turn: Turn, notes: str) -> None:
+        self.overflows = False
+        self._turn = turn
+        self._notes = notes
+        self._factor = 1.0  # tokens that the endpoint counts for each that is estimated
+        self._estimate = 0.0  # of the last request, by our measure
+        self._most: int | None = None  # tokens of a request, where nobody says how much fits
+        self._context: int | None = None
+        self._max_tokens = MAX_TOKENS
+
+    def request(self, provider: Provider) -> ModelRequest:
+        """The next request."""
+        turn, choices = self._turn, self._turn.choices
+        card = turn.models.card(choices.model)
+        tools = [ToolSpec(tool.name, tool.description, tool.schema) for tool in turn.toolbox.tools(choices.mode)]
+        system = system_prompt(turn.settings, turn.context, choices.mode, self._notes)
+        self._context = min(filter(None, (card.context, self._most)), default=None)
+        self._max_tokens = _max_tokens(provider, card, self._context)
+        messages: Sequence[Message] = visible(turn.conversation.messages)
+        if card.images is False:
+            messages = without_images(messages)
+        fixed = text_tokens(system) + sum(text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools)
+        self._estimate = fixed + tokens(messages)
+        if self._context is not None:
+            room = (self._context - self._max_tokens - MARGIN) / self._factor
+            messages = project(messages, room - fixed)
+            self._estimate = fixed + tokens(messages)
+            self.overflows = self._estimate > room
+        return ModelRequest(
+            model=choices.model.model,
+            system=system,
+            messages=messages,
+            tools=tools,
+            max_tokens=self._max_tokens,
+            thought_level=choices.thought_level,
+            temperature=choices.temperature,
+        )
+
+    def check(self) -> None:
+        """Spare the endpoint a request that cannot fit: some would cut it silently, tools first.
+
+        Raises:
+            ProviderError: the last one is longer than the whole context.
+        """
+        size = round(self._estimate * self._factor)
+        if self._context is not None and size > self._context:
+            model = self._turn.choices.model
+            raise ProviderError(
+                "context_limit",
+                f"This takes about {size} tokens, but {model} has room for {self._context}: choose a model with more "
+                "room, or begin anew with /clear",
+            )
+
+    def learn(self, error: ProviderError) -> None:
+        """The endpoint refused the last request as too long: what fits, and how it counts."""
+        limit = error.context_limit
+        if limit is not None and limit >= LEAST_CONTEXT:
+            self._turn.models.learn_context(self._turn.choices.model, limit)
+            self._factor = max(self._factor, (limit - self._max_tokens) / max(self._estimate, 1.0))
+        else:
+            self._most = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
+
+    def calibrate(self, usage: Usage | None) -> None:
+        """The endpoint counted the last request."""
+        if usage is not None and usage.input:
+            self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
+
+    def usage(self, answer: Answer) -> Usage:
+        """What an answer took; estimated where the endpoint does not say."""
+        return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
+
+
+def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
+    """Tokens of an answer: as configured, and never so many that no prompt fits beside them."""
+    told = provider.endpoint.max_tokens
+    most = min(filter(None, (told or MAX_TOKENS, card.max_output)))
+    if context is None:
+        return most
+    return max(1, min(most, context // (2 if told else 4)))

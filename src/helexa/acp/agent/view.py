@@ -1,0 +1,142 @@
+"""What a model sees of a conversation, and how much of its context that takes. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from helexa.acp.history import (
+    AssistantMessage,
+    Cleared,
+    Image,
+    Message,
+    Part,
+    Summary,
+    Text,
+    ToolResult,
+    UserMessage,
+)
+
+SUMMARY_HEAD = "The conversation so far, summed up:\n\n"
+NOT_RUN = "ERROR: this call was not run."
+
+BYTES_PER_TOKEN = 3.5
+MESSAGE_TOKENS = 8
+IMAGE_TOKENS = 512
+
+UNTOUCHED = 4
+"""Messages at the end that a projection leaves as they are."""
+
+LEAST_BYTES = 256
+"""Of what a projection takes out: less is not worth a mark."""
+
+STRIDE = 8
+"""Messages are taken out in such numbers, so that the beginning of the prompt stays the same for some rounds and a
+cache of it goes on serving."""
+
+
+def visible(messages: Iterable[Message]) -> list[Message]:
+    """The messages after what was cleared and with what was summed up; each call has a result, each result its call."""
+    view: list[Message] = []
+    for message in messages:
+        match message:
+            case Cleared():
+                view = []
+            case Summary(id, text, kept):
+                head = UserMessage(id, (Text(f"{SUMMARY_HEAD}{text}"),), hidden=True)
+                view = [head, *(view[-kept:] if kept else ())]
+            case _:
+                view.append(message)
+    return list(_well_formed(view))
+
+
+def _well_formed(messages: list[Message]) -> Iterable[Message]:
+    waiting: dict[str, None] = {}
+    for message in messages:
+        if isinstance(message, ToolResult):
+            if message.call_id in waiting:
+                del waiting[message.call_id]
+                yield message
+            continue
+        yield from (ToolResult(id, NOT_RUN, failed=True) for id in waiting)
+        waiting = {}
+        if isinstance(message, AssistantMessage):
+            if not message.text.strip() and not message.calls:
+                continue
+            waiting = dict.fromkeys(call.id for call in message.calls)
+        yield message
+    yield from (ToolResult(id, NOT_RUN, failed=True) for id in waiting)
+
+
+def text_tokens(text: str) -> float:
+    """About how many tokens a text is."""
+    return len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN
+
+
+def tokens(messages: Iterable[Message]) -> float:
+    """About how many tokens messages take."""
+    return sum(_tokens(message) + MESSAGE_TOKENS for message in messages)
+
+
+def _tokens(message: Message) -> float:
+    match message:
+        case UserMessage(_, parts):
+            return sum(map(_part_tokens, parts))
+        case AssistantMessage():
+            called = sum(text_tokens(call.name) + text_tokens(call.arguments) for call in message.calls)
+            return text_tokens(message.text) + called
+        case ToolResult():
+            return text_tokens(message.content) + IMAGE_TOKENS * len(message.images)
+        case _:
+            return 0.0
+
+
+def _part_tokens(part: Part) -> float:
+    return IMAGE_TOKENS if isinstance(part, Image) else text_tokens(part.text)
+
+
+def project(messages: Sequence[Message], room: float) -> list[Message]:
+    """The messages with old results, then old answers, replaced by a line each until they fit into `room` tokens.
+
+    What the user said and the last messages stay as they are, so that it may not suffice.
+    """
+    view = list(messages)
+    excess = tokens(view) - room
+    replaced = 0
+    for kind in (ToolResult, AssistantMessage):
+        for index, message in enumerate(view[:-UNTOUCHED]):
+            if excess <= 0 and replaced % STRIDE == 0:
+                return view
+            if isinstance(message, kind) and (short := _shortened(message)) is not None:
+                excess -= _tokens(message) - _tokens(short)
+                view[index] = short
+                replaced += 1
+    return view
+
+
+def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
+    text = message.content if isinstance(message, ToolResult) else message.text
+    size = len(text.encode("utf-8", "replace"))
+    if size < LEAST_BYTES:
+        return None
+    mark = f"[{size} bytes were taken out to make room]"
+    if isinstance(message, ToolResult):
+        return msgspec.structs.replace(message, content=mark, images=())
+    return msgspec.structs.replace(message, text=mark)
+
+
+def without_images(messages: Iterable[Message]) -> list[Message]:
+    """For a model that cannot look at pictures: a word in the place of each."""
+    word = Text("[a picture, which this model cannot see]")
+    shown: list[Message] = []
+    for message in messages:
+        match message:
+            case UserMessage(_, parts) if any(isinstance(part, Image) for part in parts):
+                seen = tuple(word if isinstance(part, Image) else part for part in parts)
+                shown.append(msgspec.structs.replace(message, parts=seen))
+            case ToolResult() if message.images:
+                shown.append(
+                    msgspec.structs.replace(message, content=f"{message.content}\n{word.text}".strip(), images=())
+                )
+            case _:
+                shown.append(message)
+    return shown

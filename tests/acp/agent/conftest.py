@@ -1,0 +1,130 @@
+"""A session without a client: real tools in a real folder, a real endpoint, and a user who answers as told."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_endpoint import ScriptedEndpoint
+
+from helexa.acp.agent.loop import run_turn
+from helexa.acp.agent.turn import Choices, Turn
+from helexa.acp.config import Endpoint, Settings
+from helexa.acp.events import CallChanged, CompactionChanged, Event, Notice, StopReason, TextDelta, UsageChanged
+from helexa.acp.history import Message, Text, UserMessage
+from helexa.acp.host.local import LocalHost
+from helexa.acp.providers.models import open_models
+from helexa.acp.providers.provider import ModelChoice
+from helexa.acp.tools.tool import PermissionQuestion, Scope, ToolContext, Verdict
+from helexa.acp.tools.toolbox import open_toolbox
+
+
+@dataclass
+class Stage:
+    """A session.
+
+    Attributes:
+        events: all that was said.
+        asked: the calls that the user was asked about.
+        verdict: what he answers.
+        running: set once a call runs.
+        speaking: set once something was said.
+    """
+
+    turn: Turn
+    messages: list[Message] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    asked: list[PermissionQuestion] = field(default_factory=list)
+    verdict: Verdict = "allow_once"
+    running: asyncio.Event = field(default_factory=asyncio.Event)
+    speaking: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def prompt(self, text: str) -> StopReason:
+        """Say something and let the agent answer."""
+        await self.commit(UserMessage(f"u{len(self.messages)}", (Text(text),)))
+        return await run_turn(self.turn)
+
+    async def commit(self, *messages: Message) -> None:
+        """As a conversation does it."""
+        self.messages.extend(messages)
+
+    async def emit(self, event: Event) -> None:
+        """As a client takes it."""
+        self.events.append(event)
+        if isinstance(event, CallChanged) and event.status == "in_progress":
+            self.running.set()
+        if isinstance(event, TextDelta):
+            self.speaking.set()
+
+    async def ask(self, question: PermissionQuestion) -> Verdict:
+        """As a user answers it."""
+        self.asked.append(question)
+        return self.verdict
+
+    def ruling(self, scope: Scope) -> bool | None:
+        """Nothing is allowed for good."""
+        return None
+
+    @property
+    def text(self) -> str:
+        """What the agent said."""
+        return "".join(event.text for event in self.events if isinstance(event, TextDelta))
+
+    @property
+    def notices(self) -> list[str]:
+        """What it remarked."""
+        return [event.text for event in self.events if isinstance(event, Notice)]
+
+    @property
+    def usages(self) -> list[UsageChanged]:
+        """How full the context was, after each round."""
+        return [event for event in self.events if isinstance(event, UsageChanged)]
+
+    @property
+    def compactions(self) -> list[CompactionChanged]:
+        """What became of attempts to sum up."""
+        return [event for event in self.events if isinstance(event, CompactionChanged)]
+
+    @property
+    def endings(self) -> list[tuple[str, str | None]]:
+        """How calls ended, with what the model was told."""
+        ended = [event for event in self.events if isinstance(event, CallChanged)]
+        return [(event.status, event.output) for event in ended if event.status in ("completed", "failed")]
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> Any:
+    """Opens sessions on a scripted endpoint."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def opened(endpoint: ScriptedEndpoint, mode: Any = "bypassPermissions", **options: Any) -> Stage:
+            folder = tmp_path / f"project{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            settings = Settings(
+                endpoints=(Endpoint(name="e", base_url=endpoint.url, default_model="scripted", **options),),
+                default_endpoint="e",
+            )
+            context = ToolContext("s", folder, (folder,), tmp_path / "plans", LocalHost(), settings)
+            box = await open_toolbox(context)
+            models = open_models(settings)
+            stack.push_async_callback(box.close)
+            stack.push_async_callback(models.close)
+            await models.refresh(30)
+            made = Stage.__new__(Stage)
+            turn = Turn(
+                settings=settings,
+                conversation=made,
+                choices=Choices(ModelChoice("e", "scripted"), mode),
+                models=models,
+                toolbox=box,
+                context=context,
+                grants=made,
+                ask=made.ask,
+                emit=made.emit,
+            )
+            made.__init__(turn)
+            return made
+
+        yield opened

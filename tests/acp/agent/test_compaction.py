@@ -1,0 +1,169 @@
+"""Conversations that become too long: what is left out, what is summed up, and how the endpoint's word is taken."""
+
+import asyncio
+
+import pytest
+from scripted_endpoint import Refuse, Say, ScriptedEndpoint
+
+from helexa.acp.agent.compaction import compact
+from helexa.acp.agent.view import project, tokens, visible
+from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
+
+
+def user(id, text="hi"):
+    return UserMessage(id, (Text(text),))
+
+
+def calling(id, *calls):
+    return AssistantMessage(id, "", calls=tuple(ToolCall(call, "read_file", "{}") for call in calls))
+
+
+def of_size(context):
+    return {"data": [{"id": "scripted", "limit": {"context": context}}]}
+
+
+def test_what_was_cleared_or_summed_up_is_not_seen():
+    a, b, c, d = (user(id) for id in "abcd")
+    assert visible([a, Cleared("x"), b]) == [b]
+    (head, *rest) = visible([a, b, c, Summary("s", "all", kept=1), d])
+    assert head.hidden
+    assert head.parts[0].text.endswith("all")
+    assert rest == [c, d]
+    again = visible([a, b, Summary("s", "one", kept=1), c, Summary("t", "two", kept=2), d])
+    assert [message.id for message in again] == ["t", "b", "c", "d"]
+    assert visible([a, Summary("s", "all"), Cleared("x")]) == []
+
+
+def test_each_call_has_a_result_and_each_result_a_call():
+    lost, found = ToolResult("lost", "x"), ToolResult("2", "y")
+    view = visible(
+        [lost, user("a"), calling("b", "1", "2"), found, found, user("c"), AssistantMessage("d", reasoning="x")]
+    )
+    assert [type(message) for message in view] == [UserMessage, AssistantMessage, ToolResult, ToolResult, UserMessage]
+    assert view[2] is found
+    assert view[3].failed
+
+
+def test_old_results_go_first_then_old_answers_never_what_the_user_said():
+    long = "x" * 7000
+    history = [
+        user("u", long),
+        *(
+            message
+            for index in range(30)
+            for message in (
+                AssistantMessage(f"a{index}", long, calls=(ToolCall(f"c{index}", "read_file", "{}"),)),
+                ToolResult(f"c{index}", long, images=(Image("image/png", ""),)),
+            )
+        ),
+    ]
+    whole = tokens(history)
+    assert project(history, whole) == history
+    slightly = project(history, whole - 1)
+    changed = [index for index, message in enumerate(history) if slightly[index] != message]
+    assert changed == [2, 4, 6, 8, 10, 12, 14, 16]  # in eights
+    assert "7000 bytes" in slightly[2].content
+    assert tokens(project(history, whole / 3)) <= whole / 3
+    least = project(history, 0)
+    assert least[0] == history[0]
+    assert least[-4:] == history[-4:]
+    assert all("were taken out" in message.text for message in least[1:-4:2])
+
+
+async def test_a_conversation_that_does_not_fit_is_summed_up_by_the_model_that_is_chosen(stage):
+    async with ScriptedEndpoint(Say("THE SUMMARY"), Say("answer 5"), models=of_size(8192)) as endpoint:
+        actor = await stage(endpoint)
+        for index in range(5):
+            actor.messages.append(user(f"u{index}", f"question {index} " + "why " * 900))
+            actor.messages.append(AssistantMessage(f"a{index}", f"answer {index} " + "word " * 900))
+        assert await actor.prompt("question 5") == "end_turn"
+    started, completed = actor.compactions
+    assert (started.status, completed.status) == ("in_progress", "completed")
+    assert completed.summary.startswith("THE SUMMARY")
+    summing, asking = endpoint.asked
+    assert "question 0" in summing.conversation[0][1]
+    assert summing.tools == []
+    assert len(summing.conversation[0][1]) / 3.5 < 8192
+    assert "THE SUMMARY" in asking.conversation[0][1]
+    assert "question 5" in asking.conversation[-1][1]
+    assert "question 0" not in str(asking.conversation)
+    assert isinstance(actor.messages[-2], Summary)
+    assert actor.text == "answer 5"
+
+
+async def test_a_smaller_model_bounds_its_own_summary(stage):
+    async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
+        actor = await stage(endpoint)
+        actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]
+        endpoint.script[:] = [Say("SHORT"), Say("ok")]
+        assert await actor.prompt("and now?") == "end_turn"
+    assert actor.text == "ok"
+    summing, asking = endpoint.asked
+    assert len(str(summing.body)) / 3.5 < 4096
+    assert len(str(asking.conversation)) / 3.5 < 4096
+
+
+@pytest.mark.parametrize(
+    ("words", "learned"),
+    [
+        ("This model's maximum context length is 4,096 tokens. However, you requested 9000", 4096),
+        ("the request exceeds the available context size", None),
+        ("prompt is too long: 9000 tokens > 4096 maximum", 4096),
+    ],
+)
+async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, learned):
+    async with ScriptedEndpoint() as endpoint:
+        actor = await stage(endpoint)
+        actor.messages += [
+            user("a"),
+            calling("b", "1"),
+            ToolResult("1", "text " * 8000),
+            AssistantMessage("c", "d" * 9000),
+        ]
+        actor.messages += [user("e"), AssistantMessage("f", "so"), user("g"), AssistantMessage("h", "so")]
+        refused = Refuse(400, {"error": {"message": words}})
+        endpoint.script[:] = [refused, Say("fits")]
+        assert await actor.prompt("go on") == "end_turn"
+        assert actor.turn.models.card(actor.turn.choices.model).context == learned
+    assert actor.text == "fits"
+    assert "were taken out" in str(endpoint.asked[-1].conversation)
+
+
+async def test_one_that_refuses_again_and_again_is_told_in_words(stage):
+    refused = Refuse(413, {"error": {"message": "too large"}})
+    async with ScriptedEndpoint(*[refused] * 9) as endpoint:
+        actor = await stage(endpoint)
+        assert await actor.prompt("go") == "end_turn"
+    assert "too long for the model" in actor.text
+    assert len(endpoint.asked) < 9
+
+
+async def test_a_prompt_that_cannot_fit_is_not_even_sent(stage):
+    async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
+        actor = await stage(endpoint)
+        assert await actor.prompt("word " * 9000) == "end_turn"
+    assert "has room for 2048" in actor.text
+    assert all("never" not in text for text in (actor.text, str(actor.messages)))
+
+
+async def test_summing_up_on_demand(stage):
+    async with ScriptedEndpoint(
+        Say("SUM"), Refuse(400, {"error": {"message": "no"}}), Say("x", hold_after=1)
+    ) as endpoint:
+        actor = await stage(endpoint)
+        assert not await compact(actor.turn)
+        actor.messages += [user("a", "why " * 500), AssistantMessage("b", "so " * 500)]
+        assert await compact(actor.turn, "mind the names")
+        assert "mind the names" in endpoint.asked[0].system
+        before = list(actor.messages)
+        actor.messages.append(user("c", "why " * 500))
+        assert not await compact(actor.turn)
+        assert actor.messages[:-1] == before
+        summing = asyncio.create_task(compact(actor.turn))
+        await endpoint.holding.wait()
+        summing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await summing
+        await endpoint.hung_up.wait()
+    states = [event.status for event in actor.compactions]
+    assert states == ["in_progress", "completed", "in_progress", "failed", "in_progress", "cancelled"]
