@@ -111,6 +111,9 @@ class Wire:
         request = self._requests.get(message["id"])
         try:
             await self._send(message)
+        except ConnectionError as error:
+            logger.debug("a response was not sent: %s", error)
+            return
         finally:
             self._requests.pop(message["id"], None)
         for follow in request.afterwards if request is not None else ():
