@@ -21,6 +21,7 @@ from helexa.acp.tools.mcp_server import McpServer, StdioServer
 from helexa.acp.tools.tool import Act, Calls, Progress, ToolContext, ToolOutcome
 
 if TYPE_CHECKING:
+    import anyio
     import mcp_types
     from mcp.client import Client
 
@@ -68,7 +69,7 @@ class Connection:
         self._server = server
         self._cwd = cwd
         self._client: Client | None = None
-        self._over = asyncio.Event()
+        self._scope: anyio.CancelScope | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -83,11 +84,10 @@ class Connection:
             async with asyncio.timeout(_START_SECONDS):
                 await opened
         except TimeoutError as error:
-            await self.close()
             raise ToolError(f"it did not start within {_START_SECONDS:g} s") from error
-        except asyncio.CancelledError:
-            self._task.cancel()
-            raise
+        finally:
+            if self._client is None:
+                await self.close()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> "mcp_types.CallToolResult":
         """Call one of its tools.
@@ -106,22 +106,26 @@ class Connection:
             raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """End the server, or the connection to it."""
-        self._over.set()
+        """End the server, or the connection to it; as `mcp` takes it, for were the task cancelled, a server would stay."""
+        if self._scope is not None:
+            self._scope.cancel()
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_END_SECONDS)
-            self._task.cancel()
 
     async def _live(self, opened: asyncio.Future[None]) -> None:
+        import anyio
+
         try:
-            async with _client(self._server, self._cwd) as client:
-                self.tools = [tool async for tool in _listed(client)]
-                self._client = client
-                opened.set_result(None)
-                await self._over.wait()
+            with anyio.CancelScope() as self._scope:
+                async with _client(self._server, self._cwd) as client:
+                    self.tools = [tool async for tool in _listed(client)]
+                    if not opened.done():
+                        self._client = client
+                        opened.set_result(None)
+                        await anyio.sleep_forever()
         except Exception as error:  # whatever it is, it is this server's
             if opened.done():
-                _LOG.warning("MCP server %s: %s", self.name, _reason(error))
+                _LOG.warning("MCP server %s: %s", title(self.name), _reason(error))
             else:
                 opened.set_exception(ToolError(_reason(error)))
         finally:

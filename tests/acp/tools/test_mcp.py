@@ -1,0 +1,133 @@
+"""MCP servers, started and reached as an editor says: their tools work, and their faults stay theirs."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa.acp.history import Image
+from helexa.acp.tools import mcp
+from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
+from helexa.acp.tools.toolbox import open_toolbox
+from helexa.acp.tools.tool import Calls
+
+_EXAMPLE = Path(__file__).with_name("mcp_example.py")
+_STDIO = StdioServer("my server!", sys.executable, (str(_EXAMPLE),), {"GIVEN": "by the editor"})
+
+
+@asynccontextmanager
+async def opened(workplace: Any, servers: Sequence[McpServer]) -> AsyncIterator[Any]:
+    """The same workplace, with servers."""
+    workplace.box = await open_toolbox(workplace.context, servers)
+    try:
+        yield workplace
+    finally:
+        await workplace.box.close()
+
+
+async def test_tools_of_a_server_are_called_by_names_that_endpoints_take(
+    workplace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HELEXA_ACP_API_KEY", "sk-secret")
+    async with opened(workplace, [_STDIO, StdioServer("my server?", _STDIO.command, _STDIO.args)]):
+        assert workplace.box.warnings == ()
+        tools = {tool.name: tool for tool in workplace.box.tools("default") if tool.name.startswith("mcp__")}
+        assert all(len(name) <= 64 and name.replace("_", "a").replace("-", "a").isalnum() for name in tools)
+        assert {"mcp__my_server___add", "mcp__my_server___add_2"} <= tools.keys()
+        add = tools["mcp__my_server___add"]
+        assert add.description == "Add two numbers." and add.schema["required"] == ["a", "b"]
+        assert add.act({}, workplace.context) == Calls(add.name, only_reads=False)
+        assert [t.name for t in workplace.box.tools("plan") if t.name.startswith("mcp__")] == [
+            "mcp__my_server___environment",
+            "mcp__my_server___environment_2",
+        ]
+
+        assert (await workplace.call("mcp__my_server___add", a=2, b=3)).content == "5"
+        environment = (await workplace.call("mcp__my_server___environment")).content
+        assert "GIVEN=by the editor" in environment and "sk-secret" not in environment
+        failed = await workplace.call("mcp__my_server___fail")
+        assert failed.failed and "out of luck" in failed.content
+        wrong = await workplace.call("mcp__my_server___add", a="no number")
+        assert wrong.failed and "valid" in wrong.content
+        large = (await workplace.call("mcp__my_server___large")).content
+        assert len(large) < 50_000 and "bytes are left out here" in large
+        picture = await workplace.call(next(name for name in tools if "picture" in name))
+        assert picture.content == "look" and picture.images == (Image("image/png", "iVBORw=="),)
+
+
+async def test_a_server_that_dies_fails_its_calls_and_nothing_else(workplace: Any) -> None:
+    async with opened(workplace, [_STDIO]):
+        assert "my server! failed" in await workplace.failure("mcp__my_server___die")
+        assert "my server!" in await workplace.failure("mcp__my_server___add", a=1, b=1)
+        assert (await workplace.call("list_dir")).content == "[the folder is empty]"
+
+
+async def test_servers_that_cannot_be_used_are_told_of(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_START_SECONDS", 3.0)
+    servers = [
+        StdioServer("absent", "/no/such/program"),
+        StdioServer("mute", "sleep", ("600",)),
+        StdioServer("babbler", "sh", ("-c", "echo hello; echo world")),
+        HttpServer("nobody", "http://127.0.0.1:9/mcp"),
+        HttpServer("nonsense", "no address"),
+        StdioServer("good", sys.executable, (str(_EXAMPLE),)),
+    ]
+    async with opened(workplace, servers):
+        assert [warning.split()[3] for warning in workplace.box.warnings] == [
+            "absent",
+            "mute",
+            "babbler",
+            "nobody",
+            "nonsense",
+        ]
+        assert "within 3 s" in workplace.box.warnings[1]
+        assert (await workplace.call("mcp__good__add", a=1, b=1)).content == "2"
+
+
+async def test_a_server_ends_with_its_session(workplace: Any) -> None:
+    marker = workplace.folder / "pid"
+    script = f"echo $$ > {marker}; exec {sys.executable} {_EXAMPLE}"
+    async with opened(workplace, [StdioServer("marked", "sh", ("-c", script))]):
+        pid = int(marker.read_text())
+        assert Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{pid}").exists()
+    assert "has ended" in await workplace.failure("mcp__marked__add", a=1, b=1)
+
+
+async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None:
+    async with opened(workplace, [_STDIO]):
+        call = asyncio.create_task(workplace.call("mcp__my_server___large"))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await workplace.call("mcp__my_server___add", a=1, b=2)).content == "3"
+
+
+async def test_a_server_is_reached_by_http_with_its_headers(workplace: Any) -> None:
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    server = MCPServer("remote")
+    server.tool(name="where")(lambda: "here I am")
+    app, keys = server.streamable_http_app(), set()
+
+    async def keyed(scope: Any, receive: Any, send: Any) -> None:
+        keys.add(dict(scope.get("headers", [])).get(b"x-key"))
+        await app(scope, receive, send)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http = uvicorn.Server(uvicorn.Config(keyed, log_level="critical", timeout_graceful_shutdown=1))
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+        async with opened(workplace, [HttpServer("far", url, headers={"X-Key": "k"})]):
+            assert workplace.box.warnings == ()
+            assert (await workplace.call("mcp__far__where")).content == "here I am"
+        http.should_exit = True
+        await serving
+    assert keys == {None, b"k"}  # None: of the lifespan
