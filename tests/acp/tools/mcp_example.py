@@ -1,50 +1,77 @@
-"""An MCP server with a few tools, good and bad; run as a script it speaks over its standard streams."""
+"""An MCP server with a few tools, good and bad, over its standard streams; plain, so that it starts at once."""
 
-import base64
+import json
 import os
+import sys
+from typing import Any
 
-from mcp.server.mcpserver import MCPServer
-from mcp_types import ImageContent, TextContent, ToolAnnotations
-
-server = MCPServer("example")
-
-
-@server.tool()
-def add(a: int, b: int) -> str:
-    """Add two numbers."""
-    return str(a + b)
-
-
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-def environment() -> str:
-    """Names and values of the environment."""
-    return "\n".join(f"{name}={value}" for name, value in os.environ.items())
-
-
-@server.tool()
-def fail() -> str:
-    """Fail."""
-    raise ValueError("out of luck")
+_NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+TOOLS = [
+    {
+        "name": "add",
+        "description": "Add two numbers.",
+        "inputSchema": {"type": "object", "properties": _NUMBERS, "required": ["a", "b"]},
+    },
+    {"name": "environment", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}},
+    {"name": "fail", "inputSchema": {"type": "object"}},
+    {"name": "large", "inputSchema": {"type": "object"}},
+    {"name": "picture.of." + "a.very." * 10 + "long.name", "inputSchema": {"type": "object"}},
+    {"name": "wait", "inputSchema": {"type": "object"}},
+    {"name": "die", "inputSchema": {"type": "object"}},
+]
 
 
-@server.tool()
-def large() -> str:
-    """Ten megabytes."""
-    return "x" * 10_000_000
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """What a tool answers; None for nothing, ever."""
+    match name:
+        case "add":
+            return said(str(arguments["a"] + arguments["b"]))
+        case "environment":
+            return said("\n".join(f"{name}={value}" for name, value in os.environ.items()))
+        case "fail":
+            return said("out of luck") | {"isError": True}
+        case "large":
+            return said("x" * 10_000_000)
+        case "wait":
+            return None
+        case "die":
+            os._exit(3)
+    picture = {"type": "image", "data": "iVBORw==", "mimeType": "image/png"}
+    return {"content": [{"type": "text", "text": "look"}, picture]}
 
 
-@server.tool(name="picture.of." + "a.very." * 10 + "long.name")
-def picture() -> list[TextContent | ImageContent]:
-    """A picture and a word."""
-    data = base64.b64encode(b"\x89PNG").decode()
-    return [TextContent(type="text", text="look"), ImageContent(type="image", data=data, mime_type="image/png")]
+def said(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
 
 
-@server.tool()
-def die() -> str:
-    """End the server."""
-    os._exit(3)
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    match method:
+        case "initialize":
+            about = {"name": "example", "version": "1"}
+            return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": about}
+        case "tools/list":
+            return {"tools": TOOLS}
+        case "tools/call":
+            return call(params["name"], params.get("arguments") or {})
+    raise LookupError(method)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "id" not in request or "method" not in request:
+            continue
+        response: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
+        try:
+            result = answer(request["method"], request.get("params") or {})
+        except LookupError:
+            response["error"] = {"code": -32601, "message": "Method not found"}
+        else:
+            if result is None:
+                continue
+            response["result"] = result
+        print(json.dumps(response), flush=True)
 
 
 if __name__ == "__main__":
-    server.run()
+    main()

@@ -13,8 +13,8 @@ import pytest
 from helexa.acp.history import Image
 from helexa.acp.tools import mcp
 from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
-from helexa.acp.tools.toolbox import open_toolbox
 from helexa.acp.tools.tool import Calls
+from helexa.acp.tools.toolbox import open_toolbox
 
 _EXAMPLE = Path(__file__).with_name("mcp_example.py")
 _STDIO = StdioServer("my server!", sys.executable, (str(_EXAMPLE),), {"GIVEN": "by the editor"})
@@ -52,8 +52,6 @@ async def test_tools_of_a_server_are_called_by_names_that_endpoints_take(
         assert "GIVEN=by the editor" in environment and "sk-secret" not in environment
         failed = await workplace.call("mcp__my_server___fail")
         assert failed.failed and "out of luck" in failed.content
-        wrong = await workplace.call("mcp__my_server___add", a="no number")
-        assert wrong.failed and "valid" in wrong.content
         large = (await workplace.call("mcp__my_server___large")).content
         assert len(large) < 50_000 and "bytes are left out here" in large
         picture = await workplace.call(next(name for name in tools if "picture" in name))
@@ -67,26 +65,26 @@ async def test_a_server_that_dies_fails_its_calls_and_nothing_else(workplace: An
         assert (await workplace.call("list_dir")).content == "[the folder is empty]"
 
 
-async def test_servers_that_cannot_be_used_are_told_of(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "_START_SECONDS", 3.0)
+async def test_servers_that_cannot_be_used_are_told_of(workplace: Any) -> None:
     servers = [
         StdioServer("absent", "/no/such/program"),
-        StdioServer("mute", "sleep", ("600",)),
         StdioServer("babbler", "sh", ("-c", "echo hello; echo world")),
         HttpServer("nobody", "http://127.0.0.1:9/mcp"),
         HttpServer("nonsense", "no address"),
         StdioServer("good", sys.executable, (str(_EXAMPLE),)),
     ]
     async with opened(workplace, servers):
-        assert [warning.split()[3] for warning in workplace.box.warnings] == [
-            "absent",
-            "mute",
-            "babbler",
-            "nobody",
-            "nonsense",
-        ]
-        assert "within 3 s" in workplace.box.warnings[1]
+        unusable = [warning.split()[3] for warning in workplace.box.warnings]
+        assert unusable == ["absent", "babbler", "nobody", "nonsense"]
         assert (await workplace.call("mcp__good__add", a=1, b=1)).content == "2"
+
+
+async def test_a_server_that_never_answers_is_not_waited_for(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "_START_SECONDS", 0.1)
+    marker = workplace.folder / "pid"
+    async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; exec cat >/dev/null"))]):
+        assert workplace.box.warnings == ("The MCP server mute cannot be used: it did not start within 0.1 s",)
+    assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
 
 async def test_a_server_ends_with_its_session(workplace: Any) -> None:
@@ -101,7 +99,7 @@ async def test_a_server_ends_with_its_session(workplace: Any) -> None:
 
 async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None:
     async with opened(workplace, [_STDIO]):
-        call = asyncio.create_task(workplace.call("mcp__my_server___large"))
+        call = asyncio.create_task(workplace.call("mcp__my_server___wait"))
         await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -106,7 +106,7 @@ class Connection:
             raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """End the server, or the connection to it; as `mcp` takes it, for were the task cancelled, a server would stay."""
+        """End the server, or the connection to it. Were the task itself cancelled, `mcp` would leave the server."""
         if self._scope is not None:
             self._scope.cancel()
         if self._task is not None:
