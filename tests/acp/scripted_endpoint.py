@@ -78,6 +78,7 @@ class ScriptedEndpoint:
     def __init__(self, *script: Say | Refuse, models: Any = None) -> None:
         self.script = list(script)
         self.models = models if models is not None else {"object": "list", "data": [{"id": "scripted"}]}
+        self.routes = set(_ENCODERS)
         self.asked: list[Asked] = []
         self.holding = asyncio.Event()  # an answer is being held
         self.hung_up = asyncio.Event()  # and its client is gone
@@ -105,6 +106,8 @@ class ScriptedEndpoint:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if request.path not in self.routes:
+            return _refusal(Refuse(404, "404 page not found"))
         if not body:
             return _refusal(Refuse(400, {"error": {"message": "model is required"}}))
         self.asked.append(Asked(request.path, body, {name.lower(): value for name, value in request.headers.items()}))

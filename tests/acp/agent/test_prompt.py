@@ -1,0 +1,76 @@
+"""The system prompt: what is in it, and what a project may put there."""
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from helexa.acp.agent.prompt import MOST_NOTES, read_notes, system_prompt
+from helexa.acp.config import Endpoint, Settings
+from helexa.acp.host.local import LocalHost
+from helexa.acp.tools.tool import ToolContext
+
+
+def context(cwd: Path, **more) -> ToolContext:
+    settings = Settings(endpoints=(Endpoint(name="e", base_url="http://e/v1"),), default_endpoint="e", **more)
+    return ToolContext("s", cwd, (cwd, cwd / "more"), cwd / "plans", LocalHost(), settings)
+
+
+async def test_a_projects_notes_are_read_from_its_root_down(tmp_path):
+    (tmp_path / "AGENTS.md").write_text("not of the project")
+    root = tmp_path / "project"
+    inner = root / "a" / "b"
+    inner.mkdir(parents=True)
+    (root / ".git").mkdir()
+    (root / "AGENTS.md").write_text("of the root")
+    (root / "CLAUDE.md").write_text("passed over")
+    (root / "a" / "CLAUDE.md").write_text("of a")
+    (inner / "AGENTS.md").write_text("of b")
+    notes = await read_notes(context(inner))
+    assert notes.index("of the root") < notes.index("of a") < notes.index("of b")
+    assert "not of the project" not in notes
+    assert "passed over" not in notes
+
+
+async def test_without_a_repository_only_the_folder_counts(tmp_path):
+    (tmp_path / "AGENTS.md").write_text("above")
+    (tmp_path / "work").mkdir()
+    assert await read_notes(context(tmp_path / "work")) == ""
+
+
+async def test_notes_are_bounded_and_lead_nowhere_else(tmp_path):
+    (tmp_path / "secret").write_text("hush")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "AGENTS.md").symlink_to(tmp_path / "secret")
+    assert "hush" not in await read_notes(context(work))
+    (work / "AGENTS.md").unlink()
+    (work / "AGENTS.md").write_bytes(b"\xff" + b"x" * 10 * MOST_NOTES)
+    notes = await read_notes(context(work))
+    assert len(notes) < 2 * MOST_NOTES
+    assert "the file is longer" in notes
+    (work / "AGENTS.md").unlink()
+    (work / "AGENTS.md").mkdir()
+    (work / "CLAUDE.md").symlink_to("AGENTS.md")
+    assert await read_notes(context(work)) == ""
+
+
+@pytest.mark.parametrize("mode", ["default", "acceptEdits", "plan", "bypassPermissions"])
+def test_it_says_where_and_how(tmp_path, mode):
+    place = context(tmp_path)
+    prompt = system_prompt(place.settings, place, mode, "be kind")
+    assert str(tmp_path) in prompt
+    assert str(tmp_path / "more") in prompt
+    assert datetime.date.today().isoformat() in prompt
+    assert "be kind" in prompt
+    assert (str(tmp_path / "plans") in prompt) == (mode == "plan")
+    assert "{" not in prompt
+
+
+def test_the_users_own_prompt_comes_in_its_place(tmp_path):
+    file = tmp_path / "prompt.md"
+    file.write_text("You are {cwd}'s poet. {not} a field")
+    place = context(tmp_path, system_prompt_path=file)
+    prompt = system_prompt(place.settings, place, "default", "")
+    assert prompt.startswith(f"You are {tmp_path}'s poet. {{not}} a field")
+    assert "coding agent" not in prompt
