@@ -20,7 +20,7 @@ from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
-MODELS_PATIENCE_S, MODELS_NEED_S = 2.0, 10.0
+MODELS_PATIENCE_S, MODELS_NEED_S = 5.0, 10.0
 MODELS_LIMIT_S = 30.0
 MODELS_FRESH_S = 60.0
 _MOST_FAULTS = 3
