@@ -276,7 +276,7 @@ async def agent_in_memory(settings: Settings | Callable[[], Settings]) -> AsyncI
 
 def settings_for(url: str, home: Path, **more: Any) -> Settings:
     """The configuration with one endpoint."""
-    endpoint = Endpoint(name="default", base_url=url, default_model="scripted", **more)
+    endpoint = Endpoint(**{"name": "default", "base_url": url, "default_model": "scripted"} | more)
     return Settings(endpoints=(endpoint,), default_endpoint="default", data_dir=home / "data")
 
 

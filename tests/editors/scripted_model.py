@@ -54,6 +54,7 @@ class ScriptedModel:
     Attributes:
         requests: the bodies of what was asked, all wire APIs alike.
         hung_up: one item for each stream whose reader went away.
+        listing: the list of models waits for it.
     """
 
     def __init__(self, *answers: Answer | Script, models: list[dict[str, Any]] | None = None) -> None:
@@ -62,6 +63,8 @@ class ScriptedModel:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up: asyncio.Queue[float] = asyncio.Queue()
+        self.listing = asyncio.Event()
+        self.listing.set()
         self.url = ""
 
     @asynccontextmanager
@@ -89,6 +92,7 @@ class ScriptedModel:
         return answer if isinstance(answer, Answer) else answer(self.requests)
 
     async def _list(self, request: web.Request) -> web.Response:
+        await self.listing.wait()
         return web.json_response({"object": "list", "data": self.models})
 
     async def _stream(

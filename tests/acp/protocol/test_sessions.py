@@ -223,3 +223,22 @@ async def test_signing_out_ends_sessions_until_one_signs_in(editor: Editor, work
         await editor.ask("authenticate", methodId="magic")
     await editor.ask("authenticate", methodId="configuration")
     assert await editor.ask("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
+
+
+async def test_models_that_are_found_late_are_told_and_taken(
+    model: ScriptedModel, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+):
+    work.mkdir()
+    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_PATIENCE_S", 0.01)
+    model.listing.clear()
+    model.models = [{"id": "found", "object": "model", "context_length": 20000}]
+    async with agent_in_memory(settings_for(model.url, tmp_path, default_model="helexa/large")) as editor:
+        session = await editor.new(work)
+        prompted = asyncio.create_task(editor.prompt(session, "hi"))
+        await asyncio.sleep(0)
+        assert not model.requests
+        model.listing.set()
+        await prompted
+        update = (await editor.until(lambda: editor.updates(session, "config_option_update")))[-1]
+        assert {option["id"]: option["currentValue"] for option in update["configOptions"]}["model"] == "default:found"
+        assert model.requests[0]["model"] == "found"

@@ -245,6 +245,7 @@ async def test_a_model_that_takes_no_budget_of_thoughts_is_told_how_hard_to_thin
 NO_TOOLS = [
     (400, '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'),
     (400, "registry.ollama.ai/library/gemma:2b does not support tools"),
+    (400, "model 'small' was not made for tools: its chat template has none"),
     (404, "No endpoints found that support tool use"),
     (500, "tools param requires --jinja flag"),
     (422, "body.tools: Extra inputs are not permitted"),

@@ -20,7 +20,7 @@ from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
-MODELS_PATIENCE_S, MODELS_NEED_S = 5.0, 10.0
+MODELS_PATIENCE_S, MODELS_NEED_S = 3.0, 15.0
 MODELS_LIMIT_S = 30.0
 MODELS_FRESH_S = 60.0
 _MOST_FAULTS = 3
@@ -119,6 +119,8 @@ class Agent:
     async def _prompt(self, request: Any) -> Result:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
+        if session.assumed:
+            await asyncio.wait({self._finding}, timeout=MODELS_NEED_S)
         match find_command(parts):
             case None:
                 stopped = await session.prompt(lambda: session.answer(parts))
@@ -202,7 +204,7 @@ class Agent:
         await self._models.refresh(MODELS_LIMIT_S)
         self._found_at = time.monotonic()
         if self._models.listed() != before:
-            await self._sessions.say_options()
+            await self._sessions.models_found()
 
 
 def _parse(model: str, params: Result) -> Any:

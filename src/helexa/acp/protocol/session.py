@@ -32,6 +32,9 @@ class Session:
 
     No update leaves before `release` was called, which is when the client knows the session: what is said until then
     waits. Only a replay comes earlier, as the protocol wants it.
+
+    Attributes:
+        assumed: nobody chose the model; it is the default of what was known of the endpoints.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Session:
         self.models = models
         self.toolbox = toolbox
         self.preferences = preferences
+        self.assumed = False
         self._context = context
         self._permissions = permissions
         self._journal = journal
@@ -129,6 +133,7 @@ class Session:
         """Change choices of the user: `model`, `mode`, `thought_level` or `temperature`; they are remembered."""
         for name, value in changes.items():
             setattr(self.choices, name, value)
+        self.assumed = self.assumed and "model" not in changes
         chosen = Chosen(
             str(self.choices.model), self.choices.mode, self.choices.thought_level, self.choices.temperature
         )

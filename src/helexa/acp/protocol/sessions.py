@@ -61,14 +61,16 @@ class Sessions:
             Refusal: a folder is none, no model is known, or it cannot be saved.
         """
         folders = _folders(cwd, directories)
-        choices = self._choices(SavedSession(Head("", cwd, 0.0)))
+        choices, assumed = self._choices(SavedSession(Head("", cwd, 0.0)))
         id = str(uuid.uuid4())
         try:
             journal = await asyncio.to_thread(self._store.create, id, cwd, directories)
             saved = await asyncio.to_thread(journal.read)
         except StoreError as error:
             raise internal_error(str(error)) from None
-        return await self._add(saved, journal, choices, folders, servers)
+        session = await self._add(saved, journal, choices, folders, servers)
+        session.assumed = assumed
+        return session
 
     async def restore(self, id: str, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
         """Open a saved session again; one that is open is closed first.
@@ -89,7 +91,10 @@ class Sessions:
             raise internal_error(f"the session cannot be read: {error}") from None
         if saved.damaged:
             logger.warning("session %s: %d lines cannot be read", id, saved.damaged)
-        return await self._add(saved, journal, self._choices(saved), folders, servers)
+        choices, assumed = self._choices(saved)
+        session = await self._add(saved, journal, choices, folders, servers)
+        session.assumed = assumed
+        return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionLine], str | None]:
         """A page of the saved sessions, and the cursor of the next one.
@@ -126,34 +131,40 @@ class Sessions:
             except StoreError as error:
                 raise internal_error(str(error)) from None
 
-    async def say_options(self) -> None:
-        """Tell of options that changed for all sessions, e.g. models that were found late."""
+    async def models_found(self) -> None:
+        """Tell all sessions of models that were found late; one that only assumed its model takes the true default."""
+        for session in self._open.values():
+            if session.assumed and (default := self._models.default()) is not None:
+                session.choices.model = default
         await asyncio.gather(*(session.say_options() for session in self._open.values()))
 
     async def close_all(self) -> None:
         """Close every session."""
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
-    def _choices(self, saved: SavedSession) -> Choices:
+    def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
+        """What a session begins with, and whether its model is merely the default."""
         remembered = self._preferences.read(saved.head.cwd)
         chosen = saved.chosen
         model = (chosen.model if chosen else None) or remembered.model
         mode = chosen.mode if chosen else remembered.mode
         thinking = chosen.thought_level if chosen else remembered.thought_level
         wanted = self._models.parse(model) if model else None
-        if wanted is None or wanted.endpoint not in self._models.listed():
+        assumed = wanted is None or wanted.endpoint not in self._models.listed()
+        if assumed:
             wanted = self._models.default()
         if wanted is None:
             reasons = "; ".join(f"{name}: {why}" for name, why in self._models.failures().items())
             raise internal_error(
                 f"no model is known. Set default_model of an endpoint, or HELEXA_ACP_MODEL. {reasons}".strip()
             )
-        return Choices(
+        choices = Choices(
             model=wanted,
             mode=cast(Mode, mode) if config_options.is_mode(mode) else self._settings.default_mode,
             thought_level=cast(ThoughtLevel, thinking) if config_options.is_thought_level(thinking) else "default",
             temperature=chosen.temperature if chosen else remembered.temperature,
         )
+        return choices, assumed
 
     async def _add(
         self,

@@ -42,7 +42,7 @@ _BY_TYPE: dict[str, ErrorKind] = {
 _REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some answer 404 or 500 to what they do not support
 _NO_TOOLS = re.compile(
     r"\btools?\b.*(support|--jinja|--enable-auto-tool-choice|not permitted|not allowed|unknown|unexpected|unrecognized)"
-    r"|(support|unknown|unexpected|unrecognized|extra inputs).*\btools?\b",
+    r"|(support|not made|unknown|unexpected|unrecognized|extra inputs).*\btools?\b",
     re.IGNORECASE,
 )
 _WORDS: dict[ErrorKind, str] = {
