@@ -128,7 +128,7 @@ async def test_a_session_goes_on_in_a_new_process(home: Path) -> None:
     assert "session/resume" in [line.get("method") for line in lines]
     assert updates(lines, "user_message_chunk") == []
     history = json.dumps(model.requests[2]["messages"])
-    for said in ("Mark what is in a.txt.", "Noted.", "one\\\\ntwo", "You said one and two.", "How many?"):
+    for said in ("Mark what is in a.txt.", "Noted.", "one\\ntwo", "You said one and two.", "How many?"):
         assert said in history
 
 
