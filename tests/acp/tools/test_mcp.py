@@ -82,7 +82,7 @@ async def test_servers_that_cannot_be_used_are_told_of(workplace: Any) -> None:
 async def test_a_server_that_never_answers_is_not_waited_for(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp, "_START_SECONDS", 0.1)
     marker = workplace.folder / "pid"
-    async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; exec cat >/dev/null"))]):
+    async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
         assert workplace.box.warnings == ("The MCP server mute cannot be used: it did not start within 0.1 s",)
     assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
