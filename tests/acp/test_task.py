@@ -255,6 +255,12 @@ async def test_a_prompt_may_have_pictures_links_and_files(tmp_path: Path, work: 
         sent = str(model.requests[0]["messages"])
         for part in ("data:image/png;base64,aGk=", f"[a b.py]({work}/a b.py)", "The shpo", f"{work}/notes.md"):
             assert part in sent
-        for bad in ([], [{"type": "text", "text": " "}], [{"type": "audio", "mimeType": "audio/wav", "data": "aGk="}]):
+        picture = {"type": "image", "mimeType": "image/png", "data": "no base64!"}
+        for bad in (
+            [picture],
+            [],
+            [{"type": "text", "text": " "}],
+            [{"type": "audio", "mimeType": "audio/wav", "data": "aGk="}],
+        ):
             _, waiting = editor.start("session/prompt", sessionId=session, prompt=bad)
             assert (await waiting)["error"]["code"] == -32602

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from acp import schema, text_block
+from acp import schema
 from acp.client.connection import ClientSideConnection
 from acp.exceptions import RequestError
 
@@ -56,7 +56,9 @@ async def test_a_session_from_its_start_to_its_end(tmp_path: Path):
         session = await agent.new_session(cwd=str(tmp_path), mcp_servers=[])
         modes = await agent.set_session_mode(mode_id="default", session_id=session.session_id)
         assert modes is not None
-        answer = await agent.prompt(prompt=[text_block("go")], session_id=session.session_id)
+        answer = await agent.prompt(
+            prompt=[schema.TextContentBlock(type="text", text="go")], session_id=session.session_id
+        )
         assert answer.stop_reason == "end_turn"
         assert (tmp_path / "a.txt").read_text() == "two\n"
         kinds = {update.session_update for update in client.updates}

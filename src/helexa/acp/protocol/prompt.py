@@ -1,5 +1,6 @@
 """What the user sends, as parts of a message."""
 
+import binascii
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -46,6 +47,10 @@ def _resource(resource: Any) -> Part:
 def _image(mime_type: str, data: str, uri: str | None) -> Image:
     if mime_type not in IMAGE_TYPES:
         raise invalid_params(f"an image must be one of {', '.join(IMAGE_TYPES)}")
+    try:
+        binascii.a2b_base64(data, strict_mode=True)
+    except ValueError:
+        raise invalid_params("an image must be base64") from None
     return Image(mime_type, data, uri)
 
 

@@ -70,6 +70,7 @@ class Session:
         self._send = send
         self._released = asyncio.Event()
         self._turn: asyncio.Task[StopReason] | None = None
+        self._given_up: asyncio.Future[None] | None = None
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -173,12 +174,13 @@ class Session:
         while self.busy:
             await self.cancel()
         self._turn = turn = asyncio.ensure_future(work())
+        self._given_up = given_up = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({turn})
+            await asyncio.wait({turn, given_up}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.cancel()
             raise
-        if turn.cancelled():
+        if turn.cancelled() or not turn.done():
             return "cancelled"
         match turn.exception():
             case None:
@@ -213,10 +215,16 @@ class Session:
         )
 
     async def cancel(self) -> None:
-        """End the turn that runs, if one does, and wait until it has ended."""
-        if self._turn is not None and not self._turn.done():
-            self._turn.cancel()
-            await asyncio.wait({self._turn}, timeout=MOST_CANCEL_S)
+        """End the turn that runs, if one does, and wait until it has ended; one that does not end is left behind."""
+        turn, given_up = self._turn, self._given_up
+        if turn is None or turn.done():
+            return
+        turn.cancel()
+        _, running = await asyncio.wait({turn}, timeout=MOST_CANCEL_S)
+        if running and given_up is not None and not given_up.done():
+            logger.error("a turn of session %s does not end", self.id)
+            given_up.set_result(None)
+            self._turn = None
 
     async def close(self) -> None:
         """End what runs, and the tools."""
