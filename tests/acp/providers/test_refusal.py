@@ -6,7 +6,7 @@ from helexa.acp.providers.refusal import LONGEST_MESSAGE, refusal
 
 
 def read(status, body, headers=None):
-    return refusal("home", status, body, headers or {}, "sk-secret")
+    return refusal("home", status, body, headers or {}, ["sk-secret", ""])
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,8 @@ def test_the_sentence_names_the_endpoint_quotes_the_server_and_keeps_secrets():
     message = read(400, {"error": {"message": "bad\nkey sk-secret " + "x" * 9999}}).message
     assert message.startswith("home refused the request: bad key *** xxx")
     assert len(message) < LONGEST_MESSAGE + 50
+    named = {"error": {"message": "not for this model", "param": "reasoning_effort"}}
+    assert read(400, named).message.endswith("not for this model (reasoning_effort)")
     assert read(502, "<html>").message == "home cannot answer for the moment (HTTP 502)"
 
 

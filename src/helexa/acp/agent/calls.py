@@ -90,18 +90,24 @@ class Calls:
         """Run them all. What a call does wrong becomes its result; only CancelledError leaves."""
         rest = list(calls)
         while rest:
-            count = next((index for index, call in enumerate(rest) if not self._only_reads(call)), len(rest))
-            batch, rest = rest[: min(count, MOST_AT_ONCE) or 1], rest[min(count, MOST_AT_ONCE) or 1 :]
+            reading = next((index for index, call in enumerate(rest) if not self._only_reads(call)), len(rest))
+            size = min(max(reading, 1), MOST_AT_ONCE)
+            batch, rest = rest[:size], rest[size:]
             async with asyncio.TaskGroup() as group:
                 for call in batch:
                     group.create_task(self._run(call))
 
-    async def cancel(self, calls: Sequence[Call]) -> None:
-        """Give those that have not ended a result that says so."""
+    def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
+        """Give those that have not ended a result that says so; what is to be told of them."""
+        untold: list[CallChanged] = []
         for call in calls:
-            if call.message.id not in self.results:
-                shown = (*self._card(call).content, Text(CANCELLED))
-                await self._end(call, ToolOutcome(CANCELLED, failed=True, shown=shown))
+            id, card = call.message.id, self._card(call)
+            if id not in self.results:
+                card = msgspec.structs.replace(card, content=(*card.content, Text(CANCELLED)))
+                self.results[id] = ToolResult(id, CANCELLED, failed=True, card=card)
+                if call.started or id in self._cards:
+                    untold.append(CallChanged(id, "failed", card, output=CANCELLED))
+        return untold
 
     def _only_reads(self, call: Call) -> bool:
         if call.tool is None or call.arguments is None:

@@ -74,8 +74,10 @@ class Round:
         try:
             await running.run(self.calls)
         except asyncio.CancelledError:
-            await running.cancel(self.calls)
+            untold = running.cancel(self.calls)
             await self._commit(running.results)
+            for event in untold:
+                await self._turn.emit(event)
             raise
         await self._commit(running.results)
 

@@ -40,11 +40,19 @@ class Question:
         self._max_tokens = MAX_TOKENS
 
     def request(self, provider: Provider) -> ModelRequest:
-        """The next request."""
+        """The next request.
+
+        Raises:
+            ProviderError: the user's own system prompt cannot be read.
+        """
         turn, choices = self._turn, self._turn.choices
         card = turn.models.card(choices.model)
         tools = [ToolSpec(tool.name, tool.description, tool.schema) for tool in turn.toolbox.tools(choices.mode)]
-        system = system_prompt(turn.settings, turn.context, choices.mode, self._notes)
+        try:
+            system = system_prompt(turn.settings, turn.context, choices.mode, self._notes)
+        except (OSError, UnicodeDecodeError) as error:
+            path = turn.settings.system_prompt_path
+            raise ProviderError("invalid", f"The system prompt {path} cannot be read: {error}") from error
         self._context = min(filter(None, (card.context, self._most)), default=None)
         self._max_tokens = _max_tokens(provider, card, self._context)
         messages: Sequence[Message] = visible(turn.conversation.messages)

@@ -36,6 +36,7 @@ class Connection:
     def __init__(self, endpoint: Endpoint, sdk: Any) -> None:
         self._endpoint = endpoint
         self._sdk = sdk
+        self._secrets = (endpoint.api_key or "", *endpoint.headers.values())
         self._client = getattr(sdk, _CLASSES[sdk.__name__])(
             api_key=endpoint.api_key
             or _PLACEHOLDER,  # without one the SDK would take another service's from the environment
@@ -101,10 +102,9 @@ class Connection:
         try:
             yield
         except sdk.APIStatusError as error:
-            secret = self._endpoint.api_key
             status = error.status_code
             body = error.body if status < 300 else _json(error.response.content)
-            raise refusal(name, status, body, error.response.headers, secret) from error
+            raise refusal(name, status, body, error.response.headers, self._secrets) from error
         except (sdk.APITimeoutError, httpx2.TimeoutException) as error:
             raise ProviderError(
                 "interrupted" if begun() else "unavailable", f"{name} did not answer in time"
@@ -118,7 +118,7 @@ class Connection:
                 raise ProviderError("interrupted", f"{name} broke off in the middle of the answer") from error
             raise ProviderError("unavailable", f"{name} cannot be reached at {self._endpoint.base_url}") from error
         except sdk.APIError as error:  # an error event within a stream
-            raise refusal(name, 200, error.body or error.message, {}, self._endpoint.api_key) from error
+            raise refusal(name, 200, error.body or error.message, {}, self._secrets) from error
         except (ValueError, httpx2.InvalidURL) as error:
             raise ProviderError("invalid", f"{name} sent something that is no answer of this API") from error
 

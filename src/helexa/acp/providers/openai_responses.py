@@ -104,7 +104,7 @@ class ResponseReader:
             self._end(object_of(event.get("response")))
         elif kind in ("response.failed", "error"):
             response = object_of(event.get("response"))
-            raise refusal(self._endpoint, 200, {"error": response.get("error") or event}, {}, None)
+            raise refusal(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
         """As `Reader` says."""

@@ -4,7 +4,7 @@ import email.utils
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from helexa.acp.providers.provider import ErrorKind, ProviderError
@@ -57,7 +57,7 @@ _WORDS: dict[ErrorKind, str] = {
 }
 
 
-def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], secret: str | None) -> ProviderError:
+def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], secrets: Iterable[str]) -> ProviderError:
     """A refusal as an error that can be acted upon.
 
     Args:
@@ -65,15 +65,18 @@ def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], s
         status: of HTTP; 200 where the refusal came within a stream.
         body: JSON, or text where it was none.
         headers: of the answer, lower case.
-        secret: what must not be quoted, should the server echo it.
+        secrets: what must not be quoted, should the server echo it.
     """
     error = _error(body)
     message = _message(error, body)
     codes = [code for key in ("code", "type") if isinstance(code := error.get(key), str)]
     kind = _kind(status, codes, message)
     words = f"{endpoint} {_WORDS[kind]}"
+    parameter = error.get("param")
+    if isinstance(parameter, str) and parameter not in message:
+        message = f"{message} ({parameter})".strip()
     if message:
-        words += f": {_quoted(message, secret)}"
+        words += f": {_quoted(message, secrets)}"
     elif status >= 300:
         words += f" (HTTP {status})"
     return ProviderError(
@@ -160,8 +163,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
-def _quoted(message: str, secret: str | None) -> str:
-    if secret:
+def _quoted(message: str, secrets: Iterable[str]) -> str:
+    for secret in filter(None, secrets):
         message = message.replace(secret, "***")
     line = " ".join(message.split())
     return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
