@@ -248,7 +248,6 @@ NO_TOOLS = [
     (400, "model 'small' was not made for tools: its chat template has none"),
     (404, "No endpoints found that support tool use"),
     (500, "tools param requires --jinja flag"),
-    (400, "model 'helexa/small' was not made for tools: its chat template has none"),
     (422, "body.tools: Extra inputs are not permitted"),
 ]
 
