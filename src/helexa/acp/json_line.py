@@ -15,6 +15,15 @@ def encode(value: Any) -> bytes:
         return _encoder.encode(_whole(msgspec.to_builtins(value))) + b"\n"
 
 
+def sendable(value: Any) -> Any:
+    """The value, if need be without the halves of pairs that would keep it from being sent."""
+    try:
+        _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _whole(msgspec.to_builtins(value))
+    return value
+
+
 def _whole(value: Any) -> Any:
     match value:
         case str():

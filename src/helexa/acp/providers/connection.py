@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import httpx2
 
 from helexa.acp.config import Endpoint
+from helexa.acp.json_line import sendable
 from helexa.acp.providers.provider import ProviderError
 from helexa.acp.providers.refusal import refusal
 from helexa.acp.providers.wire import Json
@@ -55,7 +56,7 @@ class Connection:
         with self._failures(lambda: begun):
             stream = await self._client.post(
                 path,
-                body=body,
+                body=sendable(body),
                 cast_to=object,
                 options={"headers": headers},
                 stream=True,
