@@ -9,6 +9,7 @@ from scripted_endpoint import APIS, Refuse, Say, ScriptedEndpoint
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.providers import connection
 from helexa.acp.providers.models import open_models
 from helexa.acp.providers.provider import (
     AnswerDelta,
@@ -312,4 +313,26 @@ async def test_a_stream_of_nonsense_is_an_error_and_no_crash(api):
     endpoint.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     async with server, provider(endpoint, api) as model:
         with pytest.raises(ProviderError, match="no answer of this API"):
+            await ask(model)
+
+
+@every_api
+@pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
+async def test_what_never_ends_is_cut(api, status, monkeypatch):
+    monkeypatch.setattr(connection, "MOST_BYTES", 1 << 20)
+
+    async def endless(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-type: text/event-stream\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b": nothing\n\n" * 1000)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    endpoint = ScriptedEndpoint()
+    endpoint.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with server, provider(endpoint, api) as model:
+        with pytest.raises(ProviderError, match="sent more than 1 MiB"):
             await ask(model)
