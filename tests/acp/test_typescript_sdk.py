@@ -178,19 +178,19 @@ async def test_a_cancel_while_the_user_is_asked_ends_the_turn(project: Path) -> 
 
 
 async def test_what_the_client_refuses_is_a_failed_tool_and_no_failed_prompt(project: Path) -> None:
+    refused = {"write": "fs/write_text_file", "read": "fs/read_text_file", "shell": "terminal/output"}
     calls = (
-        Call("write_file", {"path": "b.txt", "content": "b"}, "fs/write_text_file"),
-        Call("read_file", {"path": "a.txt"}, "fs/read_text_file"),
-        Call("bash", {"command": "true"}, "terminal/output"),
+        Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
+        Call("read_file", {"path": "a.txt"}, "read"),
+        Call("bash", {"command": "true"}, "shell"),
     )
-    refused = [call.id for call in calls]
     model = ScriptedModel(Answer(calls=calls), Answer("Never mind."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
     async with model.serving():
-        seen = await drive(model.url, project, new, prompt(0, "Go."), refuse=refused)
+        seen = await drive(model.url, project, new, prompt(0, "Go."), refuse=list(refused.values()))
     assert of(seen, "session/prompt")[0]["stopReason"] == "end_turn"
-    for method in refused:
-        assert statuses(seen, method)[-1] == "failed"
+    for call, method in refused.items():
+        assert statuses(seen, call)[-1] == "failed"
         assert f"no {method} today" in asked_of_model(model.requests[1])
     assert len(of(seen, "terminal/release")) == 1
 
