@@ -44,7 +44,7 @@ async def _compact(session: Session, rest: str) -> StopReason:
     from helexa.acp.agent.compaction import compact
 
     done = await compact(session.turn(), rest)
-    return await _say(session, "The conversation is summed up." if done else "There is nothing to sum up yet.")
+    return await _say(session, "The conversation is summed up." if done else "Nothing was summed up.")
 
 
 async def _model(session: Session, rest: str) -> StopReason:

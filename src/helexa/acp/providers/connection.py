@@ -23,7 +23,7 @@ IDLE_SECONDS = 600.0
 """Without a byte. Long, as a gateway may be loading the model."""
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
-_PLACEHOLDER = "none"
+_PLACEHOLDER = "none"  # without a key the SDKs would take another service's from the environment; it is never sent
 _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 
@@ -39,8 +39,7 @@ class Connection:
         self._sdk = sdk
         self._secrets = (endpoint.api_key or "", *endpoint.headers.values())
         self._client = getattr(sdk, _CLASSES[sdk.__name__])(
-            api_key=endpoint.api_key
-            or _PLACEHOLDER,  # without one the SDK would take another service's from the environment
+            api_key=endpoint.api_key or _PLACEHOLDER,
             base_url=endpoint.base_url,
             max_retries=0,
             http_client=_http_client(endpoint, f"{sdk.__name__.upper()}_CUSTOM_HEADERS"),
