@@ -22,6 +22,7 @@ app = App(
 app.command("helexa.cli.up:up", help="Start one neuron and one cortex on this machine.")
 app.command("helexa.cli.chat:chat", help="Chat with a model, or ask it for one answer.")
 app.command("helexa.cli.ps:ps", help="List the models of the fleet and how busy they are.")
+app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, judge it and show it.")
 app.command("helexa.cli.status:status", help="Say in words how the gateway and its nodes are.")
 app.command("helexa.acp.cli:serve", name="acp", help="Be the coding agent of an editor, on stdin and stdout.")
 

@@ -1,0 +1,1 @@
+"""The benchmark room: measures every build of every node, remembers, judges and shows."""

@@ -1,0 +1,39 @@
+"""The `helexa-bench` command, also `helexa bench`: one file per verb, imported only when that verb is used."""
+
+import sys
+from typing import NoReturn
+
+from cyclopts import App
+
+from helexa import __version__
+from helexa.core.errors import HelexaError
+
+_VERBS = "helexa.bench.commands"
+
+
+def create_app(name: str) -> App:
+    """The command line under this name."""
+    app = App(
+        name=name,
+        version=f"helexa-bench {__version__}",
+        help="Measure every build of every node, remember it, judge it and show it.",
+        result_action="return_value",
+    )
+    app.command(f"{_VERBS}.score:score", help="Say what a run's artifact is worth.")
+    return app
+
+
+app = create_app("bench")
+"""As `helexa bench`."""
+
+
+def main() -> NoReturn:
+    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        code = create_app("helexa-bench")() or 0
+    except KeyboardInterrupt:
+        code = 130
+    except HelexaError as error:
+        print(f"helexa-bench: {error}", file=sys.stderr)
+        code = getattr(error, "exit_code", 1)
+    sys.exit(code)

@@ -1,0 +1,36 @@
+"""`helexa-bench score`."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+
+from helexa.bench.commands.settings import ConfigPath, database
+
+
+def score(
+    *,
+    id: int,
+    score: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=1))],
+    scorer: str = "manual",
+    db: Path | None = None,
+    config: ConfigPath = None,
+) -> None:
+    """Say what a run's artifact is worth.
+
+    Args:
+        id: The run.
+        score: From 0 to 1.
+        scorer: Who says so; each scorer has one say.
+        db: The database, instead of the configured one.
+        config: The configuration file.
+    """
+    from helexa.bench.store.database import StoreError
+    from helexa.bench.store.store import Store
+
+    path = database(db, config)
+    if not path.exists():
+        raise StoreError(f"{path}: no such file; nothing has been measured yet")
+    with Store(path) as store:
+        store.score(id, score, scorer)
+    print(f"run {id}: {scorer} gives {score:g}")

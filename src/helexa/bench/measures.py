@@ -1,0 +1,361 @@
+"""What the numbers mean: every definition, in one place, and nothing but arithmetic.
+
+Moments are seconds on the client's monotonic clock. t0 is just before a request's bytes are sent. Chunks c1 to ck carry
+text, reasoning or tool calls that are not empty. n is the number of completion tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from helexa.bench.record import RequestRecord
+
+P99_MIN_SAMPLES = 100
+"""With fewer, a 99th percentile is the maximum by another name, and is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A measure as it is shown.
+
+    Attributes:
+        name: its column in `run`.
+        unit: `s`, `tok/s`, `1/s`, `tokens`, or empty for a share.
+        better: which direction is an improvement.
+        definition: one sentence, for the page of methods, the API and the docs.
+    """
+
+    name: str
+    title: str
+    unit: str
+    better: Literal["lower", "higher"]
+    definition: str
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("ttft_s", "TTFT", "s", "lower", "Time to first token: t(c1) - t0."),
+        Metric(
+            "ttfo_s",
+            "TTFO",
+            "s",
+            "lower",
+            "Time to first output: from t0 to the first chunk that is not reasoning.",
+        ),
+        Metric(
+            "tpot_s",
+            "TPOT",
+            "s",
+            "lower",
+            "Time per output token: (e2e - ttft) / (n - 1); needs n of 2 or more.",
+        ),
+        Metric(
+            "ntpot_s",
+            "NTPOT",
+            "s",
+            "lower",
+            "Normalised time per output token: e2e / n.",
+        ),
+        Metric(
+            "icl_s",
+            "ICL",
+            "s",
+            "lower",
+            "Inter-chunk latency: time between two chunks. A chunk may hold several tokens.",
+        ),
+        Metric(
+            "itl_s",
+            "ITL",
+            "s",
+            "lower",
+            "Inter-token latency: the same for each token, only where the server counts tokens with each chunk.",
+        ),
+        Metric("e2e_s", "E2E", "s", "lower", "Time to the last token: t(ck) - t0."),
+        Metric(
+            "output_tps_user",
+            "Decode rate",
+            "tok/s",
+            "higher",
+            "Tokens per second that one user sees: 1 / tpot.",
+        ),
+        Metric(
+            "output_tps",
+            "Throughput",
+            "tok/s",
+            "higher",
+            "Tokens per second of the whole system: sum of n over all requests, divided by last end - first start.",
+        ),
+        Metric(
+            "prefill_tps",
+            "Prefill rate",
+            "tok/s",
+            "higher",
+            "Prompt tokens that were not cached, per second of the server's prefill; where it does not say how long "
+            "that took, per second of ttft (flagged as estimated).",
+        ),
+        Metric(
+            "queue_s",
+            "Queue",
+            "s",
+            "lower",
+            "Time waited at the server: as it says, else ttft - prefill.",
+        ),
+        Metric(
+            "client_queue_s",
+            "Client queue",
+            "s",
+            "lower",
+            "How late the client sent what was scheduled: t0 - scheduled.",
+        ),
+        Metric(
+            "scheduled_ttft_s",
+            "TTFT from schedule",
+            "s",
+            "lower",
+            "t(c1) - scheduled: what a user of an open loop waits, however late the client was.",
+        ),
+        Metric("scheduled_e2e_s", "E2E from schedule", "s", "lower", "t(ck) - scheduled."),
+        Metric(
+            "goodput_rps",
+            "Goodput",
+            "1/s",
+            "higher",
+            "Requests that met every objective, divided by last end - first start.",
+        ),
+        Metric(
+            "goodput_share",
+            "Goodput share",
+            "",
+            "higher",
+            "The same as a share of all requests that were issued; errors and refusals count as bad.",
+        ),
+        Metric("load_s", "Load", "s", "lower", "Time from the order to load a model until it was loaded."),
+        Metric("unload_s", "Unload", "s", "lower", "Time from the order to unload a model until it was gone."),
+        Metric(
+            "release_s",
+            "Release",
+            "s",
+            "lower",
+            "Time from the client's hanging up until the server counted the request no longer.",
+        ),
+        Metric("score", "Score", "", "higher", "Share of the checks of an answer that it passed."),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A sample's summary; percentiles are linear between ranks (numpy's default). `p99` needs 100 values."""
+
+    n: int
+    mean: float
+    min: float
+    max: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service level objectives: a request that meets all that are set is good. From the schedule, in an open loop."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMeasures:
+    """The measures of one request; None where they do not exist.
+
+    Attributes:
+        estimated: its tokens were counted by chunks, not reported.
+        prefill_estimated: `prefill_tps` comes from the client's clock.
+    """
+
+    ttft_s: float | None
+    ttfo_s: float | None
+    e2e_s: float | None
+    tpot_s: float | None
+    ntpot_s: float | None
+    output_tps_user: float | None
+    prefill_tps: float | None
+    queue_s: float | None
+    client_queue_s: float
+    scheduled_ttft_s: float | None
+    scheduled_e2e_s: float | None
+    completion_tokens: int
+    estimated: bool
+    prefill_estimated: bool
+    icl_s: list[float] = field(default_factory=list[float])
+    itl_s: list[float] = field(default_factory=list[float])
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeasures:
+    """The measures of one sample.
+
+    Attributes:
+        requests: all that were issued; the next five say how they ended.
+        distributions: by metric, of the requests that were answered in full.
+        totals: by metric, of the sample as a whole: `output_tps`, `goodput_rps`, `goodput_share`.
+        estimated: some of its tokens were counted by chunks.
+        prefill_estimated: some prefill rates come from the client's clock.
+    """
+
+    requests: int
+    completed: int
+    rejected: int
+    timed_out: int
+    failed: int
+    incomplete: int
+    distributions: dict[str, Distribution]
+    totals: dict[str, float]
+    estimated: bool
+    prefill_estimated: bool
+
+
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Summarise; None without values."""
+    sample = np.asarray(list(values), dtype=np.float64)
+    if not sample.size:
+        return None
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(sample, [50, 90, 95, 99]))
+    return Distribution(
+        n=sample.size,
+        mean=float(sample.mean()),
+        min=float(sample.min()),
+        max=float(sample.max()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99 if sample.size >= P99_MIN_SAMPLES else None,
+    )
+
+
+def measure(record: RequestRecord) -> RequestMeasures:
+    """The measures of one request, however it ended."""
+    deltas, t0 = record.deltas, record.sent
+    first = deltas[0].at if deltas else None
+    last = deltas[-1].at if deltas else None
+    visible = next((delta.at for delta in deltas if delta.kind != "reasoning"), None)
+    reported = record.completion_tokens
+    n = len(deltas) if reported is None else reported
+    ttft, ttfo, e2e = _since(t0, first), _since(t0, visible), _since(t0, last)
+    tpot = (e2e - ttft) / (n - 1) if ttft is not None and e2e is not None and n >= 2 else None
+    prefill_tps, prefill_estimated = _prefill_rate(record, ttft)
+    return RequestMeasures(
+        ttft_s=ttft,
+        ttfo_s=ttfo,
+        e2e_s=e2e,
+        tpot_s=tpot,
+        ntpot_s=e2e / n if e2e is not None and n else None,
+        output_tps_user=1 / tpot if tpot else None,
+        prefill_tps=prefill_tps,
+        queue_s=_queue(record, ttft),
+        client_queue_s=t0 - record.scheduled,
+        scheduled_ttft_s=_since(record.scheduled, first),
+        scheduled_e2e_s=_since(record.scheduled, last),
+        completion_tokens=n,
+        estimated=reported is None and bool(deltas),
+        prefill_estimated=prefill_estimated,
+        icl_s=[after.at - before.at for before, after in pairwise(deltas)],
+        itl_s=_token_gaps(record),
+    )
+
+
+def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None = None) -> RunMeasures:
+    """The measures of a sample's requests; latencies are those of requests that were answered in full."""
+    measured = [(record, measure(record)) for record in records]
+    done = [measures for record, measures in measured if record.status == "ok"]
+    count = {status: sum(record.status == status for record in records) for status in _STATUSES}
+    columns = {name: [v for m in done if (v := getattr(m, name)) is not None] for name in _PER_REQUEST}
+    columns["icl_s"] = [gap for m in done for gap in m.icl_s]
+    columns["itl_s"] = [gap for m in done for gap in m.itl_s]
+    totals: dict[str, float] = {}
+    span = max((r.ended for r in records), default=0.0) - min((r.sent for r in records), default=0.0)
+    if span > 0:
+        totals["output_tps"] = sum(m.completion_tokens for _, m in measured) / span
+    if objectives is not None and records:
+        good = sum(record.status == "ok" and _is_good(m, objectives) for record, m in measured)
+        totals["goodput_share"] = good / len(records)
+        if span > 0:
+            totals["goodput_rps"] = good / span
+    return RunMeasures(
+        requests=len(records),
+        completed=count["ok"],
+        rejected=count["rejected"],
+        timed_out=count["timeout"],
+        failed=count["error"],
+        incomplete=count["incomplete"],
+        distributions={name: found for name, values in columns.items() if (found := distribution(values))},
+        totals=totals,
+        estimated=any(m.estimated for _, m in measured),
+        prefill_estimated=any(m.prefill_estimated for m in done),
+    )
+
+
+_STATUSES = ("ok", "rejected", "timeout", "error", "incomplete")
+_PER_REQUEST = (
+    "ttft_s",
+    "ttfo_s",
+    "e2e_s",
+    "tpot_s",
+    "ntpot_s",
+    "output_tps_user",
+    "prefill_tps",
+    "queue_s",
+    "client_queue_s",
+    "scheduled_ttft_s",
+    "scheduled_e2e_s",
+)
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else moment - start
+
+
+def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:
+    """Tokens per second, and whether the time is the client's."""
+    if record.prompt_tokens is None:
+        return None, False
+    computed = record.prompt_tokens - (record.cached_tokens or 0)
+    seconds = record.prefill_s or ttft
+    if computed <= 0 or not seconds:
+        return None, False
+    return computed / seconds, not record.prefill_s
+
+
+def _queue(record: RequestRecord, ttft: float | None) -> float | None:
+    if record.queue_s is not None:
+        return record.queue_s
+    if ttft is None or record.prefill_s is None:
+        return None
+    return max(ttft - record.prefill_s, 0.0)
+
+
+def _token_gaps(record: RequestRecord) -> list[float]:
+    """Time between tokens, where the server counts them with each chunk: those of one chunk share its gap evenly."""
+    gaps: list[float] = []
+    for before, after in pairwise(record.deltas):
+        if before.tokens is None or after.tokens is None:
+            return []
+        tokens = after.tokens - before.tokens
+        if tokens > 0:
+            gaps += [(after.at - before.at) / tokens] * tokens
+    return gaps
+
+
+def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
+    pairs = (
+        (measures.scheduled_ttft_s, objectives.ttft_s),
+        (measures.tpot_s, objectives.tpot_s),
+        (measures.scheduled_e2e_s, objectives.e2e_s),
+    )
+    return all(limit is None or value is None or value <= limit for value, limit in pairs)

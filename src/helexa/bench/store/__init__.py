@@ -1,0 +1,1 @@
+"""What was measured, in SQLite: one process writes, any number read."""

@@ -1,0 +1,114 @@
+"""The file: how it is opened, for the one writer and for readers, and how its schema grows."""
+
+import re
+import sqlite3
+from importlib import resources
+from pathlib import Path
+
+from helexa.core.errors import HelexaError
+
+_BUSY_TIMEOUT_SECS = 10.0
+_NUMBERED = re.compile(r"(\d{4})\.sql")
+
+
+class StoreError(HelexaError):
+    """The database cannot be opened, or is of a newer helexa."""
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """Open the file, making it if need be, and bring its schema up to date.
+
+    Raises:
+        StoreError: it cannot be opened, is no database, or was written by a newer helexa.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"cannot open {path}: {_reason(error)}") from error
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a sample may have taken minutes
+        connection.execute("PRAGMA foreign_keys = ON")
+        _migrate(connection, path)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, sqlite3.Error):
+            raise StoreError(f"cannot open {path}: {error}") from error
+        raise
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """Open the file to read only, beside a writer if there is one. Any one thread at a time may use the connection.
+
+    Raises:
+        StoreError: it does not exist, is no database, or has another schema than this helexa.
+    """
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            timeout=_BUSY_TIMEOUT_SECS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot open {path}: {error}; has anything been measured yet?") from error
+    try:
+        found = _version(connection)
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreError(f"cannot read {path}: {error}") from error
+    if found != newest():
+        connection.close()
+        raise StoreError(f"{path} has schema {found}, this helexa reads {newest()}; start the writer of this version")
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def newest() -> int:
+    """The schema's version after all migrations."""
+    return _migrations()[-1][0]
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("BEGIN IMMEDIATE")  # two may start at once
+    found = _version(connection)
+    if found > newest():
+        connection.execute("ROLLBACK")
+        raise StoreError(f"{path} was written by a newer helexa (schema {found}, known {newest()}); update this one")
+    for number, script in _migrations():
+        if number > found:
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+    connection.execute("COMMIT")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return connection.execute("PRAGMA user_version").fetchone()[0]
+
+
+def _migrations() -> list[tuple[int, str]]:
+    """Number and script of each, in order."""
+    files = resources.files("helexa.bench.store").joinpath("migrations").iterdir()
+    numbered = ((_NUMBERED.fullmatch(file.name), file) for file in files)
+    return sorted((int(found[1]), file.read_text("utf-8")) for found, file in numbered if found)
+
+
+def _statements(script: str) -> list[str]:
+    """The script's statements; `executescript` would commit what goes before it."""
+    statements: list[str] = []
+    lines: list[str] = []
+    for line in script.splitlines():
+        lines.append(line)
+        if sqlite3.complete_statement(text := "\n".join(lines)):
+            statements.append(text)
+            lines = []
+    return statements
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

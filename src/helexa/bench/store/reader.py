@@ -1,0 +1,190 @@
+"""The reader: typed rows out of a database that another process may be writing."""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from helexa.bench.store import chunks, digest
+from helexa.bench.store.database import open_reader
+from helexa.bench.store.rows import (
+    AlertRow,
+    AnnotationRow,
+    BuildRow,
+    CellRow,
+    HostRow,
+    ModelRow,
+    Reading,
+    RequestRow,
+    RunRow,
+    ScenarioRow,
+    ScoreRow,
+    TargetRow,
+)
+
+RowT = TypeVar("RowT")
+
+_BOOLEANS = {"ok", "estimated", "dirty"}
+_JSON = {"gpus", "facts", "config", "params", "baseline_builds"}
+_RUN_ID_COLUMNS = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
+_NAMES = {
+    "target": "target.name",
+    "target_kind": "target.kind",
+    "hostname": "host.hostname",
+    "engine": "build.engine",
+    "sha": "build.sha",
+    "build_version": "build.version",
+    "model": "model.name",
+    "scenario": "scenario.name",
+    "scenario_kind": "scenario.kind",
+}
+_RUN_SELECT = ", ".join(
+    f"{_NAMES[field.name]} AS {field.name}" if field.name in _NAMES else f"run.{field.name}" for field in fields(RunRow)
+)
+_RUN_FROM = (
+    "run JOIN target ON target.id = target_id JOIN host ON host.id = host_id JOIN build ON build.id = build_id"
+    " JOIN model ON model.id = model_id JOIN scenario ON scenario.id = scenario_id"
+)
+_RUN_FILTERS = {
+    **{name: f"run.{name} = ?" for name in _RUN_ID_COLUMNS},
+    "target": "target.name = ?",
+    "host": "host.hostname = ?",
+    "model": "model.name = ?",
+    "scenario": "scenario.name = ?",
+    "kind": "scenario.kind = ?",
+    "sha": "build.sha = ?",
+    "ok": "run.ok = ?",
+    "since_ms": "run.started_ms >= ?",
+    "before_ms": "run.started_ms < ?",
+}
+
+
+class Reader:
+    """The database, open for reading. One thread at a time may use it."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_reader(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def builds(self) -> list[BuildRow]:
+        """All builds, the one that was first seen first."""
+        return self._rows(BuildRow, "SELECT * FROM build ORDER BY first_seen_ms, id")
+
+    def hosts(self) -> list[HostRow]:
+        """All hosts."""
+        return self._rows(HostRow, "SELECT * FROM host ORDER BY hostname, id")
+
+    def targets(self) -> list[TargetRow]:
+        """All targets."""
+        return self._rows(TargetRow, "SELECT * FROM target ORDER BY name")
+
+    def models(self) -> list[ModelRow]:
+        """All models, one for each configuration."""
+        return self._rows(ModelRow, "SELECT * FROM model ORDER BY name, first_seen_ms, id")
+
+    def scenarios(self) -> list[ScenarioRow]:
+        """All scenarios, one for each set of parameters."""
+        return self._rows(ScenarioRow, "SELECT * FROM scenario ORDER BY kind, name, id")
+
+    def cells(self) -> list[CellRow]:
+        """All cells with what was measured of them."""
+        return self._rows(CellRow, "SELECT * FROM cell_stats ORDER BY first_ms")
+
+    def latest_cells(self) -> list[CellRow]:
+        """Of each target, model and scenario (by name), the cell that was measured last."""
+        return self._rows(CellRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
+
+    def run_count(self) -> int:
+        """How many runs there are."""
+        return self._connection.execute("SELECT count(*) FROM run").fetchone()[0]
+
+    def run(self, run_id: int) -> RunRow | None:
+        """One run."""
+        rows = self._rows(RunRow, f"SELECT {_RUN_SELECT} FROM {_RUN_FROM} WHERE run.id = ?", (run_id,))
+        return rows[0] if rows else None
+
+    def runs(self, *, limit: int = 500, offset: int = 0, **filters: Any) -> list[RunRow]:
+        """Runs, newest first.
+
+        Args:
+            filters: `target`, `host`, `model`, `scenario`, `kind`, `sha` by name; `target_id` and so on; `ok`;
+                `since_ms`, `before_ms`. None means any.
+        """
+        where, values = _where(filters)
+        sql = f"SELECT {_RUN_SELECT} FROM {_RUN_FROM}{where} ORDER BY started_ms DESC, run.id DESC LIMIT ? OFFSET ?"
+        return self._rows(RunRow, sql, (*values, limit, offset))
+
+    def metrics(self, run_id: int) -> dict[str, Any]:
+        """A run's `metrics`: distributions and totals by metric, and what else was kept."""
+        row = self._connection.execute("SELECT metrics FROM run WHERE id = ?", (run_id,)).fetchone()
+        return json.loads(row[0]) if row else {}
+
+    def artifact(self, run_id: int) -> str | None:
+        """What a capability probe produced."""
+        row = self._connection.execute("SELECT artifact FROM run WHERE id = ?", (run_id,)).fetchone()
+        return row[0] if row else None
+
+    def histograms(self, run_id: int) -> dict[str, digest.Histogram]:
+        """A run's mergeable histograms, by metric; they outlive its requests."""
+        row = self._connection.execute("SELECT digest FROM run WHERE id = ?", (run_id,)).fetchone()
+        return digest.unpack(row[0]) if row else {}
+
+    def requests(self, run_id: int) -> list[RequestRow]:
+        """A run's requests, in the order of their numbers."""
+        columns = ", ".join(
+            "chunks AS chunks_s" if field.name == "chunks_s" else field.name for field in fields(RequestRow)
+        )
+        return self._rows(RequestRow, f"SELECT {columns} FROM request WHERE run_id = ? ORDER BY number", (run_id,))
+
+    def telemetry(self, run_id: int) -> list[Reading]:
+        """A run's readings, in order."""
+        columns = ", ".join(field.name for field in fields(Reading))
+        return self._rows(Reading, f"SELECT {columns} FROM telemetry WHERE run_id = ? ORDER BY at_s, device", (run_id,))
+
+    def scores(self, run_id: int) -> list[ScoreRow]:
+        """What scorers think of a run's artifact, the newest first."""
+        return self._rows(ScoreRow, "SELECT * FROM score WHERE run_id = ? ORDER BY at_ms DESC", (run_id,))
+
+    def annotations(self) -> list[AnnotationRow]:
+        """What happened, in order."""
+        return self._rows(AnnotationRow, "SELECT * FROM annotation ORDER BY at_ms, id")
+
+    def alerts(self, limit: int = 500) -> list[AlertRow]:
+        """Alerts, newest first."""
+        return self._rows(AlertRow, "SELECT * FROM alert ORDER BY raised_ms DESC, id DESC LIMIT ?", (limit,))
+
+    def select(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Rows of a query that no method here has."""
+        return self._connection.execute(sql, values).fetchall()
+
+    def _rows(self, kind: type[RowT], sql: str, values: Sequence[Any] = ()) -> list[RowT]:
+        cursor = self._connection.execute(sql, values)
+        names = [column[0] for column in cursor.description]
+        return [kind(**_plain(dict(zip(names, row, strict=True)))) for row in cursor]
+
+
+def _where(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    given = {name: value for name, value in filters.items() if value is not None}
+    clauses = [_RUN_FILTERS[name] for name in given]
+    return (f" WHERE {' AND '.join(clauses)}" if clauses else ""), list(given.values())
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    for name in _BOOLEANS & row.keys():
+        row[name] = None if row[name] is None else bool(row[name])
+    for name in _JSON & row.keys():
+        row[name] = json.loads(row[name])
+    if "chunks_s" in row:
+        row["chunks_s"] = chunks.unpack(row["chunks_s"])
+    return row

@@ -1,0 +1,266 @@
+"""What the store holds, as typed rows."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from helexa.bench.measures import RunMeasures
+from helexa.bench.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one accelerator said, `at_s` seconds after a sample's start."""
+
+    at_s: float
+    device: int
+    vram_used_mb: int | None = None
+    utilization_pct: float | None = None
+    temp_c: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """One execution of a scenario: what a `run` row is made of.
+
+    Attributes:
+        started_ms: UTC epoch milliseconds.
+        start: the same moment on the client's monotonic clock.
+        columns: values of further columns of `run`, as `load_s` or `concurrency`.
+        extra: what else is worth keeping; becomes part of `metrics`.
+    """
+
+    started_ms: int
+    start: float
+    duration_s: float
+    seed: int | None
+    ok: bool
+    error: str | None = None
+    records: list[RequestRecord] = field(default_factory=list[RequestRecord])
+    measures: RunMeasures | None = None
+    readings: list[Reading] = field(default_factory=list[Reading])
+    artifact: str | None = None
+    columns: dict[str, float | int | None] = field(default_factory=dict[str, float | int | None])
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A row of `run` with the names of what it belongs to. Attributes are the columns."""
+
+    id: int
+    key: str
+    target_id: int
+    host_id: int
+    build_id: int
+    model_id: int
+    scenario_id: int
+    target: str
+    target_kind: str
+    hostname: str
+    engine: str
+    sha: str
+    build_version: str
+    model: str
+    scenario: str
+    scenario_kind: str
+    started_ms: int
+    duration_s: float
+    bench_version: str
+    seed: int | None
+    ok: bool
+    error: str | None
+    estimated: bool
+    requests: int
+    completed: int
+    rejected: int
+    timed_out: int
+    failed: int
+    incomplete: int
+    concurrency: int | None
+    rate_rps: float | None
+    prompt_tokens: float | None
+    cached_tokens: float | None
+    completion_tokens: float | None
+    ttft_s: float | None
+    ttft_p95_s: float | None
+    ttfo_s: float | None
+    tpot_s: float | None
+    icl_s: float | None
+    e2e_s: float | None
+    e2e_p95_s: float | None
+    output_tps_user: float | None
+    output_tps: float | None
+    prefill_tps: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    queue_s: float | None
+    goodput_rps: float | None
+    goodput_share: float | None
+    unload_s: float | None
+    load_s: float | None
+    release_s: float | None
+    score: float | None
+    vram_used_mb: int | None
+    gpu_util_pct: float | None
+    gpu_temp_c: float | None
+    gpu_power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A row of `request`; `chunks_s` are moments since the request was sent."""
+
+    run_id: int
+    number: int
+    role: str
+    status: str
+    http_status: int | None
+    error: str | None
+    finish_reason: str | None
+    scheduled_s: float
+    sent_s: float
+    ended_s: float
+    ttft_s: float | None
+    ttfo_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    queue_s: float | None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    reasoning_tokens: int | None
+    estimated: bool
+    chunks_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRow:
+    """A row of `build`."""
+
+    id: int
+    engine: str
+    sha: str
+    fingerprint: str
+    sha_long: str
+    version: str
+    dirty: bool | None
+    built_ms: int | None
+    facts: dict[str, Any]
+    first_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """A row of `host`."""
+
+    id: int
+    hostname: str
+    fingerprint: str
+    os: str
+    kernel: str
+    cpu: str
+    cpu_cores: int
+    memory_total_mb: int
+    driver_version: str
+    cuda_version: str
+    gpus: list[dict[str, Any]]
+    first_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRow:
+    """A row of `target`."""
+
+    id: int
+    name: str
+    kind: str
+    endpoint: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A row of `model`."""
+
+    id: int
+    name: str
+    config_hash: str
+    config: dict[str, Any]
+    first_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioRow:
+    """A row of `scenario`."""
+
+    id: int
+    name: str
+    params_hash: str
+    kind: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A row of `cell_stats` or `latest_cell`: what was measured of one cell, and when."""
+
+    target_id: int
+    host_id: int
+    build_id: int
+    model_id: int
+    scenario_id: int
+    samples: int
+    failures: int
+    first_ms: int
+    last_ms: int
+    last_ok_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRow:
+    """A row of `annotation`."""
+
+    id: int
+    at_ms: int
+    kind: str
+    text: str
+    link: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """A row of `score`."""
+
+    run_id: int
+    scorer: str
+    score: float
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRow:
+    """A row of `alert`."""
+
+    id: int
+    target_id: int
+    host_id: int
+    build_id: int
+    model_id: int
+    scenario_id: int
+    metric: str
+    state: str
+    verdict: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    threshold: float
+    samples: int
+    baseline_samples: int
+    baseline_builds: list[int]
+    raised_ms: int
+    updated_ms: int
+    delivered_ms: int | None

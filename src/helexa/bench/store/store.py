@@ -1,0 +1,311 @@
+"""The writer: every finished sample is one transaction."""
+
+import json
+import sqlite3
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from helexa import __version__
+from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
+from helexa.bench.measures import Distribution, RunMeasures, measure
+from helexa.bench.record import RequestRecord
+from helexa.bench.store import chunks, digest
+from helexa.bench.store.database import StoreError, open_writer
+from helexa.bench.store.rows import Reading, Sample
+
+_MEDIANS = ("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "prefill_tps", "queue_s")
+_TOTALS = ("output_tps", "goodput_rps", "goodput_share")
+
+
+class Store:
+    """The database, open for writing. Not for use by several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = open_writer(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._connection
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def samples(self, cell: Cell) -> int:
+        """How many good samples the cell has."""
+        row = self._connection.execute(
+            "SELECT count(*) FROM run"
+            " JOIN target ON target.id = target_id AND target.name = ?"
+            " JOIN host ON host.id = host_id AND hostname = ? AND host.fingerprint = ?"
+            " JOIN build ON build.id = build_id AND engine = ? AND sha = ? AND build.fingerprint = ?"
+            " JOIN model ON model.id = model_id AND model.name = ? AND config_hash = ?"
+            " JOIN scenario ON scenario.id = scenario_id AND scenario.name = ? AND params_hash = ?"
+            " WHERE ok",
+            (
+                cell.target.name,
+                *(cell.host.hostname, cell.host.fingerprint),
+                *(cell.build.engine, cell.build.sha, cell.build.fingerprint),
+                *(cell.model.name, cell.model.config_hash),
+                *(cell.scenario.name, cell.scenario.params_hash),
+            ),
+        ).fetchone()
+        return row[0]
+
+    def record(self, cell: Cell, sample: Sample, key: str | None = None) -> int:
+        """Keep a sample and all that belongs to it; the id of its run.
+
+        Args:
+            key: names a sample that may come again, as an imported one does: it then replaces nothing.
+        """
+        with self.transaction() as connection:
+            columns: dict[str, Any] = {
+                "key": key or f"live:{uuid.uuid4()}",
+                "target_id": self._target(cell.target),
+                "host_id": self._host(cell.host, sample.started_ms),
+                "build_id": self._build(cell.build, sample.started_ms),
+                "model_id": self._model(cell.model, sample.started_ms),
+                "scenario_id": self._scenario(cell.scenario),
+                "started_ms": sample.started_ms,
+                "duration_s": sample.duration_s,
+                "bench_version": __version__,
+                "seed": sample.seed,
+                "ok": int(sample.ok),
+                "error": sample.error,
+                "artifact": sample.artifact,
+                **_summary(sample.measures),
+                **_tokens(sample.records),
+                **_highest(sample.readings),
+                **sample.columns,
+                "metrics": json.dumps(_metrics(sample)),
+                "digest": digest.pack(_values(sample.records)),
+            }
+            run_id, added = _upsert(connection, "run", ("key",), columns)
+            if added:
+                connection.executemany(_insert("request", _REQUEST_COLUMNS), _request_rows(run_id, sample))
+                connection.executemany(
+                    _insert("telemetry", ("run_id", *Reading.__dataclass_fields__), "OR IGNORE"),
+                    [{"run_id": run_id, **asdict(reading)} for reading in sample.readings],
+                )
+        return run_id
+
+    def score(self, run_id: int, score: float, scorer: str) -> None:
+        """Set what a scorer thinks of a run's artifact.
+
+        Raises:
+            StoreError: there is no such run.
+        """
+        with self.transaction() as connection:
+            if connection.execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone() is None:
+                raise StoreError(f"no run has the id {run_id}; `helexa-bench report --capability` shows them")
+            connection.execute(
+                "INSERT INTO score (run_id, scorer, score, at_ms) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (run_id, scorer) DO UPDATE SET score = excluded.score, at_ms = excluded.at_ms",
+                (run_id, scorer, score, now_ms()),
+            )
+
+    def annotate(self, at_ms: int, kind: str, text: str, *, link: str = "", target: str = "") -> None:
+        """Note what happened, for the trends; what is known already is not noted twice."""
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT INTO annotation (at_ms, kind, text, link, target) VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (at_ms, kind, target, text) DO UPDATE SET link = excluded.link",
+                (at_ms, kind, text, link, target),
+            )
+
+    def put_alert(self, alert: Mapping[str, Any]) -> int:
+        """Raise an alert, or tell more of one that was raised for the same cell and metric; its id.
+
+        Args:
+            alert: columns of `alert`; `baseline_builds` is a list. What an existing one keeps: `raised_ms`.
+        """
+        columns = {**alert, "baseline_builds": json.dumps(alert["baseline_builds"])}
+        key = ("target_id", "host_id", "build_id", "model_id", "scenario_id", "metric")
+        changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in (*key, "raised_ms"))
+        with self.transaction() as connection:
+            return connection.execute(
+                f"{_insert('alert', columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes} RETURNING id",
+                columns,
+            ).fetchone()[0]
+
+    def _target(self, target: Target) -> int:
+        return self._connection.execute(
+            "INSERT INTO target (name, kind, endpoint, label) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE"
+            " SET kind = excluded.kind, endpoint = excluded.endpoint, label = excluded.label RETURNING id",
+            (target.name, target.kind, target.endpoint, target.label),
+        ).fetchone()[0]
+
+    def _host(self, host: Host, now: int) -> int:
+        columns = asdict(host) | {"fingerprint": host.fingerprint, "first_seen_ms": now}
+        columns["gpus"] = json.dumps(columns["gpus"])
+        return _upsert(self._connection, "host", ("hostname", "fingerprint"), columns)[0]
+
+    def _build(self, build: Build, now: int) -> int:
+        columns = {
+            "engine": build.engine,
+            "sha": build.sha,
+            "fingerprint": build.fingerprint,
+            "sha_long": build.sha_long,
+            "version": build.version,
+            "dirty": build.dirty,
+            "built_ms": build.built_ms,
+            "facts": json.dumps(dict(build.facts)),
+            "first_seen_ms": now,
+        }
+        return _upsert(self._connection, "build", ("engine", "sha", "fingerprint"), columns)[0]
+
+    def _model(self, model: Model, now: int) -> int:
+        config = json.dumps(dict(model.config))
+        columns = {"name": model.name, "config_hash": model.config_hash, "config": config, "first_seen_ms": now}
+        return _upsert(self._connection, "model", ("name", "config_hash"), columns)[0]
+
+    def _scenario(self, scenario: ScenarioKey) -> int:
+        columns = {
+            "name": scenario.name,
+            "params_hash": scenario.params_hash,
+            "kind": scenario.kind,
+            "params": json.dumps(dict(scenario.params)),
+        }
+        return _upsert(self._connection, "scenario", ("name", "params_hash"), columns)[0]
+
+
+def now_ms() -> int:
+    """Now, in UTC epoch milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def _insert(table: str, columns: Mapping[str, Any] | tuple[str, ...], otherwise: str = "") -> str:
+    names = ", ".join(columns)
+    values = ", ".join(f":{name}" for name in columns)
+    return f"INSERT {otherwise} INTO {table} ({names}) VALUES ({values})"
+
+
+def _upsert(
+    connection: sqlite3.Connection, table: str, key: tuple[str, ...], columns: Mapping[str, Any]
+) -> tuple[int, bool]:
+    """Add a row unless one has this natural key; its id, and whether it was added."""
+    added = connection.execute(f"{_insert(table, columns)} ON CONFLICT DO NOTHING RETURNING id", columns).fetchone()
+    if added is not None:
+        return added[0], True
+    where = " AND ".join(f"{name} = :{name}" for name in key)
+    return connection.execute(f"SELECT id FROM {table} WHERE {where}", columns).fetchone()[0], False
+
+
+_REQUEST_COLUMNS = (
+    *("run_id", "number", "role", "status", "http_status", "error", "finish_reason"),
+    *("scheduled_s", "sent_s", "ended_s", "ttft_s", "ttfo_s", "tpot_s", "e2e_s", "prefill_s", "decode_s", "queue_s"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "estimated", "chunks"),
+)
+
+
+def _request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
+    for number, record in enumerate(sample.records):
+        found = measure(record)
+        yield {
+            "run_id": run_id,
+            "number": number,
+            "role": record.role,
+            "status": record.status,
+            "http_status": record.http_status,
+            "error": record.error,
+            "finish_reason": record.finish_reason,
+            "scheduled_s": record.scheduled - sample.start,
+            "sent_s": record.sent - sample.start,
+            "ended_s": record.ended - sample.start,
+            "ttft_s": found.ttft_s,
+            "ttfo_s": found.ttfo_s,
+            "tpot_s": found.tpot_s,
+            "e2e_s": found.e2e_s,
+            "prefill_s": record.prefill_s,
+            "decode_s": record.decode_s,
+            "queue_s": found.queue_s,
+            "prompt_tokens": record.prompt_tokens,
+            "cached_tokens": record.cached_tokens,
+            "completion_tokens": found.completion_tokens,
+            "reasoning_tokens": record.reasoning_tokens,
+            "estimated": int(found.estimated),
+            "chunks": chunks.pack([delta.at - record.sent for delta in record.deltas]),
+        }
+
+
+def _summary(measures: RunMeasures | None) -> dict[str, Any]:
+    if measures is None:
+        return {}
+    counts = ("requests", "completed", "rejected", "timed_out", "failed", "incomplete")
+    found = measures.distributions
+    return {
+        **{name: getattr(measures, name) for name in counts},
+        **{name: found[name].p50 for name in _MEDIANS if name in found},
+        **{f"{name}_p95_s": found[f"{name}_s"].p95 for name in ("ttft", "e2e") if f"{name}_s" in found},
+        **{name: measures.totals[name] for name in _TOTALS if name in measures.totals},
+        "estimated": int(measures.estimated),
+    }
+
+
+def _tokens(records: list[RequestRecord]) -> dict[str, float | None]:
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens", "prefill_s", "decode_s")
+    done = [record for record in records if record.status == "ok"]
+    return {name: _median([v for r in done if (v := getattr(r, name)) is not None]) for name in names}
+
+
+def _median(values: list[float]) -> float | None:
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if not ordered:
+        return None
+    return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
+
+
+def _highest(readings: list[Reading]) -> dict[str, float | None]:
+    """Over all devices, at the moment of the most: memory and power as a sum, the others as a maximum."""
+    moments: dict[float, list[Reading]] = {}
+    for reading in readings:
+        moments.setdefault(reading.at_s, []).append(reading)
+
+    def most(name: str, over: Callable[[list[Any]], float]) -> float | None:
+        known = ([v for reading in group if (v := getattr(reading, name)) is not None] for group in moments.values())
+        return max((over(values) for values in known if values), default=None)
+
+    return {
+        "vram_used_mb": most("vram_used_mb", sum),
+        "gpu_util_pct": most("utilization_pct", max),
+        "gpu_temp_c": most("temp_c", max),
+        "gpu_power_w": most("power_w", sum),
+    }
+
+
+def _values(records: list[RequestRecord]) -> dict[str, list[float]]:
+    measured = [measure(record) for record in records if record.status == "ok"]
+    names = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s")
+    values = {name: [v for m in measured if (v := getattr(m, name)) is not None] for name in names}
+    return values | {"icl_s": [gap for m in measured for gap in m.icl_s]}
+
+
+def _metrics(sample: Sample) -> dict[str, Any]:
+    found: dict[str, Any] = dict(sample.extra)
+    if sample.measures is not None:
+        found["distributions"] = {name: _rounded(d) for name, d in sample.measures.distributions.items()}
+        found["totals"] = sample.measures.totals
+        found["prefill_estimated"] = sample.measures.prefill_estimated
+    return found
+
+
+def _rounded(found: Distribution) -> dict[str, Any]:
+    return {name: value for name, value in asdict(found).items() if value is not None}
