@@ -19,6 +19,9 @@ def create_app(name: str) -> App:
         help="Measure every build of every node, remember it, judge it and show it.",
         result_action="return_value",
     )
+    app.command(f"{_VERBS}.run:run", help="Measure for ever, and show the results meanwhile.")
+    app.command(f"{_VERBS}.run:once", help="Measure what is lacking, once.")
+    app.command(f"{_VERBS}.run:swap_cost", help="Unload and load every warm model, and time that.")
     app.command(f"{_VERBS}.score:score", help="Say what a run's artifact is worth.")
     return app
 

@@ -164,7 +164,8 @@ class ScenariosSection(config.Section):
     """`[scenarios]`. Empty lists and zeros leave a scenario out.
 
     Attributes:
-        prompt_sizes: tokens of the single stream's prompts, cold and warm, and the depths of its decode.
+        prompt_sizes: tokens of the single stream's prompts, cold and warm.
+        decode_depths: tokens in the cache before a decode is timed.
         max_tokens: of an answer.
         concurrency_levels: requests that are kept in flight.
         concurrency_secs: how long they are kept in flight.
@@ -176,6 +177,7 @@ class ScenariosSection(config.Section):
     """
 
     prompt_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [128, 4096])
+    decode_depths: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list[int])
     max_tokens: int = Field(default=256, ge=2)
     concurrency_levels: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list[int])
     concurrency_secs: Positive = 30.0

@@ -1,7 +1,10 @@
 """The file: how it is opened, for the one writer and for readers, and how its schema grows."""
 
+import fcntl
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
@@ -38,6 +41,27 @@ def open_writer(path: Path) -> sqlite3.Connection:
         raise
     connection.row_factory = sqlite3.Row
     return connection
+
+
+@contextmanager
+def measuring(path: Path) -> Iterator[None]:
+    """Be the only one who measures into the file: two at once would measure each other.
+
+    Raises:
+        StoreError: another process does, or the lock cannot be had.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("ab")
+    except OSError as error:
+        raise StoreError(f"cannot open {lock}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(f"another helexa-bench is measuring into {path}") from None
+        yield
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

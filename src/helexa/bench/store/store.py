@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from helexa import __version__
 from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
@@ -20,6 +20,14 @@ from helexa.bench.store.rows import Reading, Sample
 
 _MEDIANS = ("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "prefill_tps", "queue_s")
 _TOTALS = ("output_tps", "goodput_rps", "goodput_share")
+
+
+class CellCount(NamedTuple):
+    """Runs of a cell: good ones, all of them, and whether the server was saturated in any."""
+
+    good: int
+    all: int
+    saturated: bool
 
 
 class Store:
@@ -49,16 +57,15 @@ class Store:
             raise
         self._connection.execute("COMMIT")
 
-    def samples(self, cell: Cell) -> int:
-        """How many good samples the cell has."""
+    def count(self, cell: Cell) -> CellCount:
+        """What the cell has."""
         row = self._connection.execute(
-            "SELECT count(*) FROM run"
+            "SELECT coalesce(sum(ok), 0), count(*), coalesce(max(metrics ->> 'saturated'), 0) FROM run"
             " JOIN target ON target.id = target_id AND target.name = ?"
             " JOIN host ON host.id = host_id AND hostname = ? AND host.fingerprint = ?"
             " JOIN build ON build.id = build_id AND engine = ? AND sha = ? AND build.fingerprint = ?"
             " JOIN model ON model.id = model_id AND model.name = ? AND config_hash = ?"
-            " JOIN scenario ON scenario.id = scenario_id AND scenario.name = ? AND params_hash = ?"
-            " WHERE ok",
+            " JOIN scenario ON scenario.id = scenario_id AND scenario.name = ? AND params_hash = ?",
             (
                 cell.target.name,
                 *(cell.host.hostname, cell.host.fingerprint),
@@ -67,7 +74,7 @@ class Store:
                 *(cell.scenario.name, cell.scenario.params_hash),
             ),
         ).fetchone()
-        return row[0]
+        return CellCount(row[0], row[1], bool(row[2]))
 
     def record(self, cell: Cell, sample: Sample, key: str | None = None) -> int:
         """Keep a sample and all that belongs to it; the id of its run.

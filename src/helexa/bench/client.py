@@ -1,0 +1,177 @@
+"""The client: one streamed request, and every moment of its answer. It never retries."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from helexa.bench.clock import Clock
+from helexa.bench.dialects.anthropic import AnthropicMessages
+from helexa.bench.dialects.dialect import Answer, Dialect, StreamFault
+from helexa.bench.dialects.openai import OpenAIChat
+from helexa.bench.identity import TargetKind
+from helexa.bench.question import Question
+from helexa.bench.record import Delta, RequestRecord, Role
+from helexa.core.sse import EventParser
+
+REFUSALS = (429, 503, 529)
+"""What servers answer that have no room; 529 is Anthropic's."""
+
+_MAX_CONNECTIONS = 4096
+_MAX_ANSWER_BYTES = 256 << 20
+_MAX_ERROR_BYTES = 64 << 10
+_MAX_ERROR_CHARS = 500
+_READ_BYTES = 1 << 18
+
+
+def dialect_of(kind: TargetKind) -> Dialect:
+    """The dialect in which a target is asked."""
+    return AnthropicMessages() if kind == "anthropic" else OpenAIChat()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Asks one server.
+
+    Attributes:
+        session: made by `open_session`, which lets the client know when bytes are sent.
+        timeout_secs: longest time for an answer, from the moment it is asked for.
+        ignore_eos: the server knows how to go on until `max_tokens`.
+    """
+
+    session: aiohttp.ClientSession
+    endpoint: str
+    dialect: Dialect
+    clock: Clock
+    bearer: str | None = None
+    timeout_secs: float = 600.0
+    ignore_eos: bool = False
+
+    async def ask(
+        self,
+        question: Question,
+        *,
+        scheduled: float | None = None,
+        role: Role = "load",
+        cancel_after: int | None = None,
+    ) -> RequestRecord:
+        """Ask and read to the end. Whatever goes wrong is in the record.
+
+        Args:
+            scheduled: when it was to be sent, on the clock.
+            cancel_after: hang up after so many chunks.
+        """
+        now = self.clock.now
+        asked = now()
+        record = RequestRecord(
+            scheduled=asked if scheduled is None else scheduled, sent=asked, ended=asked, status="ok", role=role
+        )
+        answer = Answer()
+        moments = SimpleNamespace(now=now, sent=asked)
+        try:
+            async with asyncio.timeout(self.timeout_secs):
+                await self._exchange(question, record, answer, moments, cancel_after)
+        except TimeoutError:
+            record.status, record.error = "timeout", f"no end of the answer after {self.timeout_secs:g} s"
+        except StreamFault as fault:
+            record.status, record.error = "incomplete", str(fault)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            begun = record.http_status is not None
+            record.status = "incomplete" if begun else "error"
+            record.error = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
+        record.sent, record.ended = moments.sent, now()
+        if scheduled is None:
+            record.scheduled = record.sent
+        _conclude(record, answer)
+        return record
+
+    async def _exchange(
+        self,
+        question: Question,
+        record: RequestRecord,
+        answer: Answer,
+        moments: SimpleNamespace,
+        cancel_after: int | None,
+    ) -> None:
+        body = orjson.dumps(self.dialect.body(question, ignore_eos=self.ignore_eos))
+        headers = {"content-type": "application/json", **self.dialect.headers(self.bearer)}
+        async with self.session.post(
+            f"{self.endpoint}{self.dialect.path}", data=body, headers=headers, trace_request_ctx=moments
+        ) as response:
+            record.http_status = response.status
+            if response.status != 200:
+                record.status = "rejected" if response.status in REFUSALS else "error"
+                record.error = _refusal_text(response.status, await response.content.read(_MAX_ERROR_BYTES))
+                return
+            await self._read(response.content, record, answer, cancel_after)
+            if record.status == "cancelled":
+                response.close()  # with the connection: that is how a client leaves
+
+    async def _read(
+        self, content: aiohttp.StreamReader, record: RequestRecord, answer: Answer, cancel_after: int | None
+    ) -> None:
+        now, parser, size = self.clock.now, EventParser(), 0
+        while not answer.ended and (data := await content.read(_READ_BYTES)):
+            at = now()
+            size += len(data)
+            if size > _MAX_ANSWER_BYTES:
+                raise StreamFault(f"the answer is over {_MAX_ANSWER_BYTES} bytes")
+            for event in parser.feed(data):
+                kind = self.dialect.take(event, answer)
+                if kind is not None:
+                    record.deltas.append(Delta(at, kind, answer.counted))
+                if cancel_after is not None and len(record.deltas) >= cancel_after:
+                    record.status = "cancelled"
+                    return
+        if not answer.ended and answer.finish_reason is None:
+            raise StreamFault("the stream ended before the answer did")
+
+
+@asynccontextmanager
+async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """A session for clients: many connections, no time limits of its own, no proxy."""
+    trace = aiohttp.TraceConfig()
+    for signal in (trace.on_connection_create_end, trace.on_connection_reuseconn):
+        signal.append(_note_sending)
+    async with aiohttp.ClientSession(
+        connector=connector or aiohttp.TCPConnector(limit=_MAX_CONNECTIONS),
+        timeout=aiohttp.ClientTimeout(total=None),
+        trace_configs=[trace],
+        read_bufsize=_READ_BYTES,
+        cookie_jar=aiohttp.DummyCookieJar(),
+    ) as session:
+        yield session
+
+
+async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
+    """There is a connection: the next thing that happens is that the request's bytes go out."""
+    moments: SimpleNamespace | None = context.trace_request_ctx
+    if moments is not None:
+        moments.sent = moments.now()
+
+
+def _conclude(record: RequestRecord, answer: Answer) -> None:
+    record.text, record.reasoning = "".join(answer.text), "".join(answer.reasoning)
+    record.tool_calls = [answer.calls[index] for index in sorted(answer.calls)]
+    record.finish_reason = answer.finish_reason
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"):
+        setattr(record, name, getattr(answer, name))
+    record.prefill_s, record.decode_s, record.queue_s = answer.prefill_s, answer.decode_s, answer.queue_s
+
+
+def _refusal_text(status: int, body: bytes) -> str:
+    try:
+        said = orjson.loads(body)
+    except ValueError:
+        said = None
+    error = said.get("error") if isinstance(said, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    text = message if isinstance(message, str) else body.decode("utf-8", "replace")
+    printable = "".join(itertools.islice((c if c.isprintable() else " " for c in text), _MAX_ERROR_CHARS))
+    return f"HTTP {status}: {printable.strip()}"

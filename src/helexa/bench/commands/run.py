@@ -1,0 +1,76 @@
+"""`helexa-bench run` and `once`: measure."""
+
+import asyncio
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from helexa.bench.commands.settings import ConfigPath, find_config
+
+LogFormat = Annotated[Literal["text", "json"], Parameter()]
+
+
+def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
+    """Measure for ever: sweep, judge, wait; and show the results meanwhile.
+
+    Args:
+        config: The configuration file.
+        log_format: Lines for people, or JSON objects.
+    """
+    from helexa.bench import daemon
+    from helexa.bench.config import load
+    from helexa.core import logs
+
+    logs.configure(log_format)
+    path = find_config(config)
+    asyncio.run(daemon.run(load(path), path))
+
+
+def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
+    """Measure what is lacking, once. Exit code 1 when a sample failed or a target did not answer.
+
+    Args:
+        config: The configuration file.
+        log_format: Lines for people, or JSON objects.
+    """
+    from helexa.bench import daemon
+    from helexa.bench.config import load
+    from helexa.bench.store.database import measuring
+    from helexa.bench.store.store import Store
+    from helexa.core import logs
+
+    logs.configure(log_format)
+    settings = load(find_config(config))
+    with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
+        report = asyncio.run(daemon.sweep_once(settings, store))
+    return _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+
+
+def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:
+    """Unload and load every warm model of every neuron, and time that. Each is away meanwhile.
+
+    Args:
+        config: The configuration file.
+        samples: How often each.
+        log_format: Lines for people, or JSON objects.
+    """
+    from helexa.bench import daemon
+    from helexa.bench.config import load
+    from helexa.bench.scenarios.catalogue import swap_scenario
+    from helexa.bench.store.database import measuring
+    from helexa.bench.store.store import Store
+    from helexa.core import logs
+
+    logs.configure(log_format)
+    settings = load(find_config(config))
+    scenario = swap_scenario(settings.scenarios)
+    with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
+        report = asyncio.run(
+            daemon.sweep_once(settings, store, [scenario], lambda cell: store.count(cell).good + samples)
+        )
+    return _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+
+
+def _told(measured: int, failed: int, skipped: int, unreachable: int) -> int:
+    print(f"{measured} measured, {failed} failed, {skipped} cells complete, {unreachable} targets unreachable")
+    return 1 if failed or unreachable else 0

@@ -1,0 +1,130 @@
+"""The daemon: sweep, judge, wait, again; and the pages, in a process of their own so that they cost no sample."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from helexa.bench.client import open_session
+from helexa.bench.clock import Clock, SystemClock
+from helexa.bench.config import BenchConfig
+from helexa.bench.identity import Cell
+from helexa.bench.scenarios.catalogue import sweep_scenarios
+from helexa.bench.scenarios.scenario import Scenario
+from helexa.bench.store.database import measuring
+from helexa.bench.store.retention import prune
+from helexa.bench.store.store import Store
+from helexa.bench.sweep import Sweep, SweepReport
+from helexa.bench.targets.connect import connect
+from helexa.core.errors import ConfigError
+from helexa.core.logs import tell
+
+log = logging.getLogger(__name__)
+
+_LAST_WORDS_SECS = 5.0
+
+
+async def sweep_once(
+    config: BenchConfig,
+    store: Store,
+    scenarios: list[Scenario] | None = None,
+    wanted: Callable[[Cell], int] | None = None,
+    clock: Clock | None = None,
+) -> SweepReport:
+    """One sweep over all targets.
+
+    Args:
+        scenarios: instead of the configured ones.
+        wanted: how many good samples a cell should have, instead of the configured number.
+
+    Raises:
+        ConfigError: there are no targets.
+    """
+    if not config.targets:
+        raise ConfigError("no [[targets]] configured: there is nothing to measure")
+    sweep = Sweep(config, store, clock or SystemClock(), wanted or (lambda cell: config.bench.samples_per_version))
+    async with open_session() as session:
+        connections = [connect(section, session) for section in config.targets]
+        return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)
+
+
+async def run(config: BenchConfig, path: Path | None) -> None:
+    """Measure until SIGINT or SIGTERM; a sample that is under way then is given up.
+
+    Args:
+        path: the configuration file, for the process that serves the pages.
+
+    Raises:
+        HelexaError: there are no targets, or the database cannot be had.
+    """
+    if not config.targets:
+        raise ConfigError("no [[targets]] configured: there is nothing to measure")
+    with measuring(config.bench.db_path), Store(config.bench.db_path) as store:
+        work = asyncio.create_task(_work(config, store, path))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, work.cancel)
+        with suppress(asyncio.CancelledError):
+            await work
+
+
+async def _work(config: BenchConfig, store: Store, path: Path | None) -> None:
+    pages = Pages(path) if config.api.enabled else None
+    clock = SystemClock()
+    try:
+        while True:
+            begin = clock.now()
+            if pages is not None:
+                await pages.ensure()
+            if config.bench.request_retention_days:
+                prune(store, config.bench.request_retention_days)
+            report = await sweep_once(config, store)
+            tell(
+                log,
+                logging.INFO,
+                "sweep_done",
+                measured=report.measured,
+                failed=report.failed,
+                skipped=report.skipped,
+                unreachable=len(report.unreachable),
+                seconds=round(clock.now() - begin),
+            )
+            await clock.sleep_until(begin + config.bench.sweep_interval_secs)
+    finally:
+        if pages is not None:
+            await pages.end()
+
+
+class Pages:
+    """The process that shows the results."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._arguments = ["serve", *(["--config", str(path)] if path is not None else [])]
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ensure(self) -> None:
+        """Start it unless it runs."""
+        if self._process is not None and self._process.returncode is None:
+            return
+        if self._process is not None:
+            tell(log, logging.WARNING, "pages_ended", code=self._process.returncode)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "helexa.bench", *self._arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+
+    async def end(self) -> None:
+        """End it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_SECS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()

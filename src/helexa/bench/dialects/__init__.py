@@ -1,0 +1,1 @@
+"""How servers are asked, and what their streams say, by dialect."""

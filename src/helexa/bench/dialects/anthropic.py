@@ -1,0 +1,103 @@
+"""Anthropic's messages."""
+
+from typing import Any
+
+import orjson
+
+from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
+from helexa.bench.question import Question
+from helexa.bench.record import DeltaKind
+from helexa.core.sse import ServerSentEvent
+
+_VERSION = "2023-06-01"
+
+
+class AnthropicMessages:
+    """`POST /v1/messages`."""
+
+    path = "/v1/messages"
+
+    def headers(self, bearer: str | None) -> dict[str, str]:
+        """Headers of every request."""
+        return {"anthropic-version": _VERSION} | ({"x-api-key": bearer} if bearer else {})
+
+    def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
+        """The request. The dialect cannot ask for a fixed length."""
+        del ignore_eos
+        system = "\n\n".join(turn.text for turn in question.turns if turn.role == "system")
+        body: dict[str, Any] = {
+            "model": question.model,
+            "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns if turn.role != "system"],
+            "max_tokens": question.max_tokens,
+            "temperature": 0,
+            "stream": True,
+        }
+        if system:
+            body["system"] = system
+        if question.tools:
+            body["tools"] = [
+                {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
+                for tool in question.tools
+            ]
+        if question.schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": dict(question.schema)}}
+        return body
+
+    def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
+        """Add an event to the answer."""
+        try:
+            said = orjson.loads(event.data)
+        except ValueError:
+            raise StreamFault("an event of the stream is not JSON") from None
+        said = mapping(said)
+        match said.get("type"):
+            case "error":
+                raise StreamFault(fault_text(said.get("error")))
+            case "message_start":
+                _take_usage(mapping(mapping(said.get("message")).get("usage")), answer)
+            case "content_block_start":
+                return _take_start(number(said.get("index")) or 0, mapping(said.get("content_block")), answer)
+            case "content_block_delta":
+                return _take_delta(number(said.get("index")) or 0, mapping(said.get("delta")), answer)
+            case "message_delta":
+                reason = text(mapping(said.get("delta")).get("stop_reason"))
+                answer.finish_reason = reason or answer.finish_reason
+                _take_usage(mapping(said.get("usage")), answer)
+            case "message_stop":
+                answer.ended = True
+            case _:  # pings, and what later versions may add
+                pass
+        return None
+
+
+def _take_start(index: int, block: dict[str, Any], answer: Answer) -> DeltaKind | None:
+    if block.get("type") == "tool_use" and answer.add_call(index, text(block.get("name")), ""):
+        return "tool"
+    return _take_delta(index, block, answer)
+
+
+def _take_delta(index: int, delta: dict[str, Any], answer: Answer) -> DeltaKind | None:
+    if said := text(delta.get("text")):
+        answer.text.append(said)
+        return "text"
+    if thought := text(delta.get("thinking")):
+        answer.reasoning.append(thought)
+        return "reasoning"
+    if (piece := text(delta.get("partial_json"))) and answer.add_call(index, "", piece):
+        return "tool"
+    return None
+
+
+def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
+    """Counts come at the start and, grown, at the end; an early count of the answer's tokens is none."""
+    fresh = number(usage.get("input_tokens"))
+    if fresh is not None:
+        read = number(usage.get("cache_read_input_tokens")) or 0
+        answer.prompt_tokens = fresh + read + (number(usage.get("cache_creation_input_tokens")) or 0)
+        answer.cached_tokens = read
+    answer.completion_tokens = number(usage.get("output_tokens")) or answer.completion_tokens
+    timing = mapping(usage.get("helexa_timing"))
+    if timing:
+        answer.prefill_s = seconds(timing.get("prefill_ms"))
+        answer.decode_s = seconds(timing.get("decode_ms"))
+        answer.queue_s = seconds(timing.get("queue_ms"))

@@ -1,0 +1,111 @@
+"""OpenAI's chat completions, with what llama.cpp, vLLM and helexa add to them."""
+
+from typing import Any
+
+import orjson
+
+from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
+from helexa.bench.question import Question
+from helexa.bench.record import DeltaKind
+from helexa.core.sse import ServerSentEvent
+
+
+class OpenAIChat:
+    """`POST /v1/chat/completions`."""
+
+    path = "/v1/chat/completions"
+
+    def headers(self, bearer: str | None) -> dict[str, str]:
+        """Headers of every request."""
+        return {"authorization": f"Bearer {bearer}"} if bearer else {}
+
+    def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
+        """The request."""
+        body: dict[str, Any] = {
+            "model": question.model,
+            "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns],
+            "max_tokens": question.max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if question.fixed_length and ignore_eos:
+            body["ignore_eos"] = True
+        if question.tools:
+            body["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": dict(tool.parameters),
+                    },
+                }
+                for tool in question.tools
+            ]
+        if question.schema is not None:
+            form = {"name": "answer", "strict": True, "schema": dict(question.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
+        return body
+
+    def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
+        """Add an event to the answer."""
+        if event.data.strip() == "[DONE]":
+            answer.ended = True
+            return None
+        try:
+            chunk = orjson.loads(event.data)
+        except ValueError:
+            raise StreamFault("an event of the stream is not JSON") from None
+        if not isinstance(chunk, dict):
+            raise StreamFault("an event of the stream is no object")
+        if event.event == "error" or chunk.get("error"):
+            raise StreamFault(fault_text(chunk.get("error") or chunk))
+        choices = chunk.get("choices")
+        choice = mapping(choices[0]) if isinstance(choices, list) and choices else {}
+        answer.finish_reason = text(choice.get("finish_reason")) or answer.finish_reason
+        answer.counted = None
+        _take_usage(mapping(chunk.get("usage")), answer)
+        _take_timings(mapping(chunk.get("timings")), answer)
+        return _take_delta(mapping(choice.get("delta")), answer)
+
+
+def _take_delta(delta: dict[str, Any], answer: Answer) -> DeltaKind | None:
+    kind: DeltaKind | None = None
+    if thought := text(delta.get("reasoning_content")) or text(delta.get("reasoning")):
+        answer.reasoning.append(thought)
+        kind = "reasoning"
+    calls = delta.get("tool_calls")
+    for call in map(mapping, calls if isinstance(calls, list) else []):
+        function = mapping(call.get("function"))
+        if answer.add_call(number(call.get("index")) or 0, text(function.get("name")), text(function.get("arguments"))):
+            kind = "tool"
+    if said := text(delta.get("content")) or text(delta.get("refusal")):
+        answer.text.append(said)
+        kind = "text"
+    return kind
+
+
+def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
+    if not usage:
+        return
+    answer.prompt_tokens = number(usage.get("prompt_tokens"))
+    answer.completion_tokens = answer.counted = number(usage.get("completion_tokens"))
+    answer.cached_tokens = number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    answer.reasoning_tokens = number(mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"))
+    timing = mapping(usage.get("helexa_timing"))
+    computed = number(timing.get("prefill_tokens"))
+    if answer.cached_tokens is None and answer.prompt_tokens is not None and computed is not None:
+        answer.cached_tokens = max(answer.prompt_tokens - computed, 0)
+    answer.prefill_s = seconds(timing.get("prefill_ms"))
+    answer.decode_s = seconds(timing.get("decode_ms"))
+    answer.queue_s = seconds(timing.get("queue_ms"))
+
+
+def _take_timings(timings: dict[str, Any], answer: Answer) -> None:
+    """llama.cpp's own account of an answer."""
+    if not timings:
+        return
+    answer.prefill_s = seconds(timings.get("prompt_ms"))
+    answer.decode_s = seconds(timings.get("predicted_ms"))
+    answer.cached_tokens = number(timings.get("cache_n"))

@@ -1,0 +1,1 @@
+"""Loads with a name, one family to a file."""

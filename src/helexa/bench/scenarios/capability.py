@@ -1,0 +1,50 @@
+"""Tasks whose answers are kept, and scored: quality beside speed."""
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from helexa.bench.identity import ScenarioKey
+from helexa.bench.question import Question, Turn
+from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
+from helexa.bench.targets.target import Control, ServedModel
+
+_TOKENS_A_CHAR = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A prompt of the user's own. Its score is the share of his patterns that the answer has, if he gave any; people
+    may score it too."""
+
+    warms_up: ClassVar[bool] = False
+
+    name: str
+    prompt: str
+    max_tokens: int
+    expect: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> ScenarioKey:
+        """What its samples are stored under."""
+        params = {"prompt": self.prompt, "max_tokens": self.max_tokens, "expect": list(self.expect)}
+        return ScenarioKey(f"capability:{self.name}", "capability", params)
+
+    def suits(self, model: ServedModel, control: Control | None) -> bool:
+        """Text models with room for it."""
+        del control
+        return fits(model, round(len(self.prompt) * _TOKENS_A_CHAR), self.max_tokens)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Ask once; the same each time, as an answer is to be compared."""
+        del seed
+        record = await subject.client.ask(
+            Question(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
+        )
+        found = [bool(re.search(pattern, record.text)) for pattern in self.expect]
+        return Outcome(
+            [record],
+            error=first_failure([record]),
+            artifact=record.text,
+            columns={"score": sum(found) / len(found)} if found else {},
+        )

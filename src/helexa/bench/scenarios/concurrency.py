@@ -1,0 +1,60 @@
+"""So many users, each of whom asks again as soon as he is answered."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from helexa.bench.identity import ScenarioKey
+from helexa.bench.load import closed_loop
+from helexa.bench.measures import Objectives
+from helexa.bench.question import Question
+from helexa.bench.record import RequestRecord
+from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure, text_objectives
+from helexa.bench.targets.target import Control, ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """A closed loop, kept up for a while; all prompts are cold."""
+
+    warms_up: ClassVar[bool] = True
+
+    level: int
+    duration_secs: float
+    prompt_tokens: int
+    max_tokens: int
+    objectives: Objectives
+
+    @property
+    def key(self) -> ScenarioKey:
+        """What its samples are stored under."""
+        params = {
+            "concurrency": self.level,
+            "duration_s": self.duration_secs,
+            "prompt_tokens": self.prompt_tokens,
+            "max_tokens": self.max_tokens,
+            "objectives": text_objectives(self.objectives),
+            "cache": "cold",
+        }
+        return ScenarioKey(f"concurrency:{self.level}", "concurrency", params)
+
+    def suits(self, model: ServedModel, control: Control | None) -> bool:
+        """Text models with room for it."""
+        del control
+        return fits(model, self.prompt_tokens, self.max_tokens)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Keep the requests in flight."""
+        prompts = subject.prompts(seed)
+
+        async def ask(scheduled: float | None) -> RequestRecord:
+            turns = prompts.cold(self.prompt_tokens)
+            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            return await subject.client.ask(question, scheduled=scheduled)
+
+        records = await closed_loop(ask, self.level, self.duration_secs, subject.clock)
+        return Outcome(
+            records,
+            error=load_failure(records),
+            objectives=self.objectives,
+            columns={"concurrency": self.level},
+        )

@@ -1,0 +1,161 @@
+"""Whether calls and answers in a given shape are right: each case has one answer that is."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from helexa.bench.identity import ScenarioKey
+from helexa.bench.question import Question, Tool, Turn
+from helexa.bench.record import RequestRecord
+from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
+from helexa.bench.targets.target import Control, ServedModel
+
+_MAX_TOKENS = 512
+_PROMPT_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A question with a known answer.
+
+    Attributes:
+        expected: the arguments of the call, or the whole answer. Text is compared without regard to case.
+        tool: the tool that has to be called; empty where the answer is to be JSON.
+        schema: of the answer.
+    """
+
+    prompt: str
+    expected: Mapping[str, Any]
+    tool: str = ""
+    schema: Mapping[str, Any] | None = None
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_TEXT, _WHOLE, _YES_NO = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_TOOLS = (
+    Tool("get_weather", "Tell the weather in a city.", _object(city=_TEXT)),
+    Tool("add", "Add two whole numbers.", _object(a=_WHOLE, b=_WHOLE)),
+    Tool("set_light", "Switch the light of a room on or off.", _object(room=_TEXT, on=_YES_NO)),
+    Tool("read_file", "Read a file.", _object(path=_TEXT)),
+    Tool("list_dir", "List what is in a folder.", _object(path=_TEXT)),
+)
+_TOOL_CASES = (
+    Case("What is the weather in Tbilisi? Use a tool.", {"city": "Tbilisi"}, "get_weather"),
+    Case("Use a tool to add 1234 and 8766.", {"a": 1234, "b": 8766}, "add"),
+    Case("Switch the light in the kitchen off.", {"room": "kitchen", "on": False}, "set_light"),
+    Case("Show me what /etc/hostname says.", {"path": "/etc/hostname"}, "read_file"),
+    Case("Which files are there in /var/log?", {"path": "/var/log"}, "list_dir"),
+)
+_PERSON = _object(name=_TEXT, age=_WHOLE)
+_ORDER = _object(item=_TEXT, count=_WHOLE, gift=_YES_NO)
+_COLOURS = _object(colours={"type": "array", "items": {"type": "string", "enum": ["red", "green", "blue"]}})
+_JSON_CASES = (
+    Case("Name and age as JSON: Maria is 34 years old.", {"name": "Maria", "age": 34}, schema=_PERSON),
+    Case("Name and age as JSON: our baker, Otto, turned 51.", {"name": "Otto", "age": 51}, schema=_PERSON),
+    Case(
+        'As JSON, with "item" in the singular: "Three lamps, please, and wrap them: they are a gift."',
+        {"item": "lamp", "count": 3, "gift": True},
+        schema=_ORDER,
+    ),
+    Case(
+        'As JSON, the colours in the order of the text: "A blue door, and above it a red roof."',
+        {"colours": ["blue", "red"]},
+        schema=_COLOURS,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Correctness:
+    """Cases, one after the other; the score is the share that was answered right."""
+
+    warms_up: ClassVar[bool] = False
+
+    name: str
+    cases: Sequence[Case]
+    tools: Sequence[Tool]
+    right: Callable[[RequestRecord, Case], bool]
+
+    @property
+    def key(self) -> ScenarioKey:
+        """What its samples are stored under."""
+        cases = [[case.prompt, dict(case.expected), case.tool, case.schema] for case in self.cases]
+        tools = [[tool.name, tool.description, dict(tool.parameters)] for tool in self.tools]
+        return ScenarioKey(self.name, "correctness", {"cases": cases, "tools": tools, "max_tokens": _MAX_TOKENS})
+
+    def suits(self, model: ServedModel, control: Control | None) -> bool:
+        """Text models; those that know how to call tools, if there are any."""
+        del control
+        return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Ask all of them."""
+        del seed
+        records: list[RequestRecord] = []
+        verdicts: list[dict[str, Any]] = []
+        for case in self.cases:
+            question = Question(
+                subject.model.name,
+                [Turn("user", case.prompt)],
+                _MAX_TOKENS,
+                tools=self.tools,
+                schema=case.schema,
+            )
+            record = await subject.client.ask(question)
+            records.append(record)
+            calls = [[call.name, call.arguments] for call in record.tool_calls]
+            right = record.status == "ok" and self.right(record, case)
+            verdicts.append({"prompt": case.prompt, "right": right, "text": record.text, "calls": calls})
+        return Outcome(
+            records,
+            error=load_failure(records),
+            artifact=json.dumps(verdicts, ensure_ascii=False, indent=1),
+            columns={"score": sum(verdict["right"] for verdict in verdicts) / len(verdicts)},
+        )
+
+
+def tool_correctness() -> Correctness:
+    """Whether the right tool is called, with the right arguments."""
+    return Correctness("tools", _TOOL_CASES, _TOOLS, _calls_right)
+
+
+def json_correctness() -> Correctness:
+    """Whether answers follow a schema and say what is right."""
+    return Correctness("json-schema", _JSON_CASES, (), _says_right)
+
+
+def _calls_right(record: RequestRecord, case: Case) -> bool:
+    if len(record.tool_calls) != 1 or record.tool_calls[0].name != case.tool:
+        return False
+    return _same(_parsed(record.tool_calls[0].arguments), dict(case.expected))
+
+
+def _says_right(record: RequestRecord, case: Case) -> bool:
+    return _same(_parsed(record.text), dict(case.expected))
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Whether two JSON values are the same; `1` is not `true`, and case does not count."""
+    if isinstance(expected, dict) and isinstance(found, dict):
+        return found.keys() == expected.keys() and all(_same(found[key], value) for key, value in expected.items())
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    if isinstance(expected, str) and isinstance(found, str):
+        return found.strip().casefold() == expected.casefold()
+    return type(found) is type(expected) and found == expected

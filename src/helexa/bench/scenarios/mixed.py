@@ -1,0 +1,66 @@
+"""Small requests beside large ones: how fairly a server shares itself."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import ClassVar
+
+from helexa.bench.identity import ScenarioKey
+from helexa.bench.load import arrival_times, closed_loop, open_loop
+from helexa.bench.question import Question
+from helexa.bench.record import RequestRecord
+from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
+from helexa.bench.targets.target import Control, ServedModel
+
+_PROBE_TOKENS = 32
+_PROBES_RPS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """One long cold prompt after the other, and beside them probes that ask for a single token, at a constant rate.
+    The probes are what is measured."""
+
+    warms_up: ClassVar[bool] = True
+
+    prompt_tokens: int
+    duration_secs: float
+    max_tokens: int
+
+    @property
+    def key(self) -> ScenarioKey:
+        """What its samples are stored under."""
+        params = {
+            "prompt_tokens": self.prompt_tokens,
+            "duration_s": self.duration_secs,
+            "max_tokens": self.max_tokens,
+            "probe_tokens": _PROBE_TOKENS,
+            "probes_rps": _PROBES_RPS,
+            "cache": "cold",
+        }
+        return ScenarioKey(f"mixed:{self.prompt_tokens}", "mixed", params)
+
+    def suits(self, model: ServedModel, control: Control | None) -> bool:
+        """Text models with room for it."""
+        del control
+        return fits(model, self.prompt_tokens, self.max_tokens)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Send both."""
+        prompts = subject.prompts(seed)
+
+        async def load(scheduled: float | None) -> RequestRecord:
+            turns = prompts.cold(self.prompt_tokens)
+            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            return await subject.client.ask(question, scheduled=scheduled)
+
+        async def probe(scheduled: float | None) -> RequestRecord:
+            question = Question(subject.model.name, prompts.cold(_PROBE_TOKENS), max_tokens=1)
+            return await subject.client.ask(question, scheduled=scheduled, role="probe")
+
+        offsets = list(arrival_times(_PROBES_RPS, self.duration_secs, "constant", seed))
+        async with asyncio.TaskGroup() as group:
+            long = group.create_task(closed_loop(load, 1, self.duration_secs, subject.clock))
+            probes = group.create_task(open_loop(probe, offsets, subject.clock))
+        records = sorted([*long.result(), *probes.result().records], key=lambda record: record.sent)
+        measured = probes.result().records
+        return Outcome(records, measured=measured, error=load_failure(records), columns={"concurrency": 1})

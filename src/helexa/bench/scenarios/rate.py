@@ -1,0 +1,66 @@
+"""Requests that come when they come, whether or not the server keeps up: honest tails."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from helexa.bench.identity import ScenarioKey
+from helexa.bench.load import Arrivals, arrival_times, open_loop
+from helexa.bench.measures import Objectives
+from helexa.bench.question import Question
+from helexa.bench.record import RequestRecord
+from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure, text_objectives
+from helexa.bench.targets.target import Control, ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """An open loop at a given rate; all prompts are cold."""
+
+    warms_up: ClassVar[bool] = True
+
+    rate_rps: float
+    arrivals: Arrivals
+    duration_secs: float
+    prompt_tokens: int
+    max_tokens: int
+    objectives: Objectives
+
+    @property
+    def key(self) -> ScenarioKey:
+        """What its samples are stored under."""
+        params = {
+            "rate_rps": self.rate_rps,
+            "arrivals": self.arrivals,
+            "duration_s": self.duration_secs,
+            "prompt_tokens": self.prompt_tokens,
+            "max_tokens": self.max_tokens,
+            "objectives": text_objectives(self.objectives),
+            "cache": "cold",
+        }
+        return ScenarioKey(f"rate:{self.arrivals}:{self.rate_rps:g}", "rate", params)
+
+    def suits(self, model: ServedModel, control: Control | None) -> bool:
+        """Text models with room for it."""
+        del control
+        return fits(model, self.prompt_tokens, self.max_tokens)
+
+    async def run(self, subject: Subject, seed: int) -> Outcome:
+        """Send what is due until the time is over or the server is saturated. A saturated sample is a good one: what
+        failed in it tells where the limit is."""
+        prompts = subject.prompts(seed)
+
+        async def ask(scheduled: float | None) -> RequestRecord:
+            turns = prompts.cold(self.prompt_tokens)
+            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            return await subject.client.ask(question, scheduled=scheduled)
+
+        offsets = list(arrival_times(self.rate_rps, self.duration_secs, self.arrivals, seed))
+        loop = await open_loop(ask, offsets, subject.clock)
+        answered = any(record.status == "ok" for record in loop.records)
+        return Outcome(
+            loop.records,
+            error=None if loop.saturated and answered else load_failure(loop.records),
+            saturated=loop.saturated,
+            objectives=self.objectives,
+            columns={"rate_rps": self.rate_rps},
+        )

@@ -1,0 +1,177 @@
+"""A sweep: every cell of every target gets the samples that it lacks.
+
+A cell is a target, what it runs on, its build, a model with its configuration, and a scenario. A new build has empty
+cells, and so it measures itself.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from helexa.bench.clock import Clock
+from helexa.bench.config import BenchConfig
+from helexa.bench.identity import Cell
+from helexa.bench.measures import measure_run
+from helexa.bench.prompts import sample_seed
+from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject
+from helexa.bench.store.rows import Sample
+from helexa.bench.store.store import Store
+from helexa.bench.targets.connect import Connection
+from helexa.bench.targets.target import Identity, ServedModel, TargetError
+from helexa.bench.telemetry import watching
+from helexa.core.logs import tell
+
+log = logging.getLogger(__name__)
+
+_WARM_UP = -1  # instead of a sample's number
+_MOST_RESTARTS = 3
+
+
+@dataclass(slots=True)
+class SweepReport:
+    """What came of a sweep.
+
+    Attributes:
+        measured, failed: samples.
+        skipped: cells that had all of theirs.
+        unreachable: targets that did not answer, and why.
+    """
+
+    measured: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unreachable: dict[str, str] = field(default_factory=dict[str, str])
+
+
+class TargetChangedError(Exception):
+    """Something else runs behind a target's address than a moment ago."""
+
+
+class Sweep:
+    """Measures.
+
+    Args:
+        wanted: how many good samples a cell should have.
+    """
+
+    def __init__(self, config: BenchConfig, store: Store, clock: Clock, wanted: Callable[[Cell], int]) -> None:
+        self._config = config.bench
+        self._store = store
+        self._clock = clock
+        self._wanted = wanted
+        self.report = SweepReport()
+
+    async def run(self, connections: Iterable[Connection], scenarios: list[Scenario]) -> SweepReport:
+        """Measure one target after the other."""
+        for connection in connections:
+            try:
+                await self._target(connection, scenarios)
+            except TargetError as error:
+                self.report.unreachable[connection.target.name] = str(error)
+                tell(log, logging.WARNING, "target_unreachable", target=connection.target.name, reason=str(error))
+        return self.report
+
+    async def _target(self, connection: Connection, scenarios: list[Scenario]) -> None:
+        for _ in range(_MOST_RESTARTS):
+            try:
+                await self._models(connection, scenarios)
+                return
+            except TargetChangedError:
+                tell(log, logging.INFO, "target_changed", target=connection.target.name)
+
+    async def _models(self, connection: Connection, scenarios: list[Scenario]) -> None:
+        identity = await connection.server.identity()
+        chosen = connection.section.models
+        for model in await connection.server.models():
+            if chosen and model.name not in chosen:
+                continue
+            saturated: set[str] = set()
+            for scenario in scenarios:
+                key = scenario.key
+                if key.kind in saturated or not scenario.suits(model, connection.server.control):
+                    continue
+                cell = Cell(connection.target, identity.host, identity.build, model.model, key)
+                if await self._top_up(connection, identity, cell, scenario, model):
+                    saturated.add(key.kind)
+
+    async def _top_up(
+        self, connection: Connection, identity: Identity, cell: Cell, scenario: Scenario, model: ServedModel
+    ) -> bool:
+        """Take the samples that a cell lacks; whether the server was saturated. The first that is no good is the last
+        of this sweep."""
+        count, wanted = self._store.count(cell), self._wanted(cell)
+        if count.good >= wanted:
+            self.report.skipped += 1
+            return count.saturated
+        if scenario.warms_up and not count.good:
+            await self._execute(connection, cell, scenario, model, _WARM_UP)
+        saturated = count.saturated
+        for extra in range(wanted - count.good):
+            await self._clock.sleep_until(self._clock.now() + self._config.iteration_pause_secs)
+            sample, outcome = await self._execute(connection, cell, scenario, model, count.all + extra)
+            await self._keep(connection, identity, cell, sample)
+            saturated |= outcome.saturated
+            if not sample.ok:
+                break
+        return saturated
+
+    async def _keep(self, connection: Connection, identity: Identity, cell: Cell, sample: Sample) -> None:
+        """Record a sample, unless it is nobody's: something else ran at its end than at its beginning."""
+        try:
+            same = await connection.server.identity() == identity
+        except TargetError:  # it broke under the load, which is a finding
+            self._record(cell, sample)
+            raise
+        if not same:
+            raise TargetChangedError
+        self._record(cell, sample)
+
+    def _record(self, cell: Cell, sample: Sample) -> None:
+        run = self._store.record(cell, sample)
+        self.report.measured += sample.ok
+        self.report.failed += not sample.ok
+        facts = {"run": run, "target": cell.target.name, "build": cell.build.sha, "model": cell.model.name}
+        facts["scenario"] = cell.scenario.name
+        if sample.ok:
+            tell(log, logging.INFO, "sample", **facts, **_shown(sample))
+        else:
+            tell(log, logging.WARNING, "sample_failed", **facts, reason=sample.error)
+
+    async def _execute(
+        self, connection: Connection, cell: Cell, scenario: Scenario, model: ServedModel, number: int
+    ) -> tuple[Sample, Outcome]:
+        seed = sample_seed(self._config.seed, cell.scenario.name, cell.scenario.params_hash, number)
+        salt = secrets.token_hex(8)
+        client = connection.client(self._config.request_timeout_secs, self._clock)
+        subject = Subject(client, model, self._clock, salt, connection.server.control)
+        started_ms, start = self._clock.calendar_ms(), self._clock.now()
+        async with watching(connection.server, self._config.telemetry_interval_secs, self._clock) as readings:
+            try:
+                outcome = await scenario.run(subject, seed)
+            except TargetError as error:
+                outcome = Outcome(error=str(error))
+            duration = self._clock.now() - start
+        measured = outcome.records if outcome.measured is None else outcome.measured
+        sample = Sample(
+            started_ms=started_ms,
+            start=start,
+            duration_s=duration,
+            seed=seed,
+            ok=outcome.error is None,
+            error=outcome.error,
+            records=list(outcome.records),
+            measures=measure_run(measured, outcome.objectives),
+            readings=readings,
+            artifact=outcome.artifact,
+            columns=outcome.columns,
+            extra={**outcome.extra, "salt": salt} | ({"saturated": True} if outcome.saturated else {}),
+        )
+        return sample, outcome
+
+
+def _shown(sample: Sample) -> dict[str, float]:
+    """The numbers of a sample's log line."""
+    found = sample.measures.distributions if sample.measures else {}
+    medians = {name: round(found[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in found}
+    return medians | {name: round(value, 4) for name, value in sample.columns.items() if value is not None}

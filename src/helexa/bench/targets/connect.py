@@ -1,0 +1,47 @@
+"""From a target's configuration to a server that can be asked, and to a client of it."""
+
+from dataclasses import dataclass
+
+import aiohttp
+
+from helexa.bench.client import Client, dialect_of
+from helexa.bench.clock import Clock
+from helexa.bench.config import TargetSection
+from helexa.bench.identity import Target
+from helexa.bench.targets.http import JsonCalls
+from helexa.bench.targets.neuron import NeuronTarget
+from helexa.bench.targets.openai import OpenAITarget
+from helexa.bench.targets.target import TargetServer
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A target, and how it is reached."""
+
+    target: Target
+    server: TargetServer
+    section: TargetSection
+    session: aiohttp.ClientSession
+
+    def client(self, timeout_secs: float, clock: Clock) -> Client:
+        """A client of the target, as it is now."""
+        return Client(
+            self.session,
+            self.section.endpoint,
+            dialect_of(self.section.kind),
+            clock,
+            _bearer(self.section),
+            timeout_secs,
+            self.server.ignore_eos,
+        )
+
+
+def connect(section: TargetSection, session: aiohttp.ClientSession) -> Connection:
+    """A connection; nothing is sent yet."""
+    calls = JsonCalls(session, section.endpoint, dialect_of(section.kind).headers(_bearer(section)))
+    server = NeuronTarget(calls) if section.kind == "neuron" else OpenAITarget(calls, section.kind)
+    return Connection(Target(section.name, section.kind, section.endpoint, section.label), server, section, session)
+
+
+def _bearer(section: TargetSection) -> str | None:
+    return section.bearer.get_secret_value() if section.bearer else None

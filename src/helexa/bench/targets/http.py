@@ -1,0 +1,79 @@
+"""Small calls to a target, beside the load: bounded in time and size."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import orjson
+
+from helexa.bench.targets.target import TargetError
+
+_CALL_SECS = 10.0
+_MAX_BYTES = 8 << 20
+_MAX_REASON_CHARS = 300
+
+
+class JsonCalls:
+    """Calls below a base URL, with the target's key."""
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: str, headers: dict[str, str]) -> None:
+        self._session = session
+        self.endpoint = endpoint
+        self._headers = headers
+
+    async def get(self, path: str) -> Any:
+        """The JSON at a path.
+
+        Raises:
+            TargetError: the target cannot be reached, refuses, or answers something else.
+        """
+        return await self._call("GET", path, None, _CALL_SECS)
+
+    async def get_or_none(self, path: str) -> Any:
+        """The same; None instead of an error."""
+        try:
+            return await self.get(path)
+        except TargetError:
+            return None
+
+    async def post(self, path: str, body: object, timeout_secs: float) -> Any:
+        """The JSON answer to a JSON body.
+
+        Raises:
+            TargetError: as above.
+        """
+        return await self._call("POST", path, body, timeout_secs)
+
+    async def _call(self, method: str, path: str, body: object, timeout_secs: float) -> Any:
+        headers, data = self._headers, None
+        if body is not None:
+            headers, data = {**headers, "content-type": "application/json"}, orjson.dumps(body)
+        try:
+            async with (
+                asyncio.timeout(timeout_secs),
+                self._session.request(method, f"{self.endpoint}{path}", data=data, headers=headers) as response,
+            ):
+                text = await _bounded(response.content)
+                status = response.status
+        except TimeoutError:
+            raise TargetError(f"{self.endpoint}{path}: no answer within {timeout_secs:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise TargetError(f"{self.endpoint}{path}: {error}"[:_MAX_REASON_CHARS]) from error
+        if status // 100 != 2:
+            reason = text[:_MAX_REASON_CHARS].decode("utf-8", "replace")
+            raise TargetError(f"{self.endpoint}{path}: HTTP {status}: {reason}")
+        try:
+            return orjson.loads(text)
+        except ValueError:
+            raise TargetError(f"{self.endpoint}{path}: the answer is not JSON") from None
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _MAX_BYTES:
+            raise ValueError(f"the answer is over {_MAX_BYTES} bytes")
+    return b"".join(parts)

@@ -1,0 +1,90 @@
+"""Any other server: what its list of models says, and what it can be got to say of its own version."""
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from helexa.bench.identity import EXTERNAL, Build, Host, Model, TargetKind
+from helexa.bench.store.rows import Reading
+from helexa.bench.targets.http import JsonCalls
+from helexa.bench.targets.target import Control, Identity, ServedModel, TargetError
+
+_MAX_MODELS = 256
+_MAX_VERSION_CHARS = 100
+
+
+class OpenAITarget:
+    """A server of the OpenAI or the Anthropic dialect, or a cortex. Of what it runs on nothing is known but its name.
+
+    A new version of llama.cpp, vLLM or Ollama is a new build.
+    """
+
+    def __init__(self, calls: JsonCalls, kind: TargetKind) -> None:
+        self._calls = calls
+        self._kind = kind
+        self._engine = kind
+
+    @property
+    def control(self) -> Control | None:
+        """It has none."""
+        return None
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Whether it knows how to go on until `max_tokens`; found out with its identity."""
+        return self._engine in ("cortex", "llama.cpp", "vllm")
+
+    async def identity(self) -> Identity:
+        """Its host's name, and the version of the engine where one of the known ones answers."""
+        host = Host(urlsplit(self._calls.endpoint).hostname or "")
+        if self._kind == "cortex":
+            document = await self._calls.get_or_none("/openapi.json")
+            version = _field(document.get("info") if isinstance(document, dict) else None, "version")
+            return Identity(host, Build("cortex", version or EXTERNAL, version=version))
+        if self._kind == "anthropic":
+            return Identity(host, Build("anthropic", EXTERNAL))
+        for engine, path, key in _VERSIONS:
+            version = _field(await self._calls.get_or_none(path), key)
+            if version:
+                self._engine = engine
+                return Identity(host, Build(engine, version, version=version))
+        self._engine = self._kind
+        return Identity(host, Build(self._kind, EXTERNAL))
+
+    async def models(self) -> list[ServedModel]:
+        """Those of `/v1/models`; where entries have helexa's `loaded` flag, those that are."""
+        listing = await self._calls.get("/v1/models")
+        data = listing.get("data") if isinstance(listing, dict) else None
+        if not isinstance(data, list):
+            raise TargetError(f"{self._calls.endpoint}/v1/models does not answer as an OpenAI server does")
+        entries = [entry for entry in data[:_MAX_MODELS] if isinstance(entry, dict) and _field(entry, "id")]
+        return [_served(entry) for entry in entries if entry.get("loaded", True) is True]
+
+    async def readings(self, at_s: float) -> list[Reading]:
+        """Nothing."""
+        del at_s
+        return []
+
+
+_VERSIONS = (
+    ("llama.cpp", "/props", "build_info"),
+    ("ollama", "/api/version", "version"),
+    ("vllm", "/version", "version"),
+)
+
+
+def _field(value: Any, key: str) -> str:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found[:_MAX_VERSION_CHARS] if isinstance(found, str) else ""
+
+
+def _served(entry: dict[str, Any]) -> ServedModel:
+    capabilities = entry.get("capabilities")
+    context = entry.get("max_model_len")
+    named = frozenset(map(str, capabilities)) if isinstance(capabilities, list) else frozenset[str]()
+    tool_call = entry.get("tool_call", True)
+    return ServedModel(
+        Model(str(entry["id"])),
+        named or frozenset({"text"}),
+        context if isinstance(context, int) else None,
+        tool_call is True,
+    )
