@@ -114,12 +114,13 @@ def fell_behind(records: Sequence[RequestRecord]) -> bool:
 
 
 def is_growing(backlog: Sequence[int]) -> bool:
-    """Whether a series, one number for each arrival, keeps growing: its slope is surely above zero, in its second half
-    as well, and of every five arrivals one more than before is left in flight."""
-    if len(backlog) < _LOOK_AFTER:
+    """Whether a series, one number for each arrival, keeps growing: surely so in each of its thirds, and so fast that
+    of every five arrivals in the last of them one more than before is left in flight. A server that only stood still
+    for a while is none that is saturated."""
+    if len(backlog) < 2 * _LOOK_AFTER:
         return False
-    half = backlog[len(backlog) // 2 :]
-    return all(_slope_is_sure(series) for series in (backlog, half)) and _slope(half)[0] > _STUCK_SHARE
+    thirds = [third.tolist() for third in np.array_split(np.asarray(backlog), 3)]
+    return all(map(_slope_is_sure, thirds)) and _slope(thirds[-1])[0] > _STUCK_SHARE
 
 
 def _slope_is_sure(series: Sequence[float]) -> bool:

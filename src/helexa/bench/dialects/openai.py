@@ -91,15 +91,17 @@ def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
         return
     answer.prompt_tokens = number(usage.get("prompt_tokens"))
     answer.completion_tokens = answer.counted = number(usage.get("completion_tokens"))
-    answer.cached_tokens = number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    cached = number(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
+    answer.cached_tokens = answer.cached_tokens if cached is None else cached
     answer.reasoning_tokens = number(mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"))
     timing = mapping(usage.get("helexa_timing"))
     computed = number(timing.get("prefill_tokens"))
     if answer.cached_tokens is None and answer.prompt_tokens is not None and computed is not None:
         answer.cached_tokens = max(answer.prompt_tokens - computed, 0)
-    answer.prefill_s = seconds(timing.get("prefill_ms"))
-    answer.decode_s = seconds(timing.get("decode_ms"))
-    answer.queue_s = seconds(timing.get("queue_ms"))
+    if timing:
+        answer.prefill_s = seconds(timing.get("prefill_ms"))
+        answer.decode_s = seconds(timing.get("decode_ms"))
+        answer.queue_s = seconds(timing.get("queue_ms"))
 
 
 def _take_timings(timings: dict[str, Any], answer: Answer) -> None:
