@@ -1,0 +1,82 @@
+"""The pages and the API as one ASGI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from helexa.bench.api import routes
+from helexa.bench.api.desk import Desk
+from helexa.bench.pages import site
+from helexa.core.errors import ApiError
+
+SECURITY = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+_HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
+
+
+def create_app(database: Path, root_path: str = "") -> Starlette:
+    """An application that reads a database, which need not exist yet.
+
+    Args:
+        root_path: where a proxy in front of it has put it, as `/bench`; links begin with it.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.desk = Desk(database)
+        await app.state.desk.warm_up()
+        yield
+        await app.state.desk.close()
+
+    static = resources.files("helexa.bench.pages").joinpath("static")
+    app = Starlette(
+        routes=[
+            *routes.routes(),
+            *site.routes(),
+            Mount("/static", StaticFiles(directory=str(static)), name="static"),
+        ],
+        exception_handlers={ApiError: _refuse, HTTPException: _refuse, Exception: _refuse},
+        middleware=[Middleware(_Guarded)],
+        lifespan=lifespan,
+    )
+    app.state.root_path = root_path.rstrip("/")
+    return app
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, None, error.detail)
+    in_api = request.url.path.startswith(("/api", "/openapi"))
+    return await (routes.refuse_api_error if in_api else site.refuse)(request, error)
+
+
+class _Guarded:
+    """Adds to every answer what a browser may do with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, guarded if scope["type"] == "http" else send)

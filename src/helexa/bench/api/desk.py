@@ -1,0 +1,71 @@
+"""Where questions to the archive are queued: one thread asks it, so that no request blocks another's bytes."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.summary import summary
+from helexa.bench.store.database import StoreError
+from helexa.core.errors import ApiError
+
+_MOST_WAITING = 64
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Asks the archive, which it opens when it can: the database may be made, or replaced, while this runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, "archive")
+        self._archive: Archive | None = None
+        self._file: tuple[int, int] | None = None
+        self._waiting = 0
+
+    async def ask(self, question: Callable[[Archive], T]) -> T:
+        """The answer.
+
+        Raises:
+            ApiError: 503; there is no database yet, or too many wait.
+        """
+        if self._waiting >= _MOST_WAITING:
+            raise ApiError(503, "overloaded", "too many questions at once", retry_after=1)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, question)
+        except StoreError as error:
+            raise ApiError(503, "no_database", str(error), retry_after=10) from None
+        finally:
+            self._waiting -= 1
+
+    async def warm_up(self) -> None:
+        """Have ready what the first page needs."""
+        with suppress(ApiError):
+            await self.ask(summary)
+
+    async def close(self) -> None:
+        """Let go of the database, and of the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._archive is not None:
+            self._archive.close()
+
+    def _answer(self, question: Callable[[Archive], T]) -> T:
+        return question(self._current())
+
+    def _current(self) -> Archive:
+        try:
+            status = self._path.stat()
+        except OSError:
+            raise StoreError("nothing has been measured yet") from None
+        file = (status.st_dev, status.st_ino)
+        if self._archive is None or file != self._file:
+            if self._archive is not None:
+                self._archive.close()
+                self._archive = None
+            self._archive, self._file = Archive(self._path), file
+        return self._archive

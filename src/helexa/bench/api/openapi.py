@@ -1,0 +1,102 @@
+"""The API as an OpenAPI 3.1 document, out of the questions it answers."""
+
+from functools import cache
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter
+
+from helexa import __version__
+from helexa.bench.api.query import Parameters
+from helexa.bench.api.questions import QUESTIONS, RUN_FILTERS, Question
+from helexa.bench.store.rows import RunRow
+
+_DESCRIPTION = """\
+What was measured, read only. Every number of the pages is here under the same name.
+
+Durations are seconds where a name ends with `_s` and milliseconds where it ends with `_ms`; moments are UTC epoch
+milliseconds. `null` is what was not measured. Answers that are lists of rows are CSV with `format=csv`."""
+_REFUSALS = {
+    "400": "a parameter is unknown, missing or wrong",
+    "404": "there is no such thing",
+    "500": "a fault of ours",
+    "503": "there is no database yet, or too much is asked at once",
+}
+
+
+@cache
+def document() -> bytes:
+    """The whole document, as JSON."""
+    adapters = {question.path: TypeAdapter(question.shape) for question in QUESTIONS} | {"export": TypeAdapter(RunRow)}
+    shapes, definitions = TypeAdapter.json_schemas(
+        [(path, "serialization", adapter) for path, adapter in adapters.items()],
+        ref_template="#/components/schemas/{model}",
+    )
+    paths = {
+        f"/api/v1/{question.path}": {"get": _operation(question, shapes[(question.path, "serialization")])}
+        for question in QUESTIONS
+    }
+    paths["/api/v1/export/runs"] = {
+        "get": {
+            "operationId": "exportRuns",
+            "summary": "All runs that pass the filters, as lines of JSON or as CSV",
+            "parameters": [*_parameters(RUN_FILTERS), _FORMAT],
+            "responses": {
+                "200": {
+                    "description": "as asked",
+                    "content": {
+                        "application/x-ndjson": {"schema": shapes[("export", "serialization")]},
+                        "text/csv": {"schema": {"type": "string"}},
+                    },
+                },
+                **_refusals(),
+            },
+        }
+    }
+    return orjson.dumps(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "helexa-bench", "version": __version__, "description": _DESCRIPTION},
+            "servers": [{"url": "/"}],
+            "paths": paths,
+            "components": {"schemas": definitions.get("$defs", {})},
+        }
+    )
+
+
+_FORMAT = {
+    "name": "format",
+    "in": "query",
+    "description": "json or csv",
+    "schema": {"type": "string", "enum": ["json", "csv"], "default": "json"},
+}
+
+
+def _operation(question: Question, shape: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": shape}}
+    if question.table:
+        content["text/csv"] = {"schema": {"type": "string"}}
+    return {
+        "operationId": f"get{question.path.title()}",
+        "summary": question.summary,
+        "parameters": [*_parameters(question.parameters), *([_FORMAT] if question.table else [])],
+        "responses": {"200": {"description": "as asked", "content": content}, **_refusals()},
+    }
+
+
+def _parameters(parameters: Parameters) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "description": parameter.about,
+            "required": parameter.required,
+            "schema": parameter.schema(),
+        }
+        for name, parameter in parameters.items()
+    ]
+
+
+def _refusals() -> dict[str, Any]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
+    return {status: {"description": about, "content": text} for status, about in _REFUSALS.items()}

@@ -1,0 +1,208 @@
+"""Every question of the API: its path, its parameters and who answers it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from helexa.bench.api.query import Parameter, Parameters
+from helexa.bench.measures import METRICS, Metric
+from helexa.bench.results import (
+    alerts,
+    capacity,
+    comparison,
+    dimensions,
+    quality,
+    runs,
+    scaling,
+    series,
+    summary,
+    swaps,
+)
+from helexa.bench.results.archive import Archive
+from helexa.bench.store.rows import RequestRow, RunRow
+
+_TARGET = Parameter("A target's name")
+_MODEL = Parameter("A model's name")
+_SCENARIO = Parameter("A scenario's name")
+_WHERE = {"host": _TARGET, "model": _MODEL}
+_METRIC = Parameter("A metric; without one, what the scenario is there for", choices=series.HOT)
+RUN_FILTERS: Parameters = {
+    "host": Parameter("A target's name, or a host's"),
+    "model": _MODEL,
+    "scenario": _SCENARIO,
+    "kind": Parameter("A kind of scenario"),
+    "sha": Parameter("A build's commit, as it is shown"),
+    "ok": Parameter("Whether the run succeeded", "boolean"),
+    "since_ms": Parameter("Not before this, UTC epoch milliseconds", "integer"),
+    "before_ms": Parameter("Before this, UTC epoch milliseconds", "integer"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """One path under `/api/` and `/api/v1/`.
+
+    Attributes:
+        answer: from the archive and the values of the parameters; may raise LookupError.
+        shape: the type of the answer.
+        table: the answer is a list of rows, so it can be CSV.
+    """
+
+    path: str
+    summary: str
+    shape: Any
+    answer: Callable[[Archive, Mapping[str, Any]], Any]
+    parameters: Parameters = field(default_factory=dict[str, Parameter])
+    table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Whether results can be read."""
+
+    status: str
+    run_count: int
+
+
+def _where(query: Mapping[str, Any]) -> dict[str, Any]:
+    return {"target": query["host"], "model": query["model"]}
+
+
+def _series(archive: Archive, query: Mapping[str, Any]) -> list[series.Series]:
+    names = archive.names
+    kinds = {row.name: row.kind for row in names.scenarios.values()}
+    if query["scenario"] not in kinds:
+        raise LookupError(f"no scenario is called '{query['scenario']}'")
+    metric = query["metric"] or summary.headline_of(kinds[query["scenario"]])
+    targets = [query["host"]] if query["host"] else [row.name for row in names.targets.values()]
+    found = [series.series(archive, target, query["model"], query["scenario"], metric) for target in targets]
+    return [one for one in found if one.points]
+
+
+def _compare(archive: Archive, query: Mapping[str, Any]) -> list[comparison.Compared]:
+    a, b = (comparison.Side.parse(query[side]) for side in ("a", "b"))
+    metrics = (query["metric"],) if query["metric"] else comparison.COMPARED
+    return comparison.compare(archive, a, b, model=query["model"], metrics=metrics)
+
+
+_SIDE = "A build's commit or version, `@` and a target's name, or both"
+
+QUESTIONS = (
+    Question(
+        "health", "Whether results can be read", Health, lambda archive, _: Health("ok", archive.reader.run_count())
+    ),
+    Question("dimensions", "What can be asked for", dict[str, Any], lambda archive, _: dimensions.dimensions(archive)),
+    Question(
+        "summary",
+        "The newest build of each target, model and scenario",
+        list[summary.SummaryRow],
+        lambda archive, query: summary.summary(archive, **_where(query)),
+        _WHERE,
+        table=True,
+    ),
+    Question(
+        "scaling",
+        "Rates over the length of the context",
+        list[scaling.Scaling],
+        lambda archive, query: scaling.scaling(archive, **_where(query)),
+        _WHERE,
+    ),
+    Question(
+        "concurrency",
+        "Latency, throughput and goodput over load, with the knee",
+        list[capacity.Capacity],
+        lambda archive, query: capacity.capacity(archive, **_where(query)),
+        _WHERE,
+    ),
+    Question(
+        "swap",
+        "What it costs to load a model",
+        list[swaps.Swap],
+        lambda archive, query: swaps.swaps(archive, **_where(query)),
+        _WHERE,
+        table=True,
+    ),
+    Question(
+        "capability",
+        "What probes produced, with scores",
+        list[quality.Artifact],
+        lambda archive, query: quality.artifacts(archive, **_where(query), limit=query["limit"]),
+        {**_WHERE, "limit": Parameter("The newest this many", "integer", 100, 1, 500)},
+        table=True,
+    ),
+    Question(
+        "checks",
+        "Scores of calls, JSON and other checks beside speed",
+        list[quality.Check],
+        lambda archive, query: quality.checks(archive, **_where(query)),
+        _WHERE,
+        table=True,
+    ),
+    Question(
+        "series",
+        "A metric build by build, with change points and verdicts",
+        list[series.Series],
+        _series,
+        {
+            "model": Parameter(_MODEL.about, required=True),
+            "scenario": Parameter(_SCENARIO.about, required=True),
+            "host": _TARGET,
+            "metric": _METRIC,
+        },
+    ),
+    Question(
+        "runs",
+        "Runs, newest first",
+        list[RunRow],
+        lambda archive, query: runs.runs(archive, query, limit=query["limit"], offset=query["offset"]),
+        {
+            **RUN_FILTERS,
+            "limit": Parameter("At most this many", "integer", 500, 1, runs.MOST_RUNS),
+            "offset": Parameter("After this many", "integer", 0, 0),
+        },
+        table=True,
+    ),
+    Question(
+        "run",
+        "One run with all that is kept of it",
+        runs.RunDetail,
+        lambda archive, query: runs.run(archive, query["id"]),
+        {"id": Parameter("The run's id", "integer", required=True)},
+    ),
+    Question(
+        "requests",
+        "The requests of a run",
+        list[RequestRow],
+        lambda archive, query: runs.run(archive, query["run"]).requests,
+        {"run": Parameter("The run's id", "integer", required=True)},
+        table=True,
+    ),
+    Question(
+        "compare",
+        "Two builds, targets or engines: ratios of medians with 95 % intervals",
+        list[comparison.Compared],
+        _compare,
+        {
+            "a": Parameter(_SIDE, required=True),
+            "b": Parameter(_SIDE, required=True),
+            "model": _MODEL,
+            "metric": Parameter("One metric only", choices=series.HOT),
+        },
+        table=True,
+    ),
+    Question(
+        "alerts",
+        "Changes that were noticed, newest first",
+        list[alerts.Alert],
+        lambda archive, query: alerts.alerts(archive, **_where(query), state=query["state"], limit=query["limit"]),
+        {
+            **_WHERE,
+            "state": Parameter("Only these", choices=("suspected", "confirmed", "dismissed")),
+            "limit": Parameter("The newest this many", "integer", 500, 1, 5000),
+        },
+        table=True,
+    ),
+    Question(
+        "method", "What each metric means", list[Metric], lambda _archive, _query: list(METRICS.values()), table=True
+    ),
+)

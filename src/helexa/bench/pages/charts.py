@@ -1,0 +1,170 @@
+"""What is drawn, as data: a chart's axes, lines, bands and marks, for `static/bench.js`."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from helexa.bench.measures import METRICS
+from helexa.bench.results.capacity import Capacity
+from helexa.bench.results.runs import RunDetail
+from helexa.bench.results.scaling import Scaling
+from helexa.bench.results.series import Series
+
+Chart = dict[str, Any]
+_MS = 1000
+_OFTEN = 40
+
+
+def trend(series: Series, by: str, baseline: float | None) -> Chart:
+    """A metric build by build: median, spread, level, changes; with time or builds on the x axis."""
+    scale, unit = _unit(series.metric, [point.p50 for point in series.points])
+    points = series.points
+    places = [point.at_ms / _MS for point in points] if by == "time" else list(range(len(points)))
+
+    def drawn(values: Iterable[float | None]) -> list[float | None]:
+        return [None if value is None else value * scale for value in values]
+
+    lines = [
+        _line("level", unit, drawn(point.level for point in points), 5, "step"),
+        _line("p50", unit, drawn(point.p50 for point in points), 0),
+    ]
+    if baseline is not None:
+        lines.append(_line("baseline", unit, [baseline * scale] * len(points), 3, "dash"))
+    return {
+        "x": {
+            "kind": "time" if by == "time" else "category",
+            "values": places,
+            "names": [point.sha for point in points],
+        },
+        "bands": [
+            {
+                "label": "p10–p90",
+                "low": drawn(point.p10 for point in points),
+                "high": drawn(point.p90 for point in points),
+                "colour": 0,
+            }
+        ],
+        "series": lines,
+        "marks": [*_notes(series, places), *_changes(series, places)],
+        "unit": unit,
+        "title": METRICS[series.metric].title,
+    }
+
+
+def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
+    worse = 1 if series.better == "lower" else -1
+    return [
+        {
+            "x": place,
+            "label": f"{point.change * 100:+.1f} %".replace("-", "−"),
+            "state": "regressed" if point.change * worse > 0 else "improved",
+        }
+        for place, point in zip(places, series.points, strict=True)
+        if point.change is not None
+    ]
+
+
+def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
+    """Dividers where a minor version begins; what was noted goes into the table."""
+    found: list[Chart] = []
+    before = None
+    for place, point in zip(places, series.points, strict=True):
+        minor = ".".join(point.version.split(".")[:2])
+        if before is not None and minor != before:
+            found.append({"x": place, "faint": True})
+        before = minor
+    return found if len(found) <= _OFTEN else []
+
+
+def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
+    """Columns of `CapacityPoint` over the load; each with the metric that says its unit."""
+    values = {name: [getattr(point, name) for point in capacity.points] for name, _ in columns}
+    scale, unit = _unit(columns[0][1], [value for name, _ in columns for value in values[name] if value is not None])
+    lines = [
+        _line(_title(name, metric), unit, [None if v is None else v * scale for v in values[name]], colour)
+        for colour, (name, metric) in enumerate(columns)
+    ]
+    marks = [] if capacity.knee is None else [{"x": capacity.knee, "label": "knee"}]
+    about = "requests in flight" if capacity.loop == "closed" else "requests/s"
+    return {
+        "x": {"kind": "number", "values": [point.load for point in capacity.points], "unit": about},
+        "series": lines,
+        "marks": marks,
+        "zero": True,
+        "height": 240,
+        "unit": unit,
+        "title": " and ".join(line["label"] for line in lines),
+    }
+
+
+def _title(column: str, metric: str) -> str:
+    return f"{METRICS[metric].title} p95" if column == "ttft_p95_s" else METRICS[metric].title
+
+
+def pareto(capacities: Sequence[Capacity]) -> Chart:
+    """What one user gets against what all get together, a dot for each load."""
+    points = sorted(
+        (point.decode_tps, point.output_tps, place, point.load)
+        for place, capacity in enumerate(capacities)
+        for point in capacity.points
+        if point.decode_tps is not None and point.output_tps is not None
+    )
+    return {
+        "x": {"kind": "number", "values": [x for x, *_ in points], "unit": "tok/s for each user"},
+        "series": [
+            _line(f"{capacity.loop} loop", "tok/s", [y if found == place else None for _, y, found, _ in points], place)
+            for place, capacity in enumerate(capacities)
+        ],
+        "zero": True,
+        "height": 240,
+        "unit": "tok/s",
+        "title": "Throughput against the rate of one user",
+    }
+
+
+def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
+    """A rate over the length of the context, a line for each ladder."""
+    lengths = sorted({point.prompt_tokens for one in scalings for point in one.points if point.prompt_tokens})
+    lines = []
+    for colour, one in enumerate(scalings):
+        by_length = {point.prompt_tokens: getattr(point, column) for point in one.points}
+        lines.append(_line(one.kind, "tok/s", [by_length.get(length) for length in lengths], colour))
+    return {
+        "x": {"kind": "log", "values": lengths, "unit": "tokens of context"},
+        "series": lines,
+        "zero": True,
+        "height": 260,
+        "unit": "tok/s",
+        "title": "Prefill rate" if column == "prefill_tps" else "Decode rate",
+    }
+
+
+def telemetry(detail: RunDetail) -> Chart | None:
+    """How busy the accelerators were during a run."""
+    devices = sorted({reading.device for reading in detail.telemetry})
+    moments = sorted({reading.at_s for reading in detail.telemetry})
+    found = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
+    if len(moments) < 2:
+        return None
+    return {
+        "x": {"kind": "number", "values": moments, "unit": "s"},
+        "series": [
+            _line(f"device {device}", "%", [found.get((device, at)) for at in moments], place)
+            for place, device in enumerate(devices)
+        ],
+        "zero": True,
+        "height": 180,
+        "unit": "%",
+        "title": "Utilisation",
+    }
+
+
+def _line(label: str, unit: str, values: Sequence[float | None], colour: int, style: str = "line") -> Chart:
+    return {"label": label, "unit": unit, "values": list(values), "colour": colour, "style": style}
+
+
+def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
+    """Factor and unit of an axis: milliseconds where most durations are below a second, percent for shares."""
+    unit = METRICS[metric].unit
+    if unit == "s" and values and max(values) < 1:
+        return _MS, "ms"
+    return (100, "%") if not unit else (1, unit)

@@ -1,0 +1,122 @@
+"""Small drawings inside of tables, as numbers for SVG; no script is needed to see them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from helexa.bench.store.rows import RequestRow
+from helexa.bench.verdict import Interval
+
+SPARK = (84.0, 20.0)
+FOREST = (260.0, 20.0)
+TIMELINE_WIDTH = 1000.0
+ROW_HEIGHT = 14.0
+MOST_BARS = 120
+_MARGIN = 2.0
+_MOST_TICKS = 400
+
+
+def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
+    """A line's path, and where it ends; None with fewer than three values."""
+    if len(values) < 3:
+        return None
+    width, height = SPARK
+    low, high = min(values), max(values)
+    room = max(high - low, 0.04 * abs(high)) or 1.0
+    middle = (low + high) / 2
+    step = (width - 2 * _MARGIN) / (len(values) - 1)
+    points = [
+        (round(_MARGIN + place * step, 1), round(height / 2 - (value - middle) / room * (height - 6), 1))
+        for place, value in enumerate(values)
+    ]
+    return "M" + "L".join(f"{x} {y}" for x, y in points), *points[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """A ratio's interval on a common scale, in pixels; `one` is where nothing changed."""
+
+    one: float
+    low: float
+    high: float
+    ratio: float
+
+
+def forest_scale(ratios: Sequence[Interval]) -> float:
+    """The greatest factor, up or down, that has to fit; at least 1.1 and at most 4."""
+    factors = [max(one.high, 1 / one.low) for one in ratios if one.low > 0]
+    return min(4.0, max([1.1, *factors]))
+
+
+def forest(ratio: Interval, scale: float) -> Forest:
+    """Where a ratio is drawn."""
+    width = FOREST[0]
+
+    def place(value: float) -> float:
+        share = math.log(min(max(value, 1 / scale), scale)) / math.log(scale)
+        return round(width / 2 + share * (width / 2 - 6), 1)
+
+    return Forest(place(1), place(ratio.low), place(ratio.high), place(ratio.ratio))
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A request on a timeline: waited, then prefilled, then decoded, with a tick for each chunk; x in 0 to 1000."""
+
+    y: float
+    start: float
+    queued: float
+    first: float
+    end: float
+    status: str
+    number: int
+    ticks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All requests of a run in time.
+
+    Attributes:
+        marks: x and its moment in seconds.
+        left_out: requests that no room is for.
+    """
+
+    bars: list[Bar]
+    height: float
+    marks: list[tuple[float, float]]
+    left_out: int
+
+
+def timeline(requests: Sequence[RequestRow]) -> Timeline | None:
+    """The first requests of a run; None without any."""
+    if not requests:
+        return None
+    shown = requests[:MOST_BARS]
+    end = max(1e-9, *(row.ended_s for row in shown))
+
+    def x(moment: float) -> float:
+        return round(moment / end * TIMELINE_WIDTH, 2)
+
+    ticks = max(1, sum(len(row.chunks_s) for row in shown) // (_MOST_TICKS * 8))
+    bars = [
+        Bar(
+            y=place * ROW_HEIGHT,
+            start=x(row.scheduled_s),
+            queued=x(row.sent_s + (row.queue_s or 0)),
+            first=x(row.sent_s + row.ttft_s) if row.ttft_s is not None else x(row.ended_s),
+            end=x(row.ended_s),
+            status=row.status,
+            number=row.number,
+            ticks="".join(f"M{x(row.sent_s + at)} {place * ROW_HEIGHT + 8}v3" for at in row.chunks_s[:: ticks or 1]),
+        )
+        for place, row in enumerate(shown)
+    ]
+    step = _round_step(end / 8)
+    marks = [(x(place * step), place * step) for place in range(int(end / step) + 1)]
+    return Timeline(bars, len(shown) * ROW_HEIGHT, marks, len(requests) - len(shown))
+
+
+def _round_step(size: float) -> float:
+    power = 10.0 ** math.floor(math.log10(size))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= size)

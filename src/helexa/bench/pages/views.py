@@ -1,0 +1,196 @@
+"""What each page shows: out of the archive and a query, the names that its template uses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.bench import verdict
+from helexa.bench.measures import METRICS
+from helexa.bench.pages import charts, drawings
+from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.dimensions import dimensions
+from helexa.bench.results.names import hardware_label
+
+Context = dict[str, Any]
+Query = Mapping[str, Any]
+
+RUNS_A_PAGE = 100
+_MOST_REQUESTS = 200
+_MOST_ROWS = 120
+
+
+def overview(archive: Archive, query: Query) -> Context:
+    """The fleet now: a card for each target, and a matrix of models and scenarios."""
+    rows = summary.summary(archive)
+    raised = alerts.alerts(archive, state="confirmed")
+    by_target: dict[str, list[summary.SummaryRow]] = {}
+    for row in rows:
+        by_target.setdefault(row.target_name, []).append(row)
+    hosts = {(host.hostname): host for host in archive.names.hosts.values()}
+    targets = [
+        {
+            "name": name,
+            "row": archive_target,
+            "host": hosts[newest.hostname],
+            "hardware": hardware_label(hosts[newest.hostname]),
+            "newest": newest,
+            "models": list(dict.fromkeys(one.model_id for one in found)),
+            "scenarios": list(dict.fromkeys(one.scenario_id for one in found)),
+            "cells": {(one.model_id, one.scenario_id): one for one in found},
+            "failures": sum(one.failures for one in found),
+            "samples": sum(one.samples for one in found),
+            "alerts": sum(one.target == name and one.verdict == "regressed" for one in raised),
+        }
+        for name, found in by_target.items()
+        for newest in [max(found, key=lambda one: one.last_ms)]
+        for archive_target in [next(row for row in archive.names.targets.values() if row.name == name)]
+    ]
+    shown = [one for one in targets if query["target"] in (None, one["name"])] or targets
+    return {"targets": targets, "shown": shown, "runs": archive.answer("count", archive.reader.run_count)}
+
+
+def trends(archive: Archive, query: Query) -> Context:
+    """One metric build by build."""
+    cell = _first_cell(archive, query, ("target", "model", "scenario"))
+    if cell is None:
+        return {"series": None, "chosen": query, "chart": None, "baseline": None}
+    kind = next(row.kind for row in archive.names.scenarios.values() if row.name == cell["scenario"])
+    metric = query["metric"] or summary.headline_of(kind)
+    found = series.series(archive, cell["target"], cell["model"], cell["scenario"], metric)
+    baseline = next((point for point in found.points if point.sha == query["baseline"]), None)
+    return {
+        "series": found,
+        "chosen": cell | {"metric": metric, "x": query["x"], "baseline": baseline and baseline.sha},
+        "baseline": baseline,
+        "chart": charts.trend(found, query["x"], baseline and baseline.p50) if found.points else None,
+        "rows": found.points[::-1][:_MOST_ROWS],
+        "before": {after.build_id: one.sha for one, after in zip(found.points, found.points[1:], strict=False)},
+    }
+
+
+def run_list(archive: Archive, query: Query) -> Context:
+    """Runs that pass the filters, a page of them."""
+    offset = query["offset"]
+    found = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
+    return {
+        "runs": found[:RUNS_A_PAGE],
+        "earlier": offset + RUNS_A_PAGE if len(found) > RUNS_A_PAGE else None,
+        "later": max(0, offset - RUNS_A_PAGE) if offset else None,
+        "chosen": query,
+    }
+
+
+def run(archive: Archive, query: Query) -> Context:
+    """One run and its requests in time."""
+    detail = runs.run(archive, query["id"])
+    return {
+        "detail": detail,
+        "run": detail.run,
+        "timeline": drawings.timeline(detail.requests),
+        "telemetry": charts.telemetry(detail),
+        "requests": detail.requests[:_MOST_REQUESTS],
+        "left_out": max(0, len(detail.requests) - _MOST_REQUESTS),
+    }
+
+
+def compare(archive: Archive, query: Query) -> Context:
+    """Two builds or targets side by side."""
+    builds = [row for row in dimensions(archive)["builds"] if row["git_sha"] != "external"]
+    a, b = query["a"], query["b"]
+    if not a and not b and len(builds) > 1:
+        a, b = builds[1]["label"], builds[0]["label"]
+    found: list[comparison.Compared] = []
+    wrong = None
+    metric = query["metric"] or "output_tps_user"
+    if a and b:
+        try:
+            sides = comparison.Side.parse(a), comparison.Side.parse(b)
+            found = comparison.compare(archive, *sides, model=query["model"], metrics=(metric,))
+        except LookupError as error:
+            wrong = error.args[0]
+    scale = drawings.forest_scale([one.ratio for one in found if one.ratio])
+    return {
+        "chosen": dict(query) | {"a": a, "b": b, "metric": metric},
+        "found": found[: 2 * _MOST_ROWS],
+        "left_out": max(0, len(found) - 2 * _MOST_ROWS),
+        "counts": {state: sum(one.state == state for one in found) for state in _STATES},
+        "scale": scale,
+        "wrong": wrong,
+    }
+
+
+def loads(archive: Archive, query: Query) -> Context:
+    """What a target bears."""
+    kinds = ("concurrency", "open_loop")
+    cell = _first_cell(archive, query, ("target", "model"), kinds)
+    found = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
+    latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
+    return {
+        "chosen": cell or dict(query),
+        "found": [
+            {
+                "capacity": one,
+                "latency": charts.loads(one, latency),
+                "work": charts.loads(one, work),
+            }
+            for one in found
+        ],
+        "pareto": charts.pareto(found) if found else None,
+    }
+
+
+def context(archive: Archive, query: Query) -> Context:
+    """Rates over the length of the context."""
+    cell = _first_cell(archive, query, ("target", "model"), ("single", "depth"))
+    found = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
+    return {
+        "chosen": cell or dict(query),
+        "found": found,
+        "charts": [charts.ladders(found, column) for column in ("prefill_tps", "decode_tps")] if found else [],
+    }
+
+
+def swap(archive: Archive, query: Query) -> Context:
+    """What loading costs."""
+    found = swaps.swaps(archive, target=query["target"], model=query["model"])
+    return {"chosen": query, "found": found, "longest": max((one.load_ms_median or 0 for one in found), default=0)}
+
+
+def worth(archive: Archive, query: Query) -> Context:
+    """Checks and artifacts beside speed."""
+    where = {"target": query["target"], "model": query["model"]}
+    return {
+        "chosen": query,
+        "checks": quality.checks(archive, **where),
+        "artifacts": quality.artifacts(archive, **where, limit=20),
+    }
+
+
+def alert_list(archive: Archive, query: Query) -> Context:
+    """Changes that were noticed."""
+    found = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
+    return {"chosen": query, "alerts": found}
+
+
+def method(_archive: Archive, _query: Query) -> Context:
+    """What the numbers mean."""
+    return {"metrics": METRICS.values(), "rule": verdict, "knee_factor": capacity.KNEE_FACTOR}
+
+
+def _first_cell(
+    archive: Archive, query: Query, parts: tuple[str, ...], kinds: tuple[str, ...] = ()
+) -> dict[str, Any] | None:
+    """The parts of the first cell that has what was asked for; of the first of all, where none has."""
+    cells = [
+        {"target": row.target_name, "model": row.model_id, "scenario": row.scenario_id}
+        for row in summary.summary(archive)
+        if not kinds or row.kind in kinds
+    ]
+    for depth in range(len(parts), -1, -1):
+        for cell in cells:
+            if all(query[part] in (None, cell[part]) for part in parts[:depth]):
+                return {part: cell[part] for part in parts}
+    return None
+
+
+_STATES = ("regressed", "improved", "same", "too few")

@@ -1,0 +1,70 @@
+"""Numbers as people read them: three digits that count, and always a unit."""
+
+from datetime import UTC, datetime
+
+from helexa.bench.measures import METRICS
+
+NOTHING = "–"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits; more only for integers."""
+    if value is None:
+        return NOTHING
+    size = abs(value)
+    if size >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3g}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with the unit that suits it."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0 ms"
+    size = abs(value)
+    if size < 0.001:
+        return f"{number(value * 1e6)} µs"
+    if size < 1:
+        return f"{number(value * 1e3)} ms"
+    return f"{number(value)} s" if size < 600 else f"{number(value / 60)} min"
+
+
+def measured(value: float | None, metric: str) -> str:
+    """A value of a metric with its unit."""
+    if value is None:
+        return NOTHING
+    unit = METRICS[metric].unit
+    if unit == "s":
+        return seconds(value)
+    return f"{number(value)} {unit}" if unit else share(value)
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage."""
+    return NOTHING if value is None else f"{value * 100:.1f} %".replace(".0 %", " %")
+
+
+def change(ratio: float | None) -> str:
+    """A ratio as a relative change with its sign."""
+    return NOTHING if ratio is None else f"{(ratio - 1) * 100:+.1f} %".replace("-", "−")
+
+
+def moment(ms: int | None) -> str:
+    """A moment, UTC, to the minute."""
+    return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d %H:%M")
+
+
+def day(ms: int | None) -> str:
+    """A moment's day, UTC."""
+    return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d")
+
+
+def memory(mb: float | None) -> str:
+    """Memory in GiB."""
+    return NOTHING if mb is None else f"{number(mb / 1024)} GiB"
+
+
+def _at(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

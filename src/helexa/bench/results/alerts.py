@@ -1,0 +1,73 @@
+"""Changes that were noticed, with names."""
+
+from dataclasses import dataclass
+
+from helexa.bench.measures import METRICS
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.names import build_label
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One metric of one cell that changed against the builds before it.
+
+    Attributes:
+        state: `suspected` while more samples are taken, then `confirmed` or `dismissed`.
+        baseline: the builds it is compared with.
+    """
+
+    id: int
+    target: str
+    model: str
+    scenario: str
+    build: str
+    metric: str
+    better: str
+    state: str
+    verdict: str
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    threshold: float
+    samples: int
+    baseline_samples: int
+    baseline: list[str]
+    raised_ms: int
+    updated_ms: int
+    delivered_ms: int | None
+
+
+def alerts(
+    archive: Archive, *, target: str | None = None, model: str | None = None, state: str | None = None, limit: int = 500
+) -> list[Alert]:
+    """Newest first."""
+    names = archive.names
+    found = [
+        Alert(
+            id=row.id,
+            target=names.targets[row.target_id].name,
+            model=names.models[row.model_id].name,
+            scenario=names.scenarios[row.scenario_id].name,
+            build=build_label(names.builds[row.build_id]),
+            metric=row.metric,
+            better=METRICS[row.metric].better,
+            state=row.state,
+            verdict=row.verdict,
+            ratio=row.ratio,
+            ratio_low=row.ratio_low,
+            ratio_high=row.ratio_high,
+            threshold=row.threshold,
+            samples=row.samples,
+            baseline_samples=row.baseline_samples,
+            baseline=[build_label(names.builds[id]) for id in row.baseline_builds if id in names.builds],
+            raised_ms=row.raised_ms,
+            updated_ms=row.updated_ms,
+            delivered_ms=row.delivered_ms,
+        )
+        for row in archive.reader.alerts(limit)
+    ]
+    return [
+        one
+        for one in found
+        if target in (None, one.target) and model in (None, one.model) and state in (None, one.state)
+    ]

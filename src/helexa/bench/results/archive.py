@@ -1,0 +1,66 @@
+"""The database as answers are drawn from it: read only, with what was read last kept until something is written."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Self, TypeVar
+
+from helexa.bench.results.names import Names
+from helexa.bench.store.reader import Reader
+
+_MOST_ANSWERS = 256
+_MOST_KEPT = 8192
+
+T = TypeVar("T")
+
+
+class Archive:
+    """A reader and what it said. One thread at a time may use it.
+
+    Attributes:
+        reader: the database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.reader = Reader(path)
+        self._version = -1
+        self._answers: OrderedDict[Hashable, object] = OrderedDict()
+        self._kept: OrderedDict[Hashable, object] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.reader.close()
+
+    @property
+    def names(self) -> Names:
+        """What ids stand for."""
+        return self.answer("names", lambda: Names.of(self.reader))
+
+    def answer(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` says, until another process writes to the database."""
+        version = self.reader.select("PRAGMA data_version")[0][0]
+        if version != self._version:
+            self._version = version
+            self._answers.clear()
+        return _remembered(self._answers, _MOST_ANSWERS, key, find)
+
+    def keep(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What `find` says, for good: the key has to say all that the answer depends on."""
+        return _remembered(self._kept, _MOST_KEPT, key, find)
+
+
+def _remembered(memory: OrderedDict[Hashable, object], most: int, key: Hashable, find: Callable[[], T]) -> T:
+    if key in memory:
+        memory.move_to_end(key)
+        return memory[key]  # type: ignore[return-value]
+    found = find()
+    memory[key] = found
+    if len(memory) > most:
+        memory.popitem(last=False)
+    return found

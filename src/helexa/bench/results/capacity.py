@@ -1,0 +1,127 @@
+"""What a target bears: latency, throughput and goodput over concurrency or rate, where it bends, and what is best."""
+
+from dataclasses import dataclass, replace
+
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import LatestCell, by_group, latest
+
+KNEE_FACTOR = 2
+_KINDS = ("concurrency", "open_loop")
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityPoint:
+    """One level of load, at the newest build; medians over samples.
+
+    Attributes:
+        load: requests in flight (closed loop) or issued per second (open loop).
+        decode_tps: of one user; `output_tps` is all users' together.
+        pareto: no other level has both more for each user and more together.
+    """
+
+    scenario: str
+    load: float
+    concurrency: int | None
+    rate_rps: float | None
+    decode_tps: float | None
+    output_tps: float | None
+    tpot_s: float | None
+    ttft_s: float | None
+    ttft_p95_s: float | None
+    queue_wait_ms: float | None
+    goodput_rps: float | None
+    goodput_share: float | None
+    reject_rate: float | None
+    samples: int
+    estimated: bool
+    pareto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """All levels of load of one loop.
+
+    Attributes:
+        loop: `closed` or `open`.
+        knee_concurrency: the knee of a closed loop.
+        knee: the highest level before requests are refused or the 95th percentile of TTFT passes twice the lowest's.
+    """
+
+    target: str
+    model: str
+    loop: str
+    build: str
+    points: list[CapacityPoint]
+    knee: float | None
+    knee_concurrency: int | None
+
+
+def capacity(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Capacity]:
+    """The loops of each target and model."""
+    found: list[Capacity] = []
+    cells = [
+        cell for cell in latest(archive, target=target, model=model, kinds=("concurrency", "open_loop")) if cell.rows
+    ]
+    for target_name, model_name, group in by_group(cells):
+        for kind in _KINDS:
+            loop = "closed" if kind == "concurrency" else "open"
+            steps = [cell for cell in group if cell.kind == kind]
+            points = sorted(filter(None, map(_point, steps)), key=lambda point: point.load)
+            if points:
+                marked = [_with_pareto(point, points) for point in points]
+                bend = knee(points)
+                level = int(bend) if bend is not None and loop == "closed" else None
+                found.append(Capacity(target_name, model_name, loop, steps[-1].build, marked, bend, level))
+    return found
+
+
+def knee(points: list[CapacityPoint]) -> float | None:
+    """The last level, ascending, before requests are refused or the tail of TTFT is twice the lowest level's."""
+    if not points or points[0].ttft_p95_s is None:
+        return None
+    limit = KNEE_FACTOR * points[0].ttft_p95_s
+    found: float | None = None
+    for point in points:
+        if point.reject_rate or point.ttft_p95_s is None or point.ttft_p95_s > limit:
+            break
+        found = point.load
+    return found
+
+
+def _with_pareto(point: CapacityPoint, points: list[CapacityPoint]) -> CapacityPoint:
+    own = (point.decode_tps, point.output_tps)
+    beaten = None in own or any(
+        other.decode_tps is not None
+        and other.output_tps is not None
+        and other.decode_tps >= (own[0] or 0)
+        and other.output_tps >= (own[1] or 0)
+        and (other.decode_tps, other.output_tps) != own
+        for other in points
+    )
+    return replace(point, pareto=not beaten)
+
+
+def _point(cell: LatestCell) -> CapacityPoint | None:
+    concurrency = next((row["concurrency"] for row in cell.rows), None)
+    rate = cell.param("rate_rps") or cell.median("rate_rps")
+    load = concurrency if cell.kind == "concurrency" else rate
+    if load is None:
+        return None
+    issued = sum(cell.values("requests"))
+    return CapacityPoint(
+        scenario=cell.scenario,
+        load=load,
+        concurrency=concurrency,
+        rate_rps=rate,
+        decode_tps=cell.median("output_tps_user"),
+        output_tps=cell.median("output_tps"),
+        tpot_s=cell.median("tpot_s"),
+        ttft_s=cell.median("ttft_s"),
+        ttft_p95_s=cell.median("ttft_p95_s"),
+        queue_wait_ms=cell.median_ms("queue_s"),
+        goodput_rps=cell.median("goodput_rps"),
+        goodput_share=cell.median("goodput_share"),
+        reject_rate=sum(cell.values("rejected")) / issued if issued else None,
+        samples=len(cell.rows),
+        estimated=cell.any("estimated"),
+    )

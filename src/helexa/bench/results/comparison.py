@@ -1,0 +1,150 @@
+"""Two builds, targets or engines side by side: for each scenario the ratio of medians with its interval."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+from helexa.bench.measures import METRICS
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import latest, scenario_order
+from helexa.bench.results.names import build_label
+from helexa.bench.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
+
+COMPARED = ("ttft_s", "tpot_s", "output_tps_user", "output_tps", "prefill_tps", "load_s", "goodput_rps")
+_SHORTEST_SHA = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is compared: a build, a target, or a build on a target."""
+
+    build: str | None = None
+    target: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Side":
+        """Read `build`, `@target` or `build@target`."""
+        build, _, target = text.partition("@")
+        return cls(build or None, target or None)
+
+    def __str__(self) -> str:
+        return (self.build or "") + (f"@{self.target}" if self.target else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One metric of one model and scenario on both sides; medians of samples.
+
+    Attributes:
+        ratio: of B to A.
+        state: of B against A.
+    """
+
+    model: str
+    scenario: str
+    metric: str
+    unit: str
+    better: str
+    a: float
+    b: float
+    samples_a: int
+    samples_b: int
+    ratio: Interval | None
+    state: Literal["improved", "regressed", "same", "too few"]
+
+
+def compare(
+    archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
+) -> list[Compared]:
+    """All that both sides have measured, by model and scenario; of several builds of a side, the newest of each cell.
+
+    Raises:
+        LookupError: a side was never measured; the text says which, and what there is.
+    """
+    return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
+
+
+def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[Compared]:
+    left, right = _samples(archive, a, model, metrics), _samples(archive, b, model, metrics)
+    names = archive.names
+    rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
+    found: list[Compared] = []
+    for key in sorted(left.keys() & right.keys(), key=lambda key: (key[0], rank[key[1]])):
+        for metric in metrics:
+            mine, theirs = ([row[metric] for row in side[key] if row[metric] is not None] for side in (left, right))
+            if mine and theirs:
+                found.append(_compared(*key, metric, mine, theirs))
+    return found
+
+
+def _compared(model: str, scenario: str, metric: str, mine: list[float], theirs: list[float]) -> Compared:
+    about = METRICS[metric]
+    enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
+    ratio = median_ratio([mine], theirs) if enough else None
+    state: Any = "too few" if ratio is None else "same"
+    if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
+        state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
+    return Compared(
+        model=model,
+        scenario=scenario,
+        metric=metric,
+        unit=about.unit,
+        better=about.better,
+        a=median(mine),
+        b=median(theirs),
+        samples_a=len(mine),
+        samples_b=len(theirs),
+        ratio=ratio,
+        state=state,
+    )
+
+
+Rows = dict[tuple[str, str], list[dict[str, Any]]]
+_CELL = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
+
+
+def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str]) -> Rows:
+    """Samples by model and scenario, of the cell of each that was measured last."""
+    if side.build is None:
+        cells = latest(archive, target=side.target, model=model)
+        found = {(cell.model, cell.scenario): cell.rows for cell in cells if cell.rows}
+    else:
+        found = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics)
+    if not found:
+        raise LookupError(f"nothing was measured of '{side}'")
+    return found
+
+
+def _samples_of_build(
+    archive: Archive, builds: list[int], target: str | None, model: str | None, metrics: Sequence[str]
+) -> Rows:
+    rows = archive.reader.select(
+        f"SELECT {', '.join(f'run.{name}' for name in (*_CELL, *metrics))}, model.name AS model,"
+        " scenario.name AS scenario FROM run"
+        " JOIN model ON model.id = run.model_id JOIN scenario ON scenario.id = run.scenario_id"
+        f" WHERE run.ok AND run.build_id IN ({', '.join('?' * len(builds))}) AND (? IS NULL OR model.name = ?)"
+        " AND (? IS NULL OR run.target_id = (SELECT id FROM target WHERE name = ?))"
+        " ORDER BY run.started_ms DESC, run.id DESC",
+        (*builds, model, model, target, target),
+    )
+    found: Rows = {}
+    for row in map(dict, rows):
+        kept = found.setdefault((row["model"], row["scenario"]), [])
+        if not kept or all(kept[0][name] == row[name] for name in _CELL):
+            kept.append(row)
+    return found
+
+
+def _builds(archive: Archive, name: str) -> list[int]:
+    builds = archive.names.builds
+    found = [
+        id
+        for id, row in builds.items()
+        if name in (build_label(row), row.sha, row.sha_long, row.version)
+        or (len(name) >= _SHORTEST_SHA and row.sha_long.startswith(name))
+    ]
+    if not found:
+        newest = sorted(builds.values(), key=lambda row: -row.first_seen_ms)[:8]
+        raise LookupError(f"no build is called '{name}'; the newest: {', '.join(map(build_label, newest)) or 'none'}")
+    return found

@@ -1,0 +1,51 @@
+"""What can be asked for: every host, model, scenario and build there is."""
+
+from typing import Any
+
+from helexa.bench.measures import METRICS
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import scenario_order
+from helexa.bench.results.names import build_label, gpu_label
+from helexa.bench.results.series import HOT
+
+
+def dimensions(archive: Archive) -> dict[str, Any]:
+    """Names, each once, in the order they are offered in; builds with the newest first."""
+    return archive.answer("dimensions", lambda: _dimensions(archive))
+
+
+def _dimensions(archive: Archive) -> dict[str, Any]:
+    names = archive.names
+    cells = archive.answer("latest", archive.reader.latest_cells)
+    order = sorted(names.scenarios, key=lambda id: scenario_order(names, id))
+    return {
+        "hosts": sorted({row.name for row in names.targets.values()}),
+        "models": sorted({row.name for row in names.models.values()}),
+        "scenarios": list(dict.fromkeys(names.scenarios[id].name for id in order)),
+        "metrics": [
+            {"name": metric.name, "title": metric.title, "unit": metric.unit, "better": metric.better}
+            for name in HOT
+            for metric in [METRICS[name]]
+        ],
+        "builds": [
+            {
+                "id": row.id,
+                "engine": row.engine,
+                "git_sha": row.sha,
+                "label": build_label(row),
+                "build_timestamp": row.built_ms,
+                "package_version": row.version,
+            }
+            for row in sorted(names.builds.values(), key=lambda row: (row.first_seen_ms, row.id), reverse=True)
+        ],
+        "host_gpus": {names.targets[cell.target_id].name: gpu_label(names.hosts[cell.host_id].gpus) for cell in cells},
+        "model_gpus": _model_gpus(archive, cells),
+    }
+
+
+def _model_gpus(archive: Archive, cells: list[Any]) -> dict[str, list[str]]:
+    names = archive.names
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        found.setdefault(names.models[cell.model_id].name, set()).add(gpu_label(names.hosts[cell.host_id].gpus))
+    return {model: sorted(label for label in labels if label) for model, labels in found.items()}

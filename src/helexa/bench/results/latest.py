@@ -1,0 +1,120 @@
+"""The newest samples: those of the build that each target, model and scenario was measured with last."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from helexa.bench.measures import Distribution, distribution
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.names import Names, build_label
+from helexa.bench.store.rows import CellRow
+
+_COLUMNS = (
+    *("id", "started_ms", "duration_s", "ok", "estimated", "requests", "completed", "rejected", "timed_out", "failed"),
+    *("incomplete", "concurrency", "rate_rps", "prompt_tokens", "cached_tokens", "completion_tokens", "ttft_s"),
+    *("ttft_p95_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "e2e_p95_s", "output_tps_user", "output_tps", "prefill_tps"),
+    *("prefill_s", "decode_s", "queue_s", "goodput_rps", "goodput_share", "unload_s", "load_s", "release_s", "score"),
+    *("vram_used_mb", "gpu_util_pct", "gpu_temp_c", "gpu_power_w"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LatestCell:
+    """A cell's good samples, oldest first, as columns of `run`."""
+
+    cell: CellRow
+    names: Names
+    rows: list[dict[str, Any]]
+
+    @property
+    def target(self) -> str:
+        """The target's name."""
+        return self.names.targets[self.cell.target_id].name
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.names.models[self.cell.model_id].name
+
+    @property
+    def scenario(self) -> str:
+        """The scenario's name."""
+        return self.names.scenarios[self.cell.scenario_id].name
+
+    @property
+    def kind(self) -> str:
+        """The scenario's kind."""
+        return self.names.scenarios[self.cell.scenario_id].kind
+
+    @property
+    def build(self) -> str:
+        """The build in short."""
+        return build_label(self.names.builds[self.cell.build_id])
+
+    def param(self, name: str) -> Any:
+        """A parameter of the scenario, or None."""
+        return self.names.scenarios[self.cell.scenario_id].params.get(name)
+
+    def values(self, column: str) -> list[float]:
+        """What samples have in a column, oldest first."""
+        return [row[column] for row in self.rows if row[column] is not None]
+
+    def distribution(self, column: str) -> Distribution | None:
+        """Of the samples' values."""
+        return distribution(self.values(column))
+
+    def median(self, column: str) -> float | None:
+        """Of the samples' values."""
+        found = self.distribution(column)
+        return found and found.p50
+
+    def median_ms(self, column: str) -> float | None:
+        """Of the samples' values, which are seconds, in milliseconds."""
+        found = self.median(column)
+        return None if found is None else found * 1000
+
+    def any(self, column: str) -> bool:
+        """Whether some sample has something else than nothing there."""
+        return any(row[column] for row in self.rows)
+
+
+def latest(
+    archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
+) -> list[LatestCell]:
+    """The newest cell of each target, model and scenario that was asked for, by their names."""
+    names = archive.names
+    cells = [
+        cell
+        for cell in archive.answer("latest", archive.reader.latest_cells)
+        if (target is None or names.targets[cell.target_id].name == target)
+        and (model is None or names.models[cell.model_id].name == model)
+        and (not kinds or names.scenarios[cell.scenario_id].kind in kinds)
+    ]
+    found = [
+        LatestCell(cell, names, archive.answer(("runs", cell), lambda cell=cell: _runs(archive, cell)))
+        for cell in cells
+    ]
+    return sorted(found, key=lambda one: (one.target, one.model, scenario_order(names, one.cell.scenario_id)))
+
+
+def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
+    """Scenarios by kind, and by size within it: numbers in a name count as numbers."""
+    row = names.scenarios[scenario_id]
+    parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
+    return (row.kind, parts)
+
+
+def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:
+    """Target, model and their cells, of cells in order."""
+    for (target, model), group in groupby(cells, key=lambda one: (one.target, one.model)):
+        yield target, model, list(group)
+
+
+def _runs(archive: Archive, cell: CellRow) -> list[dict[str, Any]]:
+    rows = archive.reader.select(
+        f"SELECT {', '.join(_COLUMNS)} FROM run WHERE target_id = ? AND model_id = ? AND scenario_id = ?"
+        " AND build_id = ? AND host_id = ? AND ok = 1 ORDER BY started_ms, id",
+        (cell.target_id, cell.model_id, cell.scenario_id, cell.build_id, cell.host_id),
+    )
+    return [dict(row) for row in rows]

@@ -1,0 +1,77 @@
+"""How rates depend on the length of the context, cold and warm."""
+
+from dataclasses import dataclass
+
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import LatestCell, by_group, latest
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPoint:
+    """One length of the context, at the newest build."""
+
+    scenario: str
+    prompt_size: int | None
+    prompt_tokens: float | None
+    cached_tokens: float | None
+    prefill_tps: float | None
+    decode_tps: float | None
+    ttft_s: float | None
+    samples: int
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A ladder of lengths for one model.
+
+    Attributes:
+        kind: `cold`, `warm` or `depth`: nothing, the prompt or all before the answer is in the cache.
+        decode_flatness: decode rate at the greatest length to that at the least.
+    """
+
+    target: str
+    model: str
+    kind: str
+    build: str
+    points: list[ScalingPoint]
+    decode_flatness: float | None
+
+
+def scaling(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Scaling]:
+    """The ladders of each target and model."""
+    found: list[Scaling] = []
+    cells = [cell for cell in latest(archive, target=target, model=model, kinds=("single", "depth")) if cell.rows]
+    for target_name, model_name, group in by_group(cells):
+        ladders: dict[str, list[LatestCell]] = {}
+        for cell in group:
+            ladders.setdefault(ladder_kind(cell), []).append(cell)
+        found += [_ladder(target_name, model_name, kind, steps) for kind, steps in ladders.items()]
+    return found
+
+
+def ladder_kind(cell: LatestCell) -> str:
+    """Which ladder a cell is a step of."""
+    words = cell.scenario.split(":")
+    return "depth" if cell.kind == "depth" else "warm" if "warm" in words else "cold"
+
+
+def _ladder(target: str, model: str, kind: str, steps: list[LatestCell]) -> Scaling:
+    points = sorted((_point(cell) for cell in steps), key=lambda point: point.prompt_tokens or point.prompt_size or 0)
+    rates = [point.decode_tps for point in points if point.decode_tps]
+    flatness = rates[-1] / rates[0] if len(rates) > 1 else None
+    return Scaling(target, model, kind, steps[-1].build, points, flatness)
+
+
+def _point(cell: LatestCell) -> ScalingPoint:
+    return ScalingPoint(
+        scenario=cell.scenario,
+        prompt_size=cell.param("prompt_tokens"),
+        prompt_tokens=cell.median("prompt_tokens"),
+        cached_tokens=cell.median("cached_tokens"),
+        prefill_tps=cell.median("prefill_tps"),
+        decode_tps=cell.median("output_tps_user"),
+        ttft_s=cell.median("ttft_s"),
+        samples=len(cell.rows),
+        estimated=cell.any("estimated"),
+    )

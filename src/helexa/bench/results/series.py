@@ -1,0 +1,206 @@
+"""One metric of one target, model and scenario, build by build."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+from helexa.bench import changepoint
+from helexa.bench.measures import METRICS
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.names import build_label
+from helexa.bench.verdict import Better, Verdict, judge
+
+HOT = (
+    *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
+    *("goodput_rps", "goodput_share", "load_s", "unload_s", "release_s", "score"),
+)
+"""The metrics that every run has a column for."""
+MOST_BUILDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One build of a series.
+
+    Attributes:
+        build_id: its id; `sha` is its commit in short.
+        at_ms: when it was first measured.
+        host_id, model_id: another one than before is other hardware, or another configuration of the model.
+        values: the samples, oldest first.
+        p10, p50, p90: of the samples.
+        level: of the piecewise constant fit at this build; None where there are too few builds.
+        change: of the level at this build, relative; None where it stays.
+        verdict: against the builds before it on the same hardware and configuration.
+    """
+
+    build_id: int
+    sha: str
+    version: str
+    built_ms: int | None
+    at_ms: int
+    host_id: int
+    model_id: int
+    values: list[float]
+    p10: float
+    p50: float
+    p90: float
+    level: float | None
+    change: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What happened between two builds: an annotation, other hardware, another configuration."""
+
+    at_ms: int
+    kind: str
+    text: str
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All builds of one metric, oldest first."""
+
+    target: str
+    model: str
+    scenario: str
+    metric: str
+    unit: str
+    better: str
+    points: list[Point] = field(default_factory=list[Point])
+    marks: list[Mark] = field(default_factory=list[Mark])
+    estimated: bool = False
+
+
+def series(archive: Archive, target: str, model: str, scenario: str, metric: str) -> Series:
+    """A metric's builds; at most the newest 500 are looked at.
+
+    Raises:
+        KeyError: no metric of that name has a column.
+    """
+    if metric not in HOT:
+        raise KeyError(metric)
+    rows = archive.reader.select(
+        "SELECT run.build_id, run.host_id, run.model_id, run.started_ms, run.estimated,"
+        f" run.{metric} AS value FROM run"
+        " WHERE run.target_id = (SELECT id FROM target WHERE name = ?)"
+        " AND run.model_id IN (SELECT id FROM model WHERE name = ?)"
+        " AND run.scenario_id IN (SELECT id FROM scenario WHERE name = ?)"
+        f" AND run.ok AND run.{metric} IS NOT NULL ORDER BY run.started_ms, run.id",
+        (target, model, scenario),
+    )
+    grouped = samples_by_build([dict(row) for row in rows])[-MOST_BUILDS:]
+    about = METRICS[metric]
+    points = _points(archive, grouped, about.better)
+    return Series(
+        target,
+        model,
+        scenario,
+        metric,
+        about.unit,
+        about.better,
+        points,
+        _marks(archive, target, points),
+        any(row["estimated"] for row in rows),
+    )
+
+
+@dataclass(slots=True)
+class BuildSamples:
+    """A build's samples of one metric on one host and configuration, oldest first."""
+
+    build_id: int
+    host_id: int
+    model_id: int
+    at_ms: int
+    values: list[float] = field(default_factory=list[float])
+
+
+def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
+    """Rows in order of time, put together by build; a build stands where it was measured first."""
+    found: dict[tuple[int, int, int], BuildSamples] = {}
+    for row in rows:
+        key = (row["build_id"], row["host_id"], row["model_id"])
+        found.setdefault(key, BuildSamples(*key, row["started_ms"])).values.append(row["value"])
+    return sorted(found.values(), key=lambda one: one.at_ms)
+
+
+def judged(archive: Archive, history: Sequence[list[float]], values: list[float], better: Better) -> Verdict:
+    """The verdict on samples; the same samples are judged once."""
+    key = ("verdict", better, tuple(map(tuple, history)), tuple(values))
+    return archive.keep(key, lambda: judge(history, values, better))
+
+
+def _points(archive: Archive, grouped: Sequence[BuildSamples], better: Better) -> list[Point]:
+    fits = _fitted(grouped)
+    points: list[Point] = []
+    histories: dict[tuple[int, int], list[list[float]]] = {}
+    for one, (level, change) in zip(grouped, fits, strict=True):
+        history = histories.setdefault((one.host_id, one.model_id), [])
+        build = archive.names.builds[one.build_id]
+        low, middle, high = (float(value) for value in np.percentile(one.values, [10, 50, 90]))
+        points.append(
+            Point(
+                build_id=one.build_id,
+                sha=build_label(build),
+                version=build.version,
+                built_ms=build.built_ms,
+                at_ms=one.at_ms,
+                host_id=one.host_id,
+                model_id=one.model_id,
+                values=one.values,
+                p10=low,
+                p50=middle,
+                p90=high,
+                level=level,
+                change=change,
+                verdict=judged(archive, history, one.values, better),
+            )
+        )
+        history.append(one.values)
+    return points
+
+
+def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
+    """Level and change for each build; the fit begins anew where hardware or configuration change."""
+    fits: list[tuple[float | None, float | None]] = []
+    for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id)):
+        medians = [float(np.median(one.values)) for one in same]
+        before: float | None = None
+        for level in changepoint.levels(medians):
+            change = None if before is None else level.value / before - 1
+            fits.append((level.value, change))
+            fits += [(level.value, None)] * (level.end - level.start - 1)
+            before = level.value
+    return fits
+
+
+def _marks(archive: Archive, target: str, points: Sequence[Point]) -> list[Mark]:
+    marks = [
+        Mark(note.at_ms, note.kind, note.text, note.link)
+        for note in archive.reader.annotations()
+        if note.target in ("", target) and points and points[0].at_ms <= note.at_ms
+    ]
+    names = archive.names
+    for before, after in pairwise(points):
+        old, new = names.hosts[before.host_id], names.hosts[after.host_id]
+        if old.id != new.id:
+            changed = _changed(
+                {"driver": old.driver_version, "CUDA": old.cuda_version, "host": old.hostname},
+                {"driver": new.driver_version, "CUDA": new.cuda_version, "host": new.hostname},
+            )
+            marks.append(Mark(after.at_ms, "hardware", changed or "other hardware"))
+        if before.model_id != after.model_id:
+            changed = _changed(names.models[before.model_id].config, names.models[after.model_id].config)
+            marks.append(Mark(after.at_ms, "configuration", changed or "other configuration"))
+    return sorted(marks, key=lambda mark: mark.at_ms)
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    names = sorted(old.keys() | new.keys())
+    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))

@@ -1,0 +1,161 @@
+"""The newest build of every target, model and scenario at a glance, each judged against the builds before it."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+
+from helexa.bench.measures import METRICS
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import LatestCell, latest
+from helexa.bench.results.names import gpu_label
+from helexa.bench.results.series import judged, samples_by_build
+from helexa.bench.store.rows import CellRow
+from helexa.bench.verdict import Verdict
+
+HEADLINES = {
+    "concurrency": "output_tps",
+    "open_loop": "goodput_rps",
+    "agentic": "output_tps_user",
+    "swap": "load_s",
+    "cold_load": "load_s",
+    "cancel": "release_s",
+    "tools": "score",
+    "json": "score",
+    "json_schema": "score",
+    "capability": "score",
+}
+"""What a scenario of each kind is there for; a stream's decode rate, unless it is named here."""
+_RECENT_BUILDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One cell. Without a unit in its name a value is a rate per second, a count or a share."""
+
+    target_name: str
+    model_id: str
+    scenario_id: str
+    kind: str
+    hostname: str
+    gpu: str
+    vram_total_mb: int
+    git_sha: str
+    version: str
+    last_ms: int
+    samples: int
+    failures: int
+    estimated: bool
+    prompt_size_approx: int | None
+    prompt_tokens: float | None
+    cached_tokens: float | None
+    ttft_s_median: float | None
+    ttft_s_p95: float | None
+    ttft_s_p99: float | None
+    ttfo_s_median: float | None
+    tpot_s_median: float | None
+    decode_tps_median: float | None
+    output_tps_median: float | None
+    total_s_median: float | None
+    total_s_p95: float | None
+    total_s_p99: float | None
+    prefill_ms_median: float | None
+    decode_ms_median: float | None
+    prefill_tps_median: float | None
+    vram_used_mb_median: float | None
+    gpu_util_pct_median: float | None
+    gpu_temp_c_median: float | None
+    gpu_power_w_median: float | None
+    concurrency: int | None
+    rate_rps: float | None
+    ttft_p95_load_s: float | None
+    queue_wait_ms_median: float | None
+    rejected_median: float | None
+    goodput_rps_median: float | None
+    goodput_share_median: float | None
+    headline: str
+    headline_median: float | None
+    verdict: Verdict
+    recent: list[float] = field(default_factory=list[float])
+
+
+def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
+    """A row for each cell, by target, model and scenario."""
+    return [
+        archive.keep(("summary", cell.cell), partial(_row, archive, cell))
+        for cell in latest(archive, target=target, model=model)
+    ]
+
+
+def headline_of(kind: str) -> str:
+    """The metric that a scenario of this kind is there for."""
+    return HEADLINES.get(kind, "output_tps_user")
+
+
+def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
+    names = cell.names
+    host, build = names.hosts[cell.cell.host_id], names.builds[cell.cell.build_id]
+    ttft, total = cell.distribution("ttft_s"), cell.distribution("e2e_s")
+    size = cell.param("prompt_tokens")
+    headline = headline_of(cell.kind)
+    verdict, recent = _judge(archive, cell.cell, headline)
+    return SummaryRow(
+        target_name=cell.target,
+        model_id=cell.model,
+        scenario_id=cell.scenario,
+        kind=cell.kind,
+        hostname=host.hostname,
+        gpu=gpu_label(host.gpus),
+        vram_total_mb=sum(gpu.get("vram_total_mb", 0) for gpu in host.gpus),
+        git_sha=cell.build,
+        version=build.version,
+        last_ms=cell.cell.last_ms,
+        samples=cell.cell.samples,
+        failures=cell.cell.failures,
+        estimated=cell.any("estimated"),
+        prompt_size_approx=size if isinstance(size, int) else None,
+        prompt_tokens=cell.median("prompt_tokens"),
+        cached_tokens=cell.median("cached_tokens"),
+        ttft_s_median=ttft and ttft.p50,
+        ttft_s_p95=ttft and ttft.p95,
+        ttft_s_p99=ttft and ttft.p99,
+        ttfo_s_median=cell.median("ttfo_s"),
+        tpot_s_median=cell.median("tpot_s"),
+        decode_tps_median=cell.median("output_tps_user"),
+        output_tps_median=cell.median("output_tps"),
+        total_s_median=total and total.p50,
+        total_s_p95=total and total.p95,
+        total_s_p99=total and total.p99,
+        prefill_ms_median=cell.median_ms("prefill_s"),
+        decode_ms_median=cell.median_ms("decode_s"),
+        prefill_tps_median=cell.median("prefill_tps"),
+        vram_used_mb_median=cell.median("vram_used_mb"),
+        gpu_util_pct_median=cell.median("gpu_util_pct"),
+        gpu_temp_c_median=cell.median("gpu_temp_c"),
+        gpu_power_w_median=cell.median("gpu_power_w"),
+        concurrency=next(iter(cell.rows), {}).get("concurrency"),
+        rate_rps=cell.median("rate_rps"),
+        ttft_p95_load_s=cell.median("ttft_p95_s"),
+        queue_wait_ms_median=cell.median_ms("queue_s"),
+        rejected_median=cell.median("rejected"),
+        goodput_rps_median=cell.median("goodput_rps"),
+        goodput_share_median=cell.median("goodput_share"),
+        headline=headline,
+        headline_median=cell.median(headline),
+        verdict=verdict,
+        recent=recent,
+    )
+
+
+def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
+    """The verdict on the cell, and the medians of its newest builds; what is behind a cell does not change."""
+    rows = archive.reader.select(
+        f"SELECT build_id, host_id, model_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
+        f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
+        " AND started_ms <= ? ORDER BY started_ms, id",
+        (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
+    )
+    builds = samples_by_build([dict(row) for row in rows])
+    own = next((one.values for one in builds if one.build_id == cell.build_id), [])
+    history = [one.values for one in builds if one.build_id != cell.build_id]
+    recent = [median(one.values) for one in builds[-_RECENT_BUILDS:]]
+    return judged(archive, history, own, METRICS[metric].better), recent

@@ -1,0 +1,50 @@
+"""What it costs to bring a model in."""
+
+from dataclasses import dataclass
+
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.latest import latest
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Cold loads of one model at the newest build; medians over samples."""
+
+    target: str
+    model: str
+    scenario: str
+    build: str
+    quant: str
+    unload_ms_median: float | None
+    load_ms_median: float | None
+    load_ms_p95: float | None
+    cold_ttft_s_median: float | None
+    cold_total_s_median: float | None
+    vram_used_mb_median: float | None
+    samples: int
+
+
+def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
+    """One for each target, model and scenario in which something was loaded."""
+    found: list[Swap] = []
+    for cell in latest(archive, target=target, model=model):
+        load = cell.distribution("load_s")
+        if load is None:
+            continue
+        found.append(
+            Swap(
+                target=cell.target,
+                model=cell.model,
+                scenario=cell.scenario,
+                build=cell.build,
+                quant=str(archive.names.models[cell.cell.model_id].config.get("quant") or ""),
+                unload_ms_median=cell.median_ms("unload_s"),
+                load_ms_median=load.p50 * 1000,
+                load_ms_p95=load.p95 * 1000,
+                cold_ttft_s_median=cell.median("ttft_s"),
+                cold_total_s_median=cell.median("e2e_s"),
+                vram_used_mb_median=cell.median("vram_used_mb"),
+                samples=load.n,
+            )
+        )
+    return found
