@@ -65,10 +65,10 @@ def scenarios() -> list[ScenarioKey]:
         for size in SIZES
     ]
     closed = [ScenarioKey(f"concurrency:{k}", "concurrency", {"concurrency": k, "prompt_tokens": 512}) for k in LEVELS]
-    opened = [ScenarioKey(f"open:{r:g}", "open_loop", {"rate_rps": r, "prompt_tokens": 512}) for r in RATES]
+    opened = [ScenarioKey(f"rate:poisson:{r:g}", "rate", {"rate_rps": r, "prompt_tokens": 512}) for r in RATES]
     others = [
         ScenarioKey("swap", "swap", {}),
-        ScenarioKey("tools", "tools", {}),
+        ScenarioKey("tools", "correctness", {"cases": 8}),
         ScenarioKey("capability:clock", "capability", {"prompt": "Draw a clock"}),
     ]
     return single + closed + opened + others
@@ -209,12 +209,12 @@ def _sample(rng: random.Random, machine: Machine, size: float, key: ScenarioKey,
         }
     if key.kind == "concurrency":
         found |= {"concurrency": int(level), "goodput_rps": level / e2e * 0.98, "goodput_share": 1 - rejected / count}
-    elif key.kind == "open_loop":
+    elif key.kind == "rate":
         share = min(1.0, near(0.99 - max(0, level - 6) * 0.1))
         found |= {"rate_rps": level / 4, "goodput_rps": level / 4 * share, "goodput_share": share}
     elif key.kind == "swap":
         found |= {"load_s": near(size * 1.6 + 2), "unload_s": near(0.6), "duration_s": size * 2 + 3}
-    elif key.kind == "tools":
+    elif key.kind == "correctness":
         found |= {"score": min(1.0, round(near(0.9, 0.05) * 10) / 10)}
     elif key.kind == "capability":
         found |= {"artifact": "def clock(hour, minute):\n    return f'{hour:02}:{minute:02}'\n", "score": 0.75}
@@ -245,8 +245,8 @@ def _requests(connection: Any, rng: random.Random) -> None:
             }  # fmt: skip
             if not bad:
                 columns |= {
-                    "ttft_s": ttft, "ttfo_s": ttft, "tpot_s": run["tpot_s"], "e2e_s": max(moments), "prompt_tokens": 512,
-                    "completion_tokens": 256, "prefill_s": ttft * 0.9, "queue_s": ttft * 0.1,
+                    "ttft_s": ttft, "ttfo_s": ttft, "tpot_s": run["tpot_s"], "e2e_s": max(moments),
+                    "prompt_tokens": 512, "completion_tokens": 256, "prefill_s": ttft * 0.9, "queue_s": ttft * 0.1,
                     "chunks": chunks.pack(sorted(moments)), "finish_reason": "length",
                 }  # fmt: skip
             names = ", ".join(columns)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helexa.bench.measures import METRICS
+from helexa.bench.pages.words import UNITS
 from helexa.bench.results.capacity import Capacity
 from helexa.bench.results.runs import RunDetail
 from helexa.bench.results.scaling import Scaling
@@ -132,7 +133,7 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
         "x": {"kind": "log", "values": lengths, "unit": "tokens of context"},
         "series": lines,
         "zero": True,
-        "height": 260,
+        "height": 240,
         "unit": "tok/s",
         "title": "Prefill rate" if column == "prefill_tps" else "Decode rate",
     }
@@ -167,4 +168,4 @@ def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
     unit = METRICS[metric].unit
     if unit == "s" and values and max(values) < 1:
         return _MS, "ms"
-    return (100, "%") if not unit else (1, unit)
+    return (100, "%") if not unit else (1, UNITS.get(unit, unit))

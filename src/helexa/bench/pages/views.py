@@ -8,8 +8,7 @@ from helexa.bench.measures import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.dimensions import dimensions
-from helexa.bench.results.names import hardware_label
+from helexa.bench.results.names import build_label, hardware_label
 
 Context = dict[str, Any]
 Query = Mapping[str, Any]
@@ -95,10 +94,9 @@ def run(archive: Archive, query: Query) -> Context:
 
 def compare(archive: Archive, query: Query) -> Context:
     """Two builds or targets side by side."""
-    builds = [row for row in dimensions(archive)["builds"] if row["git_sha"] != "external"]
     a, b = query["a"], query["b"]
-    if not a and not b and len(builds) > 1:
-        a, b = builds[1]["label"], builds[0]["label"]
+    if not a and not b:
+        a, b = _newest_sides(archive)
     found: list[comparison.Compared] = []
     wrong = None
     metric = query["metric"] or "output_tps_user"
@@ -119,10 +117,26 @@ def compare(archive: Archive, query: Query) -> Context:
     }
 
 
+def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
+    """The two newest builds of the target that was measured last."""
+    cells = archive.answer("latest", archive.reader.latest_cells)
+    if not cells:
+        return None, None
+    newest = max(cells, key=lambda cell: cell.last_ms)
+    names = archive.names
+    target = names.targets[newest.target_id].name
+    rows = archive.reader.select(
+        "SELECT build_id, max(started_ms) AS last FROM run WHERE target_id = ? AND model_id = ? AND scenario_id = ?"
+        " GROUP BY build_id ORDER BY last DESC LIMIT 2",
+        (newest.target_id, newest.model_id, newest.scenario_id),
+    )
+    sides = [f"{build_label(names.builds[row['build_id']])}@{target}" for row in rows]
+    return (sides[1], sides[0]) if len(sides) == 2 else (None, None)
+
+
 def loads(archive: Archive, query: Query) -> Context:
     """What a target bears."""
-    kinds = ("concurrency", "open_loop")
-    cell = _first_cell(archive, query, ("target", "model"), kinds)
+    cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
     found = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
     return {
@@ -141,7 +155,7 @@ def loads(archive: Archive, query: Query) -> Context:
 
 def context(archive: Archive, query: Query) -> Context:
     """Rates over the length of the context."""
-    cell = _first_cell(archive, query, ("target", "model"), ("single", "depth"))
+    cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
     found = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
     return {
         "chosen": cell or dict(query),

@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from helexa.bench.measures import METRICS
 
 NOTHING = "–"
+UNITS = {"1/s": "req/s"}
+"""Units in words, where they are not clear by themselves."""
 
 
 def number(value: float | None) -> str:
@@ -38,7 +40,7 @@ def measured(value: float | None, metric: str) -> str:
     unit = METRICS[metric].unit
     if unit == "s":
         return seconds(value)
-    return f"{number(value)} {unit}" if unit else share(value)
+    return f"{number(value)} {UNITS.get(unit, unit)}" if unit else share(value)
 
 
 def share(value: float | None) -> str:

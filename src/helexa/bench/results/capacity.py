@@ -6,7 +6,7 @@ from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import LatestCell, by_group, latest
 
 KNEE_FACTOR = 2
-_KINDS = ("concurrency", "open_loop")
+KINDS = ("concurrency", "rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,9 @@ class Capacity:
 def capacity(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Capacity]:
     """The loops of each target and model."""
     found: list[Capacity] = []
-    cells = [
-        cell for cell in latest(archive, target=target, model=model, kinds=("concurrency", "open_loop")) if cell.rows
-    ]
+    cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
-        for kind in _KINDS:
+        for kind in KINDS:
             loop = "closed" if kind == "concurrency" else "open"
             steps = [cell for cell in group if cell.kind == kind]
             points = sorted(filter(None, map(_point, steps)), key=lambda point: point.load)

@@ -37,10 +37,12 @@ class Compared:
     """One metric of one model and scenario on both sides; medians of samples.
 
     Attributes:
+        target: where both were measured; empty where the sides name their own.
         ratio: of B to A.
         state: of B against A.
     """
 
+    target: str
     model: str
     scenario: str
     metric: str
@@ -66,11 +68,12 @@ def compare(
 
 
 def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Sequence[str]) -> list[Compared]:
-    left, right = _samples(archive, a, model, metrics), _samples(archive, b, model, metrics)
+    apart = a.target is None and b.target is None
+    left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
     names = archive.names
     rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
     found: list[Compared] = []
-    for key in sorted(left.keys() & right.keys(), key=lambda key: (key[0], rank[key[1]])):
+    for key in sorted(left.keys() & right.keys(), key=lambda key: (*key[:2], rank[key[2]])):
         for metric in metrics:
             mine, theirs = ([row[metric] for row in side[key] if row[metric] is not None] for side in (left, right))
             if mine and theirs:
@@ -78,7 +81,7 @@ def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Seq
     return found
 
 
-def _compared(model: str, scenario: str, metric: str, mine: list[float], theirs: list[float]) -> Compared:
+def _compared(target: str, model: str, scenario: str, metric: str, mine: list[float], theirs: list[float]) -> Compared:
     about = METRICS[metric]
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
@@ -86,6 +89,7 @@ def _compared(model: str, scenario: str, metric: str, mine: list[float], theirs:
     if ratio is not None and ratio.excludes_one() and abs(ratio.ratio - 1) > MIN_EFFECT:
         state = "regressed" if (ratio.ratio > 1) == (about.better == "lower") else "improved"
     return Compared(
+        target=target,
         model=model,
         scenario=scenario,
         metric=metric,
@@ -100,24 +104,24 @@ def _compared(model: str, scenario: str, metric: str, mine: list[float], theirs:
     )
 
 
-Rows = dict[tuple[str, str], list[dict[str, Any]]]
+Rows = dict[tuple[str, str, str], list[dict[str, Any]]]
 _CELL = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
 
 
-def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str]) -> Rows:
-    """Samples by model and scenario, of the cell of each that was measured last."""
+def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
+    """Samples by target (if these are kept apart), model and scenario, of the cell of each that was measured last."""
     if side.build is None:
         cells = latest(archive, target=side.target, model=model)
-        found = {(cell.model, cell.scenario): cell.rows for cell in cells if cell.rows}
+        found = {(cell.target if apart else "", cell.model, cell.scenario): cell.rows for cell in cells if cell.rows}
     else:
-        found = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics)
+        found = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
     if not found:
         raise LookupError(f"nothing was measured of '{side}'")
     return found
 
 
 def _samples_of_build(
-    archive: Archive, builds: list[int], target: str | None, model: str | None, metrics: Sequence[str]
+    archive: Archive, builds: list[int], target: str | None, model: str | None, metrics: Sequence[str], apart: bool
 ) -> Rows:
     rows = archive.reader.select(
         f"SELECT {', '.join(f'run.{name}' for name in (*_CELL, *metrics))}, model.name AS model,"
@@ -130,7 +134,8 @@ def _samples_of_build(
     )
     found: Rows = {}
     for row in map(dict, rows):
-        kept = found.setdefault((row["model"], row["scenario"]), [])
+        where = archive.names.targets[row["target_id"]].name if apart else ""
+        kept = found.setdefault((where, row["model"], row["scenario"]), [])
         if not kept or all(kept[0][name] == row[name] for name in _CELL):
             kept.append(row)
     return found

@@ -19,6 +19,10 @@ _COLUMNS = (
 )
 
 
+KINDS = ("single", "decode", "concurrency", "rate", "agentic", "mixed", "swap", "cancel", "correctness", "capability")
+"""Kinds of scenarios in the order they are shown in; others come after them."""
+
+
 @dataclass(frozen=True, slots=True)
 class LatestCell:
     """A cell's good samples, oldest first, as columns of `run`."""
@@ -102,7 +106,8 @@ def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
     """Scenarios by kind, and by size within it: numbers in a name count as numbers."""
     row = names.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
-    return (row.kind, parts)
+    rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)
+    return (rank, row.kind, parts)
 
 
 def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:

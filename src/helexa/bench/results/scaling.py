@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import LatestCell, by_group, latest
 
+KINDS = ("single", "decode")
+
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
@@ -26,7 +28,7 @@ class Scaling:
     """A ladder of lengths for one model.
 
     Attributes:
-        kind: `cold`, `warm` or `depth`: nothing, the prompt or all before the answer is in the cache.
+        kind: `cold`, `warm`, or `decode`, which is the rate behind a context of some depth.
         decode_flatness: decode rate at the greatest length to that at the least.
     """
 
@@ -41,7 +43,7 @@ class Scaling:
 def scaling(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Scaling]:
     """The ladders of each target and model."""
     found: list[Scaling] = []
-    cells = [cell for cell in latest(archive, target=target, model=model, kinds=("single", "depth")) if cell.rows]
+    cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
         ladders: dict[str, list[LatestCell]] = {}
         for cell in group:
@@ -53,7 +55,7 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 def ladder_kind(cell: LatestCell) -> str:
     """Which ladder a cell is a step of."""
     words = cell.scenario.split(":")
-    return "depth" if cell.kind == "depth" else "warm" if "warm" in words else "cold"
+    return "decode" if cell.kind == "decode" else "warm" if "warm" in words else "cold"
 
 
 def _ladder(target: str, model: str, kind: str, steps: list[LatestCell]) -> Scaling:
@@ -66,7 +68,7 @@ def _ladder(target: str, model: str, kind: str, steps: list[LatestCell]) -> Scal
 def _point(cell: LatestCell) -> ScalingPoint:
     return ScalingPoint(
         scenario=cell.scenario,
-        prompt_size=cell.param("prompt_tokens"),
+        prompt_size=cell.param("prompt_tokens") or cell.param("depth_tokens"),
         prompt_tokens=cell.median("prompt_tokens"),
         cached_tokens=cell.median("cached_tokens"),
         prefill_tps=cell.median("prefill_tps"),

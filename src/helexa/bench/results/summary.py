@@ -14,14 +14,11 @@ from helexa.bench.verdict import Verdict
 
 HEADLINES = {
     "concurrency": "output_tps",
-    "open_loop": "goodput_rps",
-    "agentic": "output_tps_user",
+    "rate": "goodput_rps",
+    "mixed": "ttft_s",
     "swap": "load_s",
-    "cold_load": "load_s",
     "cancel": "release_s",
-    "tools": "score",
-    "json": "score",
-    "json_schema": "score",
+    "correctness": "score",
     "capability": "score",
 }
 """What a scenario of each kind is there for; a stream's decode rate, unless it is named here."""
