@@ -1,5 +1,6 @@
 """The `helexa-bench` command, also `helexa bench`: one file per verb, imported only when that verb is used."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -22,6 +23,10 @@ def create_app(name: str) -> App:
     app.command(f"{_VERBS}.run:run", help="Measure for ever, and show the results meanwhile.")
     app.command(f"{_VERBS}.run:once", help="Measure what is lacking, once.")
     app.command(f"{_VERBS}.run:swap_cost", help="Unload and load every warm model, and time that.")
+    app.command(f"{_VERBS}.serve:serve", help="Show the results.")
+    app.command(f"{_VERBS}.report:report", help="Print results as tables or JSON.")
+    app.command(f"{_VERBS}.compare:compare", help="Compare two builds, targets or engines.")
+    app.command(f"{_VERBS}.export:export", help="Write the pages as files.")
     app.command(f"{_VERBS}.score:score", help="Say what a run's artifact is worth.")
     return app
 
@@ -34,8 +39,12 @@ def main() -> NoReturn:
     """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
         code = create_app("helexa-bench")() or 0
+        sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
+    except BrokenPipeError:  # as in `helexa-bench report | head`: what is left goes nowhere, and what is flushed too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
     except HelexaError as error:
         print(f"helexa-bench: {error}", file=sys.stderr)
         code = getattr(error, "exit_code", 1)

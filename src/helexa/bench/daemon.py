@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from helexa.bench.alerts import Review, Watch
 from helexa.bench.client import open_session
 from helexa.bench.clock import Clock, SystemClock
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Cell
+from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.catalogue import sweep_scenarios
 from helexa.bench.scenarios.scenario import Scenario
 from helexa.bench.store.database import measuring
@@ -51,6 +53,23 @@ async def sweep_once(
         return await sweep.run(connections, sweep_scenarios(config.scenarios) if scenarios is None else scenarios)
 
 
+async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tuple[SweepReport, Review]:
+    """A sweep, and another one for what is suspected of having changed; regressions are told.
+
+    Raises:
+        ConfigError: there are no targets.
+    """
+    report = await sweep_once(config, store, wanted=watch.wanted)
+    review = watch.review()
+    if review.suspected:
+        more = await sweep_once(config, store, wanted=watch.wanted)
+        report.measured += more.measured
+        report.failed += more.failed
+        review = watch.review()
+    await watch.deliver()
+    return report, review
+
+
 async def run(config: BenchConfig, path: Path | None) -> None:
     """Measure until SIGINT or SIGTERM; a sample that is under way then is given up.
 
@@ -62,8 +81,10 @@ async def run(config: BenchConfig, path: Path | None) -> None:
     """
     if not config.targets:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
-    with measuring(config.bench.db_path), Store(config.bench.db_path) as store:
-        work = asyncio.create_task(_work(config, store, path))
+    database = config.bench.db_path
+    with measuring(database), Store(database) as store, Archive(database) as archive:
+        watch = Watch(config.alerts, store, archive, config.bench.samples_per_version)
+        work = asyncio.create_task(_work(config, store, watch, path))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, work.cancel)
@@ -71,7 +92,7 @@ async def run(config: BenchConfig, path: Path | None) -> None:
             await work
 
 
-async def _work(config: BenchConfig, store: Store, path: Path | None) -> None:
+async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | None) -> None:
     pages = Pages(path) if config.api.enabled else None
     clock = SystemClock()
     try:
@@ -81,7 +102,7 @@ async def _work(config: BenchConfig, store: Store, path: Path | None) -> None:
                 await pages.ensure()
             if config.bench.request_retention_days:
                 prune(store, config.bench.request_retention_days)
-            report = await sweep_once(config, store)
+            report, review = await sweep_and_judge(config, store, watch)
             tell(
                 log,
                 logging.INFO,
@@ -90,6 +111,9 @@ async def _work(config: BenchConfig, store: Store, path: Path | None) -> None:
                 failed=report.failed,
                 skipped=report.skipped,
                 unreachable=len(report.unreachable),
+                suspected=review.suspected,
+                regressed=len(review.regressed),
+                improved=len(review.improved),
                 seconds=round(clock.now() - begin),
             )
             await clock.sleep_until(begin + config.bench.sweep_interval_secs)

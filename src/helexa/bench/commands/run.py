@@ -27,23 +27,31 @@ def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
 
 
 def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
-    """Measure what is lacking, once. Exit code 1 when a sample failed or a target did not answer.
+    """Measure what is lacking, once. Exit code 1 when a sample failed or a target did not answer, 5 when something
+    regressed.
 
     Args:
         config: The configuration file.
         log_format: Lines for people, or JSON objects.
     """
     from helexa.bench import daemon
+    from helexa.bench.alerts import EXIT_REGRESSED, Watch, payload
     from helexa.bench.config import load
+    from helexa.bench.results.archive import Archive
     from helexa.bench.store.database import measuring
     from helexa.bench.store.store import Store
     from helexa.core import logs
 
     logs.configure(log_format)
     settings = load(find_config(config))
-    with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
-        report = asyncio.run(daemon.sweep_once(settings, store))
-    return _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+    database = settings.bench.db_path
+    with measuring(database), Store(database) as store, Archive(database) as archive:
+        watch = Watch(settings.alerts, store, archive, settings.bench.samples_per_version)
+        report, review = asyncio.run(daemon.sweep_and_judge(settings, store, watch))
+    code = _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+    for alert in (*review.regressed, *review.improved):
+        print(f"{alert.verdict}: {payload(alert)['text']}")
+    return EXIT_REGRESSED if review.regressed else code
 
 
 def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:

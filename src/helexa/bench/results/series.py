@@ -1,6 +1,6 @@
 """One metric of one target, model and scenario, build by build."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
@@ -11,7 +11,8 @@ from helexa.bench import changepoint
 from helexa.bench.measures import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.names import build_label
-from helexa.bench.verdict import Better, Verdict, judge
+from helexa.bench.store.rows import CellRow
+from helexa.bench.verdict import MIN_EFFECT, Verdict, judge
 
 HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
@@ -96,7 +97,11 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
     )
     grouped = samples_by_build([dict(row) for row in rows])[-MOST_BUILDS:]
     about = METRICS[metric]
-    points = _points(archive, grouped, about.better)
+    target_id = next((row.id for row in archive.names.targets.values() if row.name == target), 0)
+    scenario_ids = frozenset(row.id for row in archive.names.scenarios.values() if row.name == scenario)
+    points = _points(
+        archive, grouped, metric, lambda history: known_level(archive, target_id, scenario_ids, metric, history)
+    )
     return Series(
         target,
         model,
@@ -112,13 +117,14 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """A build's samples of one metric on one host and configuration, oldest first."""
+    """A build's samples of one metric on one host and configuration, oldest first; `taken_ms` says when each began."""
 
     build_id: int
     host_id: int
     model_id: int
     at_ms: int
     values: list[float] = field(default_factory=list[float])
+    taken_ms: list[int] = field(default_factory=list[int])
 
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
@@ -126,20 +132,70 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     found: dict[tuple[int, int, int], BuildSamples] = {}
     for row in rows:
         key = (row["build_id"], row["host_id"], row["model_id"])
-        found.setdefault(key, BuildSamples(*key, row["started_ms"])).values.append(row["value"])
+        samples = found.setdefault(key, BuildSamples(*key, row["started_ms"]))
+        samples.values.append(row["value"])
+        samples.taken_ms.append(row["started_ms"])
     return sorted(found.values(), key=lambda one: one.at_ms)
 
 
-def judged(archive: Archive, history: Sequence[list[float]], values: list[float], better: Better) -> Verdict:
-    """The verdict on samples; the same samples are judged once."""
-    key = ("verdict", better, tuple(map(tuple, history)), tuple(values))
-    return archive.keep(key, lambda: judge(history, values, better))
+def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
+    """A metric's samples of this cell and of the builds before it, on the same hardware and configuration."""
+    rows = archive.reader.select(
+        f"SELECT build_id, host_id, model_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
+        f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
+        " AND started_ms <= ? ORDER BY started_ms, id",
+        (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
+    )
+    return samples_by_build([dict(row) for row in rows])
 
 
-def _points(archive: Archive, grouped: Sequence[BuildSamples], better: Better) -> list[Point]:
+def judged(
+    archive: Archive,
+    history: Sequence[BuildSamples],
+    values: list[float],
+    metric: str,
+    level: int,
+    min_effect: float = MIN_EFFECT,
+) -> Verdict:
+    """The verdict on samples; the same samples are judged once.
+
+    Args:
+        level: where in the history the level begins that is known.
+    """
+    key = ("verdict", metric, level, min_effect, tuple(tuple(one.values) for one in history), tuple(values))
+    return archive.keep(
+        key,
+        lambda: judge(
+            [one.values for one in history], values, METRICS[metric].better, known=level, min_effect=min_effect
+        ),
+    )
+
+
+def known_level(
+    archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
+) -> int:
+    """Where in the history the change is that was confirmed last; at the start, where there is none."""
+    changes = archive.answer("confirmed", lambda: _confirmed(archive))
+    for place in range(len(history) - 1, -1, -1):
+        one = history[place]
+        if any((target_id, one.host_id, one.build_id, one.model_id, id, metric) in changes for id in scenario_ids):
+            return place
+    return 0
+
+
+def _confirmed(archive: Archive) -> frozenset[tuple[Any, ...]]:
+    rows = archive.reader.select(
+        "SELECT target_id, host_id, build_id, model_id, scenario_id, metric FROM alert WHERE state = 'confirmed'"
+    )
+    return frozenset(map(tuple, rows))
+
+
+def _points(
+    archive: Archive, grouped: Sequence[BuildSamples], metric: str, level_at: Callable[[Sequence[BuildSamples]], int]
+) -> list[Point]:
     fits = _fitted(grouped)
     points: list[Point] = []
-    histories: dict[tuple[int, int], list[list[float]]] = {}
+    histories: dict[tuple[int, int], list[BuildSamples]] = {}
     for one, (level, change) in zip(grouped, fits, strict=True):
         history = histories.setdefault((one.host_id, one.model_id), [])
         build = archive.names.builds[one.build_id]
@@ -159,10 +215,10 @@ def _points(archive: Archive, grouped: Sequence[BuildSamples], better: Better) -
                 p90=high,
                 level=level,
                 change=change,
-                verdict=judged(archive, history, one.values, better),
+                verdict=judged(archive, history, one.values, metric, level_at(history)),
             )
         )
-        history.append(one.values)
+        history.append(one)
     return points
 
 

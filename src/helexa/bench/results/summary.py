@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
-from helexa.bench.measures import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import LatestCell, latest
 from helexa.bench.results.names import gpu_label
-from helexa.bench.results.series import judged, samples_by_build
+from helexa.bench.results.series import cell_samples, judged, known_level
 from helexa.bench.store.rows import CellRow
 from helexa.bench.verdict import Verdict
 
@@ -145,14 +144,8 @@ def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
 
 def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
     """The verdict on the cell, and the medians of its newest builds; what is behind a cell does not change."""
-    rows = archive.reader.select(
-        f"SELECT build_id, host_id, model_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
-        f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
-        " AND started_ms <= ? ORDER BY started_ms, id",
-        (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
-    )
-    builds = samples_by_build([dict(row) for row in rows])
+    builds = cell_samples(archive, cell, metric)
     own = next((one.values for one in builds if one.build_id == cell.build_id), [])
-    history = [one.values for one in builds if one.build_id != cell.build_id]
-    recent = [median(one.values) for one in builds[-_RECENT_BUILDS:]]
-    return judged(archive, history, own, METRICS[metric].better), recent
+    history = [one for one in builds if one.build_id != cell.build_id]
+    level = known_level(archive, cell.target_id, frozenset({cell.scenario_id}), metric, history)
+    return judged(archive, history, own, metric, level), [median(one.values) for one in builds[-_RECENT_BUILDS:]]

@@ -1,0 +1,236 @@
+"""From verdicts to alerts: a change is suspected, more samples are taken, and only what they confirm is told.
+
+A confirmed change is a new level: later builds are compared with it, and not with what was before, so that one slowdown
+is one alert however many builds it stays.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from helexa.bench.config import AlertsSection
+from helexa.bench.identity import Cell
+from helexa.bench.measures import METRICS
+from helexa.bench.results import alerts
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.series import BuildSamples, cell_samples, judged, known_level
+from helexa.bench.store.rows import AlertRow, CellRow
+from helexa.bench.store.store import Store, now_ms
+from helexa.bench.verdict import Verdict, confirms
+from helexa.core.logs import tell
+
+log = logging.getLogger(__name__)
+
+EXIT_REGRESSED = 5
+_WEBHOOK_SECS = 10.0
+_MOST_DELIVERED = 100
+_ALL = 2**31
+
+Key = tuple[int, int, int, int, int, str]
+
+
+@dataclass(slots=True)
+class Review:
+    """What a look at the newest cells came to.
+
+    Attributes:
+        suspected: that wait for more samples.
+        regressed, improved: that were confirmed just now.
+    """
+
+    suspected: int = 0
+    regressed: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
+    improved: list[alerts.Alert] = field(default_factory=list[alerts.Alert])
+
+
+class Watch:
+    """Judges what a sweep has measured, and says where more samples are needed.
+
+    Args:
+        archive: the same database as `store`, to read from.
+        samples: good samples that every cell is topped up to.
+    """
+
+    def __init__(self, config: AlertsSection, store: Store, archive: Archive, samples: int) -> None:
+        self._config = config
+        self._store = store
+        self._archive = archive
+        self._samples = samples
+        self._wanted: dict[tuple[str, ...], int] = {}
+
+    def wanted(self, cell: Cell) -> int:
+        """How many good samples a cell should have: more than usual while a change of it is suspected."""
+        return self._wanted.get(_natural_key(cell), self._samples)
+
+    def review(self) -> Review:
+        """Judge the newest cell of each target, model and scenario. What was suspected before and has its samples is
+        confirmed or dismissed."""
+        known = {_key(row): row for row in self._rows()}
+        found = Review()
+        for cell in self._archive.reader.latest_cells():
+            if cell.samples:
+                for metric in self._config.metrics:
+                    self._look(cell, metric, known, found)
+        self._wanted = self._more_wanted()
+        before = {row.id for row in known.values() if row.state == "confirmed"}
+        fresh = [one for one in self._alerts("confirmed") if one.id not in before]
+        found.regressed = [one for one in fresh if one.verdict == "regressed"]
+        found.improved = [one for one in fresh if one.verdict == "improved"]
+        return found
+
+    async def deliver(self) -> int:
+        """Tell the webhook of confirmed regressions that it has not heard of; how many it has taken."""
+        if self._config.webhook is None:
+            return 0
+        waiting = [
+            row
+            for row in self._rows()
+            if row.state == "confirmed" and row.verdict == "regressed" and row.delivered_ms is None
+        ][-_MOST_DELIVERED:]
+        named = {one.id: one for one in self._alerts("confirmed")} if waiting else {}
+        told = 0
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_WEBHOOK_SECS)) as session:
+            for row in waiting:
+                if not await self._post(session, named[row.id]):
+                    break  # the others are tried again with the next review
+                self._put(row, {"delivered_ms": now_ms()})
+                told += 1
+        return told
+
+    async def _post(self, session: aiohttp.ClientSession, alert: alerts.Alert) -> bool:
+        assert self._config.webhook is not None
+        try:
+            async with session.post(self._config.webhook.get_secret_value(), json=payload(alert)) as answer:
+                if answer.status < 300:
+                    return True
+                reason = f"status {answer.status}"
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            reason = type(error).__name__  # its text may hold the address, which is a secret
+        tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
+        return False
+
+    def _look(self, cell: CellRow, metric: str, known: dict[Key, AlertRow], found: Review) -> None:
+        alert = known.get((*_cell_ids(cell), metric))
+        if alert is not None and alert.state != "suspected":
+            return
+        builds = self._archive.keep(("samples", cell, metric), partial(cell_samples, self._archive, cell, metric))
+        own = next((one for one in builds if one.build_id == cell.build_id), None)
+        if own is None:
+            return
+        history = [one for one in builds if one.build_id != cell.build_id]
+        level = known_level(self._archive, cell.target_id, frozenset({cell.scenario_id}), metric, history)
+        verdict = judged(self._archive, history, own.values, metric, level, self._config.min_effect)
+        if alert is None:
+            if verdict.state in ("regressed", "improved"):
+                found.suspected += 1
+                self._raise(cell, metric, history, verdict)
+            return
+        first = [value for value, at in zip(own.values, own.taken_ms, strict=True) if at <= alert.raised_ms]
+        extra = own.values[len(first) :]
+        if len(extra) < self._config.extra_samples:
+            found.suspected += 1
+            return
+        confirmed = verdict.state == alert.verdict and (not extra or confirms(verdict, first, extra))
+        self._put(alert, {"state": "confirmed" if confirmed else "dismissed", **_numbers(verdict, alert)})
+
+    def _raise(self, cell: CellRow, metric: str, history: list[BuildSamples], verdict: Verdict) -> None:
+        assert verdict.interval is not None
+        now = now_ms()
+        builds = [one.build_id for one in history[-verdict.trailing_builds :]]
+        self._store.put_alert(
+            dict(zip(_CELL, _cell_ids(cell), strict=True))
+            | {
+                "metric": metric,
+                "state": "suspected",
+                "verdict": verdict.state,
+                "ratio": verdict.interval.ratio,
+                "ratio_low": verdict.interval.low,
+                "ratio_high": verdict.interval.high,
+                "threshold": verdict.threshold,
+                "samples": verdict.samples,
+                "baseline_samples": verdict.trailing_samples,
+                "baseline_builds": builds,
+                "raised_ms": now,
+                "updated_ms": now,
+                "delivered_ms": None,
+            }
+        )
+
+    def _put(self, alert: AlertRow, changes: dict[str, Any]) -> None:
+        columns = {name: getattr(alert, name) for name in AlertRow.__dataclass_fields__ if name != "id"}
+        self._store.put_alert(columns | {"updated_ms": now_ms()} | changes)
+
+    def _rows(self) -> list[AlertRow]:
+        return self._archive.reader.alerts(limit=_ALL)
+
+    def _alerts(self, state: str) -> list[alerts.Alert]:
+        return alerts.alerts(self._archive, state=state, limit=_ALL)
+
+    def _more_wanted(self) -> dict[tuple[str, ...], int]:
+        names = self._archive.names
+        wanted: dict[tuple[str, ...], int] = {}
+        for row in self._rows():
+            if row.state == "suspected":
+                host, build = names.hosts[row.host_id], names.builds[row.build_id]
+                model, scenario = names.models[row.model_id], names.scenarios[row.scenario_id]
+                key = (
+                    *(names.targets[row.target_id].name, host.hostname, host.fingerprint),
+                    *(build.engine, build.sha, build.fingerprint),
+                    *(model.name, model.config_hash, scenario.name, scenario.params_hash),
+                )
+                wanted[key] = max(wanted.get(key, 0), row.samples + self._config.extra_samples)
+        return wanted
+
+
+def payload(alert: alerts.Alert) -> dict[str, Any]:
+    """What the webhook is told; `text` is for people, as chat services show it."""
+    change = (alert.ratio - 1) * 100
+    return {
+        "text": f"{alert.model}, {alert.scenario} on {alert.target}: {METRICS[alert.metric].title} {change:+.1f} %"
+        f" with build {alert.build}",
+        "event": alert.verdict,
+        "target": alert.target,
+        "model": alert.model,
+        "scenario": alert.scenario,
+        "metric": alert.metric,
+        "build": alert.build,
+        "baseline": alert.baseline,
+        "ratio": alert.ratio,
+        "interval": [alert.ratio_low, alert.ratio_high],
+        "threshold": alert.threshold,
+        "samples": alert.samples,
+        "baseline_samples": alert.baseline_samples,
+        "raised_ms": alert.raised_ms,
+    }
+
+
+_CELL = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
+
+
+def _cell_ids(row: CellRow | AlertRow) -> tuple[int, int, int, int, int]:
+    return (row.target_id, row.host_id, row.build_id, row.model_id, row.scenario_id)
+
+
+def _key(row: AlertRow) -> Key:
+    return (*_cell_ids(row), row.metric)
+
+
+def _natural_key(cell: Cell) -> tuple[str, ...]:
+    return (
+        *(cell.target.name, cell.host.hostname, cell.host.fingerprint),
+        *(cell.build.engine, cell.build.sha, cell.build.fingerprint),
+        *(cell.model.name, cell.model.config_hash, cell.scenario.name, cell.scenario.params_hash),
+    )
+
+
+def _numbers(verdict: Verdict, alert: AlertRow) -> dict[str, Any]:
+    interval = verdict.interval
+    return {
+        "ratio": interval.ratio if interval else alert.ratio,
+        "ratio_low": interval.low if interval else alert.ratio_low,
+        "ratio_high": interval.high if interval else alert.ratio_high,
+        "samples": verdict.samples,
+    }

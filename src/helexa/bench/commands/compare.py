@@ -1,0 +1,50 @@
+"""`helexa-bench compare A B`."""
+
+from pathlib import Path
+from typing import Literal
+
+from helexa.bench.commands.settings import ConfigPath, database
+
+
+def compare(
+    a: str,
+    b: str,
+    /,
+    *,
+    model: str | None = None,
+    metric: str | None = None,
+    format: Literal["md", "json"] = "md",
+    db: Path | None = None,
+    config: ConfigPath = None,
+) -> int:
+    """Compare B with A, each a build, `@target` or `build@target`. Exit code 5 when B regressed.
+
+    Args:
+        a: What is compared with.
+        b: What is judged.
+        model: One model only.
+        metric: One metric only, by its name in the API.
+        format: A table, or JSON.
+        db: The database, instead of the configured one.
+        config: The configuration file.
+    """
+    import orjson
+
+    from helexa.bench import report
+    from helexa.bench.alerts import EXIT_REGRESSED
+    from helexa.bench.results.archive import Archive
+    from helexa.bench.results.comparison import COMPARED, Side
+    from helexa.bench.results.comparison import compare as find
+    from helexa.bench.results.series import HOT
+    from helexa.core.errors import HelexaError
+
+    if metric is not None and metric not in HOT:
+        raise HelexaError(f"no metric is called '{metric}'; there are {', '.join(HOT)}")
+    with Archive(database(db, config)) as archive:
+        try:
+            sides = Side.parse(a), Side.parse(b)
+            found = find(archive, *sides, model=model, metrics=(metric,) if metric else COMPARED)
+        except LookupError as error:
+            raise HelexaError(error.args[0]) from None
+    print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if format == "json" else report.comparison(found))
+    return EXIT_REGRESSED if any(one.state == "regressed" for one in found) else 0

@@ -1,0 +1,41 @@
+"""`helexa-bench serve`: show results, beside a process that measures or without one."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from helexa.bench.commands.settings import ConfigPath, read_config
+
+
+def serve(
+    *,
+    config: ConfigPath = None,
+    db: Path | None = None,
+    listen: str | None = None,
+    log_format: Annotated[Literal["text", "json"], Parameter()] = "text",
+) -> None:
+    """Show the pages and the API; the database is only read.
+
+    Args:
+        config: The configuration file.
+        db: The database, instead of the configured one.
+        listen: Address, instead of the configured one.
+        log_format: Lines for people, or JSON objects.
+    """
+    from helexa.bench.api import server
+    from helexa.bench.config import Address, parse_address
+    from helexa.core import logs
+    from helexa.core.errors import ConfigError
+    from helexa.http.loop import run
+
+    logs.configure(log_format)
+    settings = read_config(config)
+    if not settings.api.enabled:
+        raise ConfigError("api.enabled is false: there is nothing to serve")
+    try:
+        address = settings.api.listen if listen is None else parse_address(listen)
+    except ValueError as error:
+        raise ConfigError(f"--listen: {error}") from None
+    assert isinstance(address, Address)
+    run(server.serve(db or settings.bench.db_path, address, settings.api.root_path))

@@ -1,0 +1,168 @@
+"""Results as tables in Markdown, for terminals and for comments on a change."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from helexa.bench.measures import METRICS
+from helexa.bench.pages.words import change, measured, memory, number, seconds, share
+from helexa.bench.results import capacity, quality, scaling, summary, swaps
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.comparison import Compared
+
+FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
+    "summary": summary.summary,
+    "scaling": scaling.scaling,
+    "swap": swaps.swaps,
+    "capability": quality.artifacts,
+    "concurrency": capacity.capacity,
+}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -> str:
+    """A table in Markdown, its columns aligned: as many to the left as that, the others to the right."""
+    lines = [list(columns), *([_plain(cell) for cell in row] for row in rows)]
+    widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
+
+    def written(line: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return f"| {' | '.join(cells)} |"
+
+    rule = [("-" * width if place < left else "-" * (width - 1) + ":") for place, width in enumerate(widths)]
+    return "\n".join([written(lines[0]), f"| {' | '.join(rule)} |", *map(written, lines[1:])])
+
+
+def comparison(found: Sequence[Compared]) -> str:
+    """Two sides."""
+    rows = [
+        (
+            f"{one.model} {one.scenario}" + (f" on {one.target}" if one.target else ""),
+            METRICS[one.metric].title,
+            measured(one.a, one.metric),
+            measured(one.b, one.metric),
+            change(one.ratio.ratio) if one.ratio else "–",
+            f"{change(one.ratio.low)} … {change(one.ratio.high)}" if one.ratio else "–",
+            one.state,
+            f"{one.samples_a}/{one.samples_b}",
+        )
+        for one in found
+    ]
+    return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows)
+
+
+def _summary(found: Sequence[summary.SummaryRow]) -> str:
+    columns = ("engine", "model", "scenario", "prompt tok", "prefill tok/s", "TTFT", "TTFT p95", "decode tok/s")
+    more = ("total", "total p95", "VRAM", "conc", "queue ms", "rej", "build", "n")
+    rows = [
+        (
+            one.target_name,
+            one.model_id + (" *" if one.estimated else ""),
+            one.scenario_id,
+            number(one.prompt_tokens),
+            number(one.prefill_tps_median),
+            seconds(one.ttft_s_median),
+            seconds(one.ttft_s_p95),
+            number(one.decode_tps_median),
+            seconds(one.total_s_median),
+            seconds(one.total_s_p95),
+            memory(one.vram_used_mb_median),
+            number(one.concurrency),
+            number(one.queue_wait_ms_median),
+            number(one.rejected_median),
+            one.git_sha,
+            str(one.samples),
+        )
+        for one in found
+    ]
+    note = "\n\n\\* estimated: tokens were counted by chunks" if any(one.estimated for one in found) else ""
+    return table((*columns, *more), rows, left=3) + note
+
+
+def _scaling(found: Sequence[scaling.Scaling]) -> str:
+    rows = [
+        (
+            f"{one.target} {one.model}",
+            one.kind,
+            number(point.prompt_tokens),
+            number(point.prefill_tps),
+            seconds(point.ttft_s),
+            number(point.decode_tps),
+            one.build,
+            str(point.samples),
+        )
+        for one in found
+        for point in one.points
+    ]
+    return table(("model", "ladder", "context tok", "prefill tok/s", "TTFT", "decode tok/s", "build", "n"), rows)
+
+
+def _swaps(found: Sequence[swaps.Swap]) -> str:
+    rows = [
+        (
+            f"{one.target} {one.model}",
+            one.quant,
+            number(one.unload_ms_median),
+            number(one.load_ms_median),
+            seconds(one.cold_ttft_s_median),
+            seconds(one.cold_total_s_median),
+            one.build,
+            str(one.samples),
+        )
+        for one in found
+    ]
+    return table(("model", "quant", "unload ms", "load ms", "cold TTFT", "cold total", "build", "n"), rows)
+
+
+def _capability(found: Sequence[quality.Artifact]) -> str:
+    rows = [
+        (
+            f"{one.target} {one.model}",
+            one.scenario,
+            str(one.run_id),
+            share(one.score),
+            one.scorer,
+            number(one.decode_tps),
+            seconds(one.total_s),
+            one.build,
+        )
+        for one in found
+    ]
+    return table(("model", "probe", "run", "score", "scorer", "decode tok/s", "total", "build"), rows)
+
+
+def _concurrency(found: Sequence[capacity.Capacity]) -> str:
+    rows = [
+        (
+            f"{one.target} {one.model}",
+            f"{one.loop} loop" + (", knee" if point.load == one.knee else ""),
+            number(point.load),
+            number(point.decode_tps),
+            number(point.output_tps),
+            seconds(point.ttft_p95_s),
+            number(point.queue_wait_ms),
+            share(point.reject_rate),
+            number(point.goodput_rps),
+            one.build,
+            str(point.samples),
+        )
+        for one in found
+        for point in one.points
+    ]
+    columns = ("model", "load", "level", "each tok/s", "all tok/s", "TTFT p95", "queue ms", "refused", "goodput/s")
+    return table((*columns, "build", "n"), rows)
+
+
+def _plain(text: str) -> str:
+    """Nothing that would end a cell or a line."""
+    return " ".join(text.replace("|", "\\|").split()) or "–"
+
+
+WRITERS: dict[str, Callable[[Any], str]] = {
+    "summary": _summary,
+    "scaling": _scaling,
+    "swap": _swaps,
+    "capability": _capability,
+    "concurrency": _concurrency,
+}
