@@ -11,8 +11,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from virtual_time import VirtualClock
 
+from bench.virtual_time import VirtualClock
 from helexa.bench.client import Client, dialect_of, open_session
 from helexa.bench.identity import TargetKind
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import DONE, ROLE, Script, ScriptedServer, Step, client_of, ended, said, usage
-from virtual_time import run
 
+from bench.scripted_server import DONE, ROLE, Script, ScriptedServer, Step, client_of, ended, said, usage
+from bench.virtual_time import run
 from helexa.bench.load import arrival_times, closed_loop, open_loop
 from helexa.bench.measures import Objectives, RequestMeasures, measure, measure_run
 from helexa.bench.question import Question, Turn

@@ -27,6 +27,7 @@ def create_app(name: str) -> App:
     app.command(f"{_VERBS}.report:report", help="Print results as tables or JSON.")
     app.command(f"{_VERBS}.compare:compare", help="Compare two builds, targets or engines.")
     app.command(f"{_VERBS}.export:export", help="Write the pages as files.")
+    app.command(f"{_VERBS}.import_:import_", name="import", help="Take over what the first helexa-bench measured.")
     app.command(f"{_VERBS}.score:score", help="Say what a run's artifact is worth.")
     return app
 

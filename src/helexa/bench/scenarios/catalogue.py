@@ -7,6 +7,7 @@ from helexa.bench.scenarios.cancel import Cancel
 from helexa.bench.scenarios.capability import Capability
 from helexa.bench.scenarios.concurrency import Concurrency
 from helexa.bench.scenarios.correctness import json_correctness, tool_correctness
+from helexa.bench.scenarios.image import Image
 from helexa.bench.scenarios.mixed import Mixed
 from helexa.bench.scenarios.rate import Rate
 from helexa.bench.scenarios.scenario import Scenario
@@ -33,6 +34,7 @@ def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
         Capability(probe.name, probe.prompt, probe.max_tokens, tuple(probe.expect))
         for probe in config.capability_probes
     ]
+    scenarios += [Image(pixels) for pixels in config.image_sizes]
     if config.probe_prompt_tokens:
         scenarios.append(Mixed(config.probe_prompt_tokens, config.concurrency_secs, answer))
     scenarios += [

@@ -76,42 +76,55 @@ class Store:
         ).fetchone()
         return CellCount(row[0], row[1], bool(row[2]))
 
-    def record(self, cell: Cell, sample: Sample, key: str | None = None) -> int:
-        """Keep a sample and all that belongs to it; the id of its run.
+    def record(self, cell: Cell, sample: Sample) -> int:
+        """Keep a sample and all that belongs to it; the id of its run."""
+        with self.transaction():
+            return self._put(cell, sample, f"live:{uuid.uuid4()}")[0]
+
+    def import_sample(self, cell: Cell, sample: Sample, key: str, score: tuple[str, float] | None) -> bool:
+        """Keep a sample from elsewhere, and what a scorer thought of it; whether it was new. In a transaction of the
+        caller's.
 
         Args:
-            key: names a sample that may come again, as an imported one does: it then replaces nothing.
+            key: names it, so that it is not kept twice.
         """
-        with self.transaction() as connection:
-            columns: dict[str, Any] = {
-                "key": key or f"live:{uuid.uuid4()}",
-                "target_id": self._target(cell.target),
-                "host_id": self._host(cell.host, sample.started_ms),
-                "build_id": self._build(cell.build, sample.started_ms),
-                "model_id": self._model(cell.model, sample.started_ms),
-                "scenario_id": self._scenario(cell.scenario),
-                "started_ms": sample.started_ms,
-                "duration_s": sample.duration_s,
-                "bench_version": __version__,
-                "seed": sample.seed,
-                "ok": int(sample.ok),
-                "error": sample.error,
-                "artifact": sample.artifact,
-                **_summary(sample.measures),
-                **_tokens(sample.records),
-                **_highest(sample.readings),
-                **sample.columns,
-                "metrics": json.dumps(_metrics(sample)),
-                "digest": digest.pack(_values(sample.records)),
-            }
-            run_id, added = _upsert(connection, "run", ("key",), columns)
-            if added:
-                connection.executemany(_insert("request", _REQUEST_COLUMNS), _request_rows(run_id, sample))
-                connection.executemany(
-                    _insert("telemetry", ("run_id", *Reading.__dataclass_fields__), "OR IGNORE"),
-                    [{"run_id": run_id, **asdict(reading)} for reading in sample.readings],
-                )
-        return run_id
+        run_id, added = self._put(cell, sample, key)
+        if added and score is not None:
+            row = (run_id, *score, sample.started_ms)
+            self._connection.execute("INSERT INTO score (run_id, scorer, score, at_ms) VALUES (?, ?, ?, ?)", row)
+        return added
+
+    def _put(self, cell: Cell, sample: Sample, key: str) -> tuple[int, bool]:
+        connection = self._connection
+        columns: dict[str, Any] = {
+            "key": key,
+            "target_id": self._target(cell.target),
+            "host_id": self._host(cell.host, sample.started_ms),
+            "build_id": self._build(cell.build, sample.started_ms),
+            "model_id": self._model(cell.model, sample.started_ms),
+            "scenario_id": self._scenario(cell.scenario),
+            "started_ms": sample.started_ms,
+            "duration_s": sample.duration_s,
+            "bench_version": __version__,
+            "seed": sample.seed,
+            "ok": int(sample.ok),
+            "error": sample.error,
+            "artifact": sample.artifact,
+            **_summary(sample.measures),
+            **_tokens(sample.records),
+            **_highest(sample.readings),
+            **sample.columns,
+            "metrics": json.dumps(_metrics(sample)),
+            "digest": digest.pack(_values(sample.records)),
+        }
+        run_id, added = _upsert(connection, "run", ("key",), columns)
+        if added:
+            connection.executemany(_insert("request", _REQUEST_COLUMNS), _request_rows(run_id, sample))
+            connection.executemany(
+                _insert("telemetry", ("run_id", *Reading.__dataclass_fields__), "OR IGNORE"),
+                [{"run_id": run_id, **asdict(reading)} for reading in sample.readings],
+            )
+        return run_id, added
 
     def score(self, run_id: int, score: float, scorer: str) -> None:
         """Set what a scorer thinks of a run's artifact.

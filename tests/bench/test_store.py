@@ -1,0 +1,198 @@
+"""What is kept, in a real file, beside a second process's connection."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.measures import Objectives, measure_run
+from helexa.bench.record import Delta, RequestRecord
+from helexa.bench.store import digest
+from helexa.bench.store.database import StoreError, measuring, newest, open_writer
+from helexa.bench.store.reader import Reader
+from helexa.bench.store.retention import prune
+from helexa.bench.store.rows import Reading, Sample
+from helexa.bench.store.store import Store, now_ms
+
+CELL = Cell(
+    Target("node", "neuron", "http://node:13131"),
+    Host("beast", cpu="c", driver_version="595", gpus=(Gpu("RTX 5090", 32607), Gpu("RTX 5090", 32607))),
+    Build("helexa", "abc1234", facts={"torch_version": "2.11"}),
+    Model("org/model", {"quant": "q6k"}),
+    ScenarioKey("single:cold:128", "single", {"prompt_tokens": 128}),
+)
+
+
+def sample(ttft: float = 0.5, *, started_ms: int | None = None, ok: bool = True, start: float = 100.0) -> Sample:
+    chunks = [Delta(start + ttft + 0.1 * number, "text") for number in range(5)]
+    record = RequestRecord(start, start, start + 2, "ok", deltas=chunks, prompt_tokens=130, completion_tokens=5)
+    readings = [Reading(0.5, 0, 1000, 50.0, 60.0, 200.0), Reading(0.5, 1, 2000, 70.0, 55.0, 300.0)]
+    return Sample(
+        started_ms=now_ms() if started_ms is None else started_ms,
+        start=start,
+        duration_s=2.0,
+        seed=7,
+        ok=ok,
+        error=None if ok else "error: broken",
+        records=[record],
+        measures=measure_run([record], Objectives(ttft_s=1.0)),
+        readings=readings,
+        columns={"concurrency": 1},
+        extra={"salt": "s"},
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "bench.sqlite"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    with Store(path) as store:
+        yield store
+
+
+def test_a_sample_is_read_as_it_was_written(store: Store, path: Path) -> None:
+    run_id = store.record(CELL, sample())
+    with Reader(path) as reader:
+        (run,) = reader.runs(target="node", host="beast", model="org/model", scenario="single:cold:128", ok=True)
+        assert run == reader.run(run_id)
+        assert (run.sha, run.engine, run.ttft_s, run.concurrency) == ("abc1234", "helexa", 0.5, 1)
+        assert (run.tpot_s, run.output_tps_user) == (pytest.approx(0.1), pytest.approx(10))
+        assert (run.prompt_tokens, run.completion_tokens, run.goodput_share) == (130, 5, 1.0)
+        assert (run.vram_used_mb, run.gpu_util_pct, run.gpu_temp_c, run.gpu_power_w) == (3000, 70.0, 60.0, 500.0)
+        (request,) = reader.requests(run_id)
+        assert request.chunks_s == pytest.approx((0.5, 0.6, 0.7, 0.8, 0.9))
+        assert (request.sent_s, request.ended_s, request.status) == (0.0, 2.0, "ok")
+        assert len(reader.telemetry(run_id)) == 2
+        assert reader.metrics(run_id)["distributions"]["ttft_s"]["n"] == 1
+        assert [build.facts for build in reader.builds()] == [{"torch_version": "2.11"}]
+        assert [gpu["name"] for gpu in reader.hosts()[0].gpus] == ["RTX 5090"] * 2
+        assert [(model.name, model.config) for model in reader.models()] == [("org/model", {"quant": "q6k"})]
+        assert reader.runs(ok=False) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"build": Build("helexa", "abc1234", facts={"torch_version": "2.12"})},
+        {"build": Build("helexa", "abc1234", facts={"torch_version": "2.11"}, dirty=True)},
+        {"host": Host("beast", cpu="c", driver_version="600", gpus=CELL.host.gpus)},
+        {"model": Model("org/model", {"quant": "q4k"})},
+        {"scenario": ScenarioKey("single:cold:128", "single", {"prompt_tokens": 129})},
+        {"target": Target("other", "neuron", "http://node:13131")},
+    ],
+)
+def test_whatever_decides_about_speed_makes_another_cell(store: Store, path: Path, other: dict[str, object]) -> None:
+    changed = Cell(**({name: getattr(CELL, name) for name in Cell.__dataclass_fields__} | other))  # type: ignore[arg-type]
+    store.record(CELL, sample())
+    assert (store.count(CELL).good, store.count(changed).good) == (1, 0)
+    store.record(changed, sample())
+    assert (store.count(CELL).good, store.count(changed).good) == (1, 1)
+    with Reader(path) as reader:
+        assert [cell.samples for cell in reader.cells()] == [1, 1]
+
+
+def test_what_does_not_decide_is_no_new_cell(store: Store) -> None:
+    rebuilt = Build("helexa", "abc1234", facts={"torch_version": "2.11"}, built_ms=5)
+    booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CELL.host.gpus)
+    moved = Target("node", "neuron", "http://elsewhere:13131")
+    store.record(CELL, sample())
+    assert store.count(Cell(moved, booted, rebuilt, CELL.model, CELL.scenario)).good == 1
+
+
+def test_failures_are_kept_and_do_not_fill_a_cell(store: Store, path: Path) -> None:
+    store.record(CELL, sample(ok=False))
+    assert store.count(CELL)[:2] == (0, 1)
+    with Reader(path) as reader:
+        assert [(cell.samples, cell.failures) for cell in reader.cells()] == [(0, 1)]
+
+
+def test_the_latest_cell_is_that_of_the_build_that_was_measured_last(store: Store, path: Path) -> None:
+    old = Cell(CELL.target, CELL.host, Build("helexa", "old"), CELL.model, CELL.scenario)
+    store.record(old, sample(started_ms=2_000))
+    store.record(CELL, sample(started_ms=3_000))
+    with Reader(path) as reader:
+        (latest,) = reader.latest_cells()
+        assert {build.id: build.sha for build in reader.builds()}[latest.build_id] == "abc1234"
+
+
+def test_a_reader_sees_what_a_writer_commits_and_cannot_write(store: Store, path: Path) -> None:
+    with Reader(path) as reader:
+        assert reader.run_count() == 0
+        store.record(CELL, sample())
+        assert reader.run_count() == 1
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader.select("DELETE FROM run")
+
+
+def test_a_sample_is_whole_or_not_there(store: Store, path: Path) -> None:
+    broken = sample()
+    broken.columns = {"no_such_column": 1}
+    with pytest.raises(sqlite3.OperationalError):
+        store.record(CELL, broken)
+    with Reader(path) as reader:
+        assert (reader.run_count(), reader.builds()) == (0, [])
+
+
+def test_old_requests_are_pruned_and_their_histograms_stay(store: Store, path: Path) -> None:
+    old = store.record(CELL, sample(ttft=0.25, started_ms=now_ms() - 91 * 86_400_000))
+    new = store.record(CELL, sample())
+    assert prune(store, 90) == 1
+    with Reader(path) as reader:
+        assert (reader.requests(old), reader.telemetry(old)) == ([], [])
+        assert len(reader.requests(new)) == 1
+        assert reader.run_count() == 2
+        kept = reader.histograms(old)["ttft_s"]
+        kept.merge(reader.histograms(new)["ttft_s"])
+        assert kept.n == 2
+        assert kept.quantile(0) == pytest.approx(0.25, rel=0.01)
+        assert kept.quantile(1) == pytest.approx(0.5, rel=0.01)
+
+
+def test_histograms_are_within_one_percent() -> None:
+    values = [1.001**number for number in range(5000)]
+    packed = digest.unpack(digest.pack({"ttft_s": values, "empty": []}))
+    assert packed.keys() == {"ttft_s"}
+    for share in (0.01, 0.5, 0.9, 0.99):
+        assert packed["ttft_s"].quantile(share) == pytest.approx(values[round(share * 4999)], rel=0.012)
+
+
+def test_scores_and_notes(store: Store, path: Path) -> None:
+    run_id = store.record(CELL, sample())
+    store.score(run_id, 0.5, "anna")
+    store.score(run_id, 0.75, "anna")
+    store.annotate(5, "driver", "595 -> 600", target="node")
+    store.annotate(5, "driver", "595 -> 600", target="node")
+    with pytest.raises(StoreError, match="no run has the id 99"):
+        store.score(99, 1.0, "anna")
+    with Reader(path) as reader:
+        assert [(score.scorer, score.score) for score in reader.scores(run_id)] == [("anna", 0.75)]
+        assert [note.text for note in reader.annotations()] == ["595 -> 600"]
+
+
+def test_files_that_are_no_database_of_ours(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="has anything been measured"):
+        Reader(tmp_path / "missing.sqlite")
+    text = tmp_path / "text.sqlite"
+    text.write_text("this is no database at all, " * 100)
+    for opened in (Store, Reader):
+        with pytest.raises(StoreError, match=r"text\.sqlite"):
+            opened(text)
+    open_writer(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {newest() + 1}")
+    for opened in (Store, Reader):
+        with pytest.raises(StoreError, match="schema"):
+            opened(path)
+
+
+def test_only_one_process_measures(path: Path) -> None:
+    with measuring(path), pytest.raises(StoreError, match="another helexa-bench"), measuring(path):
+        pass
+    with measuring(path):
+        pass
