@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from helexa.bench.commands.settings import ConfigPath, find_config
+from helexa.bench.commands.settings import ConfigPath, find_config, read_config
 
 LogFormat = Annotated[Literal["text", "json"], Parameter()]
 
@@ -36,14 +36,13 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
     """
     from helexa.bench import daemon
     from helexa.bench.alerts import EXIT_REGRESSED, Watch, payload
-    from helexa.bench.config import load
     from helexa.bench.results.archive import Archive
     from helexa.bench.store.database import measuring
     from helexa.bench.store.store import Store
     from helexa.core import logs
 
     logs.configure(log_format)
-    settings = load(find_config(config))
+    settings = read_config(config)
     database = settings.bench.db_path
     with measuring(database), Store(database) as store, Archive(database) as archive:
         watch = Watch(settings.alerts, store, archive, settings.bench.samples_per_version)
@@ -63,14 +62,13 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
         log_format: Lines for people, or JSON objects.
     """
     from helexa.bench import daemon
-    from helexa.bench.config import load
     from helexa.bench.scenarios.catalogue import swap_scenario
     from helexa.bench.store.database import measuring
     from helexa.bench.store.store import Store
     from helexa.core import logs
 
     logs.configure(log_format)
-    settings = load(find_config(config))
+    settings = read_config(config)
     scenario = swap_scenario(settings.scenarios)
     with measuring(settings.bench.db_path), Store(settings.bench.db_path) as store:
         report = asyncio.run(
