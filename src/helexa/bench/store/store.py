@@ -4,7 +4,7 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,14 +12,9 @@ from typing import Any, NamedTuple, Self
 
 from helexa import __version__
 from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
-from helexa.bench.measures import Distribution, RunMeasures, measure
-from helexa.bench.record import RequestRecord
-from helexa.bench.store import chunks, digest
+from helexa.bench.store.columns import REQUEST_COLUMNS, columns_of, request_rows
 from helexa.bench.store.database import StoreError, open_writer
 from helexa.bench.store.rows import Reading, Sample
-
-_MEDIANS = ("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "prefill_tps", "queue_s")
-_TOTALS = ("output_tps", "goodput_rps", "goodput_share")
 
 
 class CellCount(NamedTuple):
@@ -110,16 +105,11 @@ class Store:
             "ok": int(sample.ok),
             "error": sample.error,
             "artifact": sample.artifact,
-            **_summary(sample.measures),
-            **_tokens(sample.records),
-            **_highest(sample.readings),
-            **sample.columns,
-            "metrics": json.dumps(_metrics(sample)),
-            "digest": digest.pack(_values(sample.records)),
+            **columns_of(sample),
         }
         run_id, added = _upsert(connection, "run", ("key",), columns)
         if added:
-            connection.executemany(_insert("request", _REQUEST_COLUMNS), _request_rows(run_id, sample))
+            connection.executemany(_insert("request", REQUEST_COLUMNS), request_rows(run_id, sample))
             connection.executemany(
                 _insert("telemetry", ("run_id", *Reading.__dataclass_fields__), "OR IGNORE"),
                 [{"run_id": run_id, **asdict(reading)} for reading in sample.readings],
@@ -226,106 +216,3 @@ def _upsert(
         return added[0], True
     where = " AND ".join(f"{name} = :{name}" for name in key)
     return connection.execute(f"SELECT id FROM {table} WHERE {where}", columns).fetchone()[0], False
-
-
-_REQUEST_COLUMNS = (
-    *("run_id", "number", "role", "status", "http_status", "error", "finish_reason"),
-    *("scheduled_s", "sent_s", "ended_s", "ttft_s", "ttfo_s", "tpot_s", "e2e_s", "prefill_s", "decode_s", "queue_s"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "estimated", "chunks"),
-)
-
-
-def _request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
-    for number, record in enumerate(sample.records):
-        found = measure(record)
-        yield {
-            "run_id": run_id,
-            "number": number,
-            "role": record.role,
-            "status": record.status,
-            "http_status": record.http_status,
-            "error": record.error,
-            "finish_reason": record.finish_reason,
-            "scheduled_s": record.scheduled - sample.start,
-            "sent_s": record.sent - sample.start,
-            "ended_s": record.ended - sample.start,
-            "ttft_s": found.ttft_s,
-            "ttfo_s": found.ttfo_s,
-            "tpot_s": found.tpot_s,
-            "e2e_s": found.e2e_s,
-            "prefill_s": record.prefill_s,
-            "decode_s": record.decode_s,
-            "queue_s": found.queue_s,
-            "prompt_tokens": record.prompt_tokens,
-            "cached_tokens": record.cached_tokens,
-            "completion_tokens": found.completion_tokens,
-            "reasoning_tokens": record.reasoning_tokens,
-            "estimated": int(found.estimated),
-            "chunks": chunks.pack([delta.at - record.sent for delta in record.deltas]),
-        }
-
-
-def _summary(measures: RunMeasures | None) -> dict[str, Any]:
-    if measures is None:
-        return {}
-    counts = ("requests", "completed", "rejected", "timed_out", "failed", "incomplete")
-    found = measures.distributions
-    return {
-        **{name: getattr(measures, name) for name in counts},
-        **{name: found[name].p50 for name in _MEDIANS if name in found},
-        **{f"{name}_p95_s": found[f"{name}_s"].p95 for name in ("ttft", "e2e") if f"{name}_s" in found},
-        **{name: measures.totals[name] for name in _TOTALS if name in measures.totals},
-        "estimated": int(measures.estimated),
-    }
-
-
-def _tokens(records: list[RequestRecord]) -> dict[str, float | None]:
-    names = ("prompt_tokens", "cached_tokens", "completion_tokens", "prefill_s", "decode_s")
-    done = [record for record in records if record.status == "ok"]
-    return {name: _median([v for r in done if (v := getattr(r, name)) is not None]) for name in names}
-
-
-def _median(values: list[float]) -> float | None:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return None
-    return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)
-
-
-def _highest(readings: list[Reading]) -> dict[str, float | None]:
-    """Over all devices, at the moment of the most: memory and power as a sum, the others as a maximum."""
-    moments: dict[float, list[Reading]] = {}
-    for reading in readings:
-        moments.setdefault(reading.at_s, []).append(reading)
-
-    def most(name: str, over: Callable[[list[Any]], float]) -> float | None:
-        known = ([v for reading in group if (v := getattr(reading, name)) is not None] for group in moments.values())
-        return max((over(values) for values in known if values), default=None)
-
-    return {
-        "vram_used_mb": most("vram_used_mb", sum),
-        "gpu_util_pct": most("utilization_pct", max),
-        "gpu_temp_c": most("temp_c", max),
-        "gpu_power_w": most("power_w", sum),
-    }
-
-
-def _values(records: list[RequestRecord]) -> dict[str, list[float]]:
-    measured = [measure(record) for record in records if record.status == "ok"]
-    names = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s")
-    values = {name: [v for m in measured if (v := getattr(m, name)) is not None] for name in names}
-    return values | {"icl_s": [gap for m in measured for gap in m.icl_s]}
-
-
-def _metrics(sample: Sample) -> dict[str, Any]:
-    found: dict[str, Any] = dict(sample.extra)
-    if sample.measures is not None:
-        found["distributions"] = {name: _rounded(d) for name, d in sample.measures.distributions.items()}
-        found["totals"] = sample.measures.totals
-        found["prefill_estimated"] = sample.measures.prefill_estimated
-    return found
-
-
-def _rounded(found: Distribution) -> dict[str, Any]:
-    return {name: value for name, value in asdict(found).items() if value is not None}
