@@ -260,3 +260,22 @@ def _notes(connection: Any, builds: int) -> None:
                               (0.81, "change", "Fix for small batches")):  # fmt: skip
         at = START_MS + int(builds * share) * 6 * DAY_MS
         connection.execute("INSERT INTO annotation (at_ms, kind, text) VALUES (?, ?, ?)", (at, kind, text))
+
+
+def add_alert(path: Path) -> None:
+    """One confirmed slowdown and one dismissed suspicion, of the newest cells of `beast`."""
+    with Store(path) as store:
+        with store.transaction() as connection:
+            cells = connection.execute(
+                "SELECT target_id, host_id, build_id, model_id, scenario_id, started_ms FROM run"
+                " WHERE target_id = (SELECT id FROM target WHERE name = 'beast') AND ok GROUP BY scenario_id"
+                " ORDER BY started_ms DESC LIMIT 2"
+            ).fetchall()
+        for cell, state in zip(cells, ("confirmed", "dismissed"), strict=True):
+            columns = {name: cell[name] for name in cell.keys() if name != "started_ms"}  # noqa: SIM118
+            numbers = {"ratio": 1.09, "ratio_low": 1.05, "ratio_high": 1.12, "threshold": 0.03, "samples": 8}
+            moments = {"raised_ms": cell["started_ms"], "updated_ms": cell["started_ms"], "delivered_ms": None}
+            words = {"metric": "tpot_s", "state": state, "verdict": "regressed"}
+            store.put_alert(
+                columns | numbers | moments | words | {"baseline_samples": 25, "baseline_builds": [cell["build_id"]]}
+            )

@@ -57,17 +57,17 @@ class _Site:
             page = PAGES[name]
             read = {key: parameter.default for key, parameter in page.parameters.items()} | query
             try:
-                text = html(self._archive, page, read, self.link, lambda asset: f"static/{asset}")
+                text = html(self._archive, page, read, self.link, lambda asset: f"static/{asset}", live=False)
             except LookupError:
                 continue
             self.written += 1
             yield file, text
 
     def link(self, name: str, **query: Any) -> str | None:
-        """The file of a page; single runs stay behind."""
-        if name in _LEFT_OUT:
-            return None
+        """The file of a page; runs and comparisons of a choice stay behind."""
         given = {key: value for key, value in query.items() if value not in (None, "")}
+        if name in _LEFT_OUT or (name == "compare" and given):  # two builds of each of all series are too many
+            return None
         file = self._file(name, given)
         if file not in self._known:
             if len(self._known) >= MOST_PAGES:

@@ -95,8 +95,19 @@ def routes() -> list[Route]:
     return [Route(page.path, partial(_show, page), methods=["GET"]) for page in PAGES.values()]
 
 
-def html(archive: Archive, page: Page, query: Mapping[str, Any], link: Link, asset: Callable[[str], str]) -> str:
+def html(
+    archive: Archive,
+    page: Page,
+    query: Mapping[str, Any],
+    link: Link,
+    asset: Callable[[str], str],
+    *,
+    live: bool = True,
+) -> str:
     """A page as it is for a query.
+
+    Args:
+        live: a server answers its forms; else there are links in their place.
 
     Raises:
         LookupError: what it is about does not exist.
@@ -110,6 +121,7 @@ def html(archive: Archive, page: Page, query: Mapping[str, Any], link: Link, ass
         regressions=sum(one.verdict == "regressed" for one in alerts.alerts(archive, state="confirmed")),
         offered=dimensions(archive),
         api=link("api"),
+        live=live,
         **page.view(archive, query),
     )
 

@@ -7,6 +7,7 @@ from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import scenario_order
 from helexa.bench.results.names import build_label, gpu_label
 from helexa.bench.results.series import HOT
+from helexa.bench.store.rows import CellRow
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
@@ -39,11 +40,20 @@ def _dimensions(archive: Archive) -> dict[str, Any]:
             for row in sorted(names.builds.values(), key=lambda row: (row.first_seen_ms, row.id), reverse=True)
         ],
         "host_gpus": {names.targets[cell.target_id].name: gpu_label(names.hosts[cell.host_id].gpus) for cell in cells},
+        "host_models": _host_models(archive, cells),
         "model_gpus": _model_gpus(archive, cells),
     }
 
 
-def _model_gpus(archive: Archive, cells: list[Any]) -> dict[str, list[str]]:
+def _host_models(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
+    names = archive.names
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        found.setdefault(names.targets[cell.target_id].name, set()).add(names.models[cell.model_id].name)
+    return {target: sorted(models) for target, models in sorted(found.items())}
+
+
+def _model_gpus(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
     names = archive.names
     found: dict[str, set[str]] = {}
     for cell in cells:

@@ -1,0 +1,111 @@
+"""How often unchanged builds raise an alarm, and how often a planted slowdown does, with a real server's scatter.
+
+python benchmarks/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
+python benchmarks/verdicts.py replay samples.json
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.clock import SystemClock
+from helexa.bench.measures import measure
+from helexa.bench.question import Question, Turn
+from helexa.bench.verdict import confirms, judge
+
+FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
+WORDS = ("stone", "river", "cloud", "lamp", "ferry", "orchard", "violin", "harbour")
+
+
+async def take(endpoint: str, model: str, samples: int, tokens: int) -> dict[str, list[float]]:
+    """Samples of an unchanged server, one request each, one after the other."""
+    rng = random.Random(1)
+    found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
+    async with open_session() as session:
+        client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+        for number in range(samples + 3):
+            text = " ".join(f"{rng.choice(WORDS)}{rng.randrange(10**6)}" for _ in range(16))
+            question = Question(model, [Turn("user", f"{text}. Tell a long story.")], tokens, fixed_length=True)
+            record = await client.ask(question)
+            measured = measure(record)
+            if number >= 3 and record.status == "ok":
+                assert measured.ttft_s and measured.tpot_s
+                found["ttft_s"].append(round(measured.ttft_s, 6))
+                found["tpot_s"].append(round(measured.tpot_s, 7))
+    return found
+
+
+def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Suspicions and confirmed alarms of builds that did not change."""
+    history: list[list[float]] = []
+    suspected = confirmed = 0
+    for _ in range(BUILDS):
+        drawn = rng.choice(samples, FIRST + EXTRA).tolist()
+        if judge(history, drawn[:FIRST], "lower").state in ("regressed", "improved"):
+            suspected += 1
+            confirmed += confirms(judge(history, drawn, "lower"), drawn[:FIRST], drawn[FIRST:])
+        history.append(drawn[:FIRST])
+    return suspected, confirmed
+
+
+def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
+    """The share of slow builds that are confirmed within eight samples, each after eight builds that did not change."""
+    found = 0
+    for _ in range(TRIALS):
+        history = [rng.choice(samples, FIRST).tolist() for _ in range(8)]
+        drawn = (rng.choice(samples, FIRST + EXTRA) * slowdown).tolist()
+        found += judge(history, drawn[:FIRST], "lower").state == "regressed" and confirms(
+            judge(history, drawn, "lower"), drawn[:FIRST], drawn[FIRST:]
+        )
+    return found / TRIALS
+
+
+def replay(path: Path) -> None:
+    """Print what the rule makes of stored samples."""
+    rows = []
+    for name, values in json.loads(path.read_text())["metrics"].items():
+        samples = np.array(values)
+        counts = [alarms(samples, np.random.default_rng(seed)) for seed in range(5)]
+        rows.append(
+            {
+                "metric": name,
+                "samples": len(samples),
+                "deviation": f"{statistics.stdev(values) / statistics.mean(values):.1%}",
+                "alarms in 200": ", ".join(f"{confirmed} of {suspected}" for suspected, confirmed in counts),
+                "8 % seen": f"{detections(samples, np.random.default_rng(0), 1.08):.0%}",
+            }
+        )
+    for row in rows:
+        print("  ".join(f"{key}: {value}" for key, value in row.items()))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True, dest="verb")
+    measuring = verbs.add_parser("measure")
+    measuring.add_argument("endpoint")
+    measuring.add_argument("model")
+    measuring.add_argument("--samples", type=int, default=300)
+    measuring.add_argument("--tokens", type=int, default=32)
+    measuring.add_argument("--out", type=Path, required=True)
+    replaying = verbs.add_parser("replay")
+    replaying.add_argument("samples", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "replay":
+        replay(arguments.samples)
+        return
+    metrics = asyncio.run(take(arguments.endpoint, arguments.model, arguments.samples, arguments.tokens))
+    taken = {"model": arguments.model, "taken": time.strftime("%Y-%m-%d", time.gmtime()), "metrics": metrics}
+    arguments.out.write_text(json.dumps(taken, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""From a slow build to an alert, with the samples that it takes."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from helexa.bench.alerts import Watch
+from helexa.bench.config import AlertsSection
+from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
+from helexa.bench.results.archive import Archive
+from helexa.bench.store.rows import Sample
+from helexa.bench.store.store import Store
+
+SAMPLES = 5
+
+
+class Bench:
+    """Takes samples of one cell after the other, with the speeds that it is told."""
+
+    def __init__(self, store: Store, archive: Archive, **options: Any) -> None:
+        self._store = store
+        self._rng = random.Random(4)
+        self._config = AlertsSection(metrics=["tpot_s"], **options)
+        self._archive = archive
+        self.watch = Watch(self._config, store, archive, SAMPLES)
+
+    def cell(self, build: int) -> Cell:
+        return Cell(
+            Target("beast", "neuron", "http://beast"),
+            Host("beast"),
+            Build("helexa", f"build{build}"),
+            Model("model"),
+            ScenarioKey("single:cold:128", "single"),
+        )
+
+    def top_up(self, build: int, tpot: float) -> int:
+        """Take what the watch wants of a build; how many samples it has then."""
+        cell = self.cell(build)
+        wanted = self.watch.wanted(cell)
+        for _ in range(wanted - self._store.count(cell).good):
+            value = tpot * self._rng.gauss(1, 0.01)
+            sample = Sample(0, 0.0, 1.0, None, True, columns={"tpot_s": value})
+            sample.started_ms = self._now()
+            self._store.record(cell, sample)
+        return wanted
+
+    def again(self) -> None:
+        """Start anew, as a daemon that was killed does."""
+        self.watch = Watch(self._config, self._store, self._archive, SAMPLES)
+
+    def _now(self) -> int:
+        from helexa.bench.store.store import now_ms
+
+        return now_ms()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[tuple[Store, Archive]]:
+    path = tmp_path / "bench.sqlite"
+    with Store(path) as store, Archive(path) as archive:
+        yield store, archive
+
+
+def settle(bench: Bench, builds: int) -> None:
+    for number in range(builds):
+        bench.top_up(number, 0.010)
+        assert bench.watch.review().suspected == 0
+
+
+def test_a_slow_build_is_sampled_again_and_then_told_once(database):
+    bench = Bench(*database)
+    settle(bench, 4)
+    assert bench.top_up(4, 0.0109) == SAMPLES
+    first = bench.watch.review()
+    assert (first.suspected, first.regressed) == (1, [])
+    assert bench.top_up(4, 0.0109) == SAMPLES + 3
+    second = bench.watch.review()
+    assert second.suspected == 0
+    (alert,) = second.regressed
+    assert (alert.build, alert.metric, alert.samples) == ("build4", "tpot_s", 8)
+    assert alert.ratio == pytest.approx(1.09, abs=0.02)
+    assert bench.watch.review().regressed == []
+    for build in range(5, 8):  # the new level is no news
+        bench.top_up(build, 0.0109)
+        review = bench.watch.review()
+        assert (review.suspected, review.regressed, review.improved) == (0, [], [])
+    bench.top_up(8, 0.010)
+    assert bench.watch.review().suspected == 1
+    bench.top_up(8, 0.010)
+    assert [one.build for one in bench.watch.review().improved] == ["build8"]
+
+
+def test_luck_is_dismissed(database):
+    bench = Bench(*database)
+    settle(bench, 4)
+    bench.top_up(4, 0.0109)
+    assert bench.watch.review().suspected == 1
+    bench.top_up(4, 0.010)
+    review = bench.watch.review()
+    assert (review.suspected, review.regressed) == (0, [])
+    (row,) = database[1].reader.alerts()
+    assert row.state == "dismissed"
+    assert bench.watch.wanted(bench.cell(4)) == SAMPLES
+
+
+def test_a_suspicion_survives_a_restart(database):
+    bench = Bench(*database)
+    settle(bench, 4)
+    bench.top_up(4, 0.012)
+    bench.watch.review()
+    bench.again()
+    assert bench.watch.review().suspected == 1
+    bench.top_up(4, 0.012)
+    assert len(bench.watch.review().regressed) == 1
+
+
+async def test_the_webhook_is_told_until_it_has_heard(database):
+    told: list[dict[str, Any]] = []
+    answers = [503, 200]
+
+    async def hear(request: web.Request) -> web.Response:
+        told.append(await request.json())
+        return web.Response(status=answers[len(told) - 1])
+
+    app = web.Application()
+    app.router.add_post("/hook", hear)
+    async with TestServer(app) as server:
+        bench = Bench(*database, webhook=str(server.make_url("/hook")))
+        settle(bench, 4)
+        bench.top_up(4, 0.012)
+        bench.watch.review()
+        bench.top_up(4, 0.012)
+        bench.watch.review()
+        assert [await bench.watch.deliver() for _ in range(3)] == [0, 1, 0]
+    assert told[0] == told[1]
+    assert told[0]["event"] == "regressed"
+    assert told[0]["build"] == "build4"
+    assert told[0]["text"].startswith("model, single:cold:128 on beast: TPOT +")
+
+
+async def test_a_webhook_that_nobody_answers_is_no_failure(database, caplog):
+    bench = Bench(*database, webhook="http://127.0.0.1:9/secret-path")
+    settle(bench, 4)
+    bench.top_up(4, 0.012)
+    bench.watch.review()
+    bench.top_up(4, 0.012)
+    bench.watch.review()
+    assert await bench.watch.deliver() == 0
+    assert "webhook_failed" in caplog.text
+    assert "secret-path" not in caplog.text

@@ -1,0 +1,142 @@
+"""The API over HTTP."""
+
+import csv
+import io
+import json
+import urllib.error
+import urllib.request
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from helexa.bench.api.questions import QUESTIONS
+from helexa.bench.results import capacity, scaling, series, summary
+from helexa.bench.store.store import Store
+
+BEAST = "host=beast&model=Qwen/Qwen3-8B"
+QUERIES = {
+    "series": "model=Qwen/Qwen3-8B&scenario=single:cold:4096",
+    "compare": "a=@beast&b=@closet&metric=ttft_s",
+    "run": "id=1",
+    "requests": "run=1",
+}
+
+
+def get(url: str):
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.headers, answer.read()
+
+
+def refused(url: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, timeout=60)
+    with caught.value as answer:
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert answer.headers["access-control-allow-origin"] == "*"
+        return answer.code, answer.read().decode()
+
+
+def test_every_answer_is_what_the_document_says(site):
+    document = json.loads(get(f"{site}/openapi.json")[1])
+    validate(document)
+    for question in QUESTIONS:
+        headers, body = get(f"{site}/api/v1/{question.path}?{QUERIES.get(question.path, '')}")
+        assert headers["access-control-allow-origin"] == "*"
+        told = document["paths"][f"/api/v1/{question.path}"]["get"]["responses"]["200"]["content"]["application/json"]
+        whole = told["schema"] | {"components": document["components"]}
+        Draft202012Validator(whole).validate(json.loads(body))
+
+
+@pytest.mark.parametrize(
+    "path", ["health", "dimensions", "summary", "scaling", "concurrency", "swap", "capability", "runs"]
+)
+def test_old_paths_are_the_same(site, path):
+    assert get(f"{site}/api/{path}")[1] == get(f"{site}/api/v1/{path}")[1]
+
+
+def test_numbers_are_those_of_the_results(site, archive):
+    for path, answer in (
+        ("summary", summary.summary(archive)),
+        (f"scaling?{BEAST}", scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (f"concurrency?{BEAST}", capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
+        (
+            f"series?{BEAST}&scenario=single:warm:128",
+            [series.series(archive, "beast", "Qwen/Qwen3-8B", "single:warm:128", "output_tps_user")],
+        ),
+    ):
+        assert answer
+        assert get(f"{site}/api/v1/{path}")[1] == orjson.dumps(answer)
+
+
+def test_csv_has_the_same_rows(site):
+    rows = json.loads(get(f"{site}/api/v1/runs?host=beast&limit=20")[1])
+    headers, text = get(f"{site}/api/v1/runs?host=beast&limit=20&format=csv")
+    assert headers["content-type"].startswith("text/csv")
+    table = list(csv.DictReader(io.StringIO(text.decode())))
+    assert [int(row["id"]) for row in table] == [row["id"] for row in rows]
+    assert [row["scenario"] for row in table] == [row["scenario"] for row in rows]
+    assert float(table[0]["ttft_s"]) == rows[0]["ttft_s"]
+
+
+def test_the_export_has_every_run_once(site):
+    count = json.loads(get(f"{site}/api/health")[1])["run_count"]
+    ids = [json.loads(line)["id"] for line in get(f"{site}/api/v1/export/runs")[1].splitlines()]
+    assert len(ids) == len(set(ids)) == count
+    lines = get(f"{site}/api/v1/export/runs?format=csv&host=beast")[1].decode().splitlines()
+    assert len(lines) == 1 + sum(1 for row in csv.DictReader(lines) if row["target"] == "beast")
+
+
+@pytest.mark.parametrize(
+    "path, status, word",
+    [
+        ("runs?limt=3", 400, "did you mean 'limit'"),
+        ("runs?limit=5001", 400, "'limit' is a whole number from 1 to 5000"),
+        ("runs?limit=-1", 400, "'limit'"),
+        ("runs?ok=maybe", 400, "'ok' is true or false"),
+        ("series?model=x", 400, "'scenario' is needed"),
+        ("series?model=x&scenario=y", 404, "no scenario is called 'y'"),
+        ("series?model=x&scenario=y&metric=z", 400, "'metric' is one of"),
+        ("compare?a=nosuch&b=@beast", 404, "no build is called 'nosuch'"),
+        ("compare?a=@nowhere&b=@beast", 404, "nothing was measured of '@nowhere'"),
+        ("run?id=999999999", 404, "there is no run 999999999"),
+        (f"runs?model={'x' * 400}", 400, "too long"),
+        ("nothing", 404, "Not Found"),
+    ],
+)
+def test_what_cannot_be_answered_is_said_in_a_line(site, path, status, word):
+    code, text = refused(f"{site}/api/v1/{path}")
+    assert code == status
+    assert word in text
+    assert text.count("\n") == 1
+
+
+def test_a_database_that_comes_later_is_found(tmp_path, serving):
+    path = tmp_path / "later.sqlite"
+    with serving(path) as url:
+        assert refused(f"{url}/api/health") == (503, "nothing has been measured yet\n")
+        Store(path).close()
+        assert json.loads(get(f"{url}/api/health")[1]) == {"status": "ok", "run_count": 0}
+        assert b"Nothing has been measured yet" in get(f"{url}/")[1]
+
+
+def test_what_is_written_meanwhile_is_seen(past, tmp_path, serving):
+    path = tmp_path / "copy.sqlite"
+    path.write_bytes(past.read_bytes())
+    with serving(path) as url:
+        assert all(row["scorer"] == "checks" for row in json.loads(get(f"{url}/api/capability?limit=5")[1]))
+        newest = json.loads(get(f"{url}/api/capability?limit=1")[1])[0]
+        with Store(path) as store:
+            store.score(newest["run_id"], 0.25, "ada")
+        told = json.loads(get(f"{url}/api/capability?limit=1")[1])[0]
+        assert (told["score"], told["scorer"]) == (0.25, "ada")
+
+
+def test_names_cannot_become_formulas():
+    from helexa.bench.api.table import to_csv
+    from helexa.bench.results.swaps import Swap
+
+    row = Swap("=1+1", "-x", "swap", "b", "", None, -3.0, None, None, None, None, 1)
+    line = to_csv([row]).decode().splitlines()[1]
+    assert line == "'=1+1,'-x,swap,b,,,-3.0,,,,,1"

@@ -1,0 +1,55 @@
+"""The verbs that print and write."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from helexa.bench.alerts import EXIT_REGRESSED
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "helexa.bench", *arguments], capture_output=True, check=False, text=True
+    )
+
+
+def tables(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("kind", ["", "--scaling", "--swap", "--capability", "--concurrency"])
+def test_reports_are_tables_and_json(past, kind):
+    arguments = ["report", *([kind] if kind else []), "--db", str(past)]
+    written = bench(*arguments)
+    assert written.returncode == 0, written.stderr
+    head, rule, *rows = tables(written.stdout)
+    assert {len(row) for row in rows} == {len(head)}
+    assert all(set(cell) <= {"-", ":"} for cell in rule)
+    found = json.loads(bench(*arguments, "--format", "json").stdout)
+    assert len(rows) == sum(len(one["points"]) if "points" in one else 1 for one in found)
+
+
+def test_a_comparison_says_by_its_exit_code_what_it_found(past):
+    slower = bench("compare", "@beast", "@closet", "--metric", "tpot_s", "--db", str(past))
+    assert slower.returncode == EXIT_REGRESSED
+    assert "regressed" in slower.stdout
+    faster = bench("compare", "@closet", "@beast", "--metric", "tpot_s", "--db", str(past), "--format", "json")
+    assert faster.returncode == 0
+    assert {one["state"] for one in json.loads(faster.stdout)} <= {"improved", "too few"}
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (["compare", "nosuch", "@beast"], "no build is called 'nosuch'"),
+        (["compare", "@beast", "@closet", "--metric", "speed"], "no metric is called 'speed'"),
+        (["serve", "--listen", "nowhere"], "is not an address"),
+    ],
+)
+def test_mistakes_are_one_line(past, arguments, word):
+    failed = bench(*arguments, "--db", str(past))
+    assert failed.returncode == 1
+    assert word in failed.stderr
+    assert failed.stderr.count("\n") == 1

@@ -1,0 +1,112 @@
+"""Verdicts on builds: slowdowns are seen, scatter is not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from helexa.bench.verdict import MIN_EFFECT, confirms, judge, least_effect, median_ratio
+
+STEADY = [[1.0, 1.01, 0.99, 1.005, 0.995]] * 6
+SCATTER = json.loads((Path(__file__).parent / "unchanged_builds.json").read_text())
+"""Samples of servers that did not change, as benchmarks/verdicts.py took them; each file says where."""
+
+
+def samples(source: str, metric: str) -> np.ndarray:
+    return np.array(SCATTER[source]["metrics"][metric])
+
+
+def alarm(history: list[list[float]], drawn: list[float]) -> bool:
+    """Whether a build's eight samples end in an alert: five raise a suspicion, three more have to confirm it."""
+    first, extra = drawn[:5], drawn[5:]
+    suspected = judge(history, first, "lower").state in ("regressed", "improved")
+    return suspected and confirms(judge(history, drawn, "lower"), first, extra)
+
+
+@pytest.mark.parametrize("source, metric", [("scripted", "ttft_s"), ("scripted", "tpot_s"), ("model", "ttft_s")])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_200_unchanged_builds_raise_at_most_2_alarms(source, metric, seed):
+    rng = np.random.default_rng(seed)
+    history: list[list[float]] = []
+    alarms = 0
+    for _ in range(200):
+        drawn = rng.choice(samples(source, metric), 8).tolist()
+        alarms += alarm(history, drawn)
+        history.append(drawn[:5])
+    assert alarms <= 2
+
+
+def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
+    rng = np.random.default_rng(0)
+    scatter = samples("scripted", "ttft_s")
+    for _ in range(50):
+        history = [rng.choice(scatter, 5).tolist() for _ in range(8)]
+        assert alarm(history, (rng.choice(scatter, 8) * 1.08).tolist())
+
+
+@pytest.mark.parametrize(
+    "factor, better, state",
+    [
+        (1.1, "lower", "regressed"),
+        (1.1, "higher", "improved"),
+        (0.9, "lower", "improved"),
+        (0.9, "higher", "regressed"),
+        (1.02, "lower", "same"),
+        (1.0, "higher", "same"),
+    ],
+)
+def test_directions(factor, better, state):
+    verdict = judge(STEADY, [value * factor for value in STEADY[0]], better)
+    assert verdict.state == state
+    assert verdict.interval and verdict.interval.low <= factor <= verdict.interval.high
+    assert (verdict.samples, verdict.trailing_samples, verdict.trailing_builds) == (5, 25, 5)
+
+
+def test_too_few_samples_are_not_judged():
+    assert judge(STEADY, [2.0] * 4, "lower").state == "too few"
+    assert judge([], [1.0] * 5, "lower").state == "too few"
+    assert judge([[1.0] * 4], [1.0] * 5, "lower").state == "too few"
+    assert judge([[0.0] * 5], [1.0] * 5, "lower").interval is None
+
+
+def test_a_verdict_is_the_same_each_time():
+    new = [1.1, 1.2, 1.0, 1.15, 1.05]
+    assert judge(STEADY, new, "lower") == judge(STEADY, new, "lower")
+
+
+def test_the_interval_covers_the_truth():
+    """Of 200 ratios of two samples of one population, about 95 % of the intervals hold 1."""
+    rng = np.random.default_rng(5)
+    held = 0
+    for _ in range(200):
+        ratio = median_ratio([rng.normal(1, 0.05, 20).tolist() for _ in range(5)], rng.normal(1, 0.05, 20).tolist())
+        held += not ratio.excludes_one()
+    assert held >= 184
+
+
+def test_what_unchanged_builds_are_apart_has_to_be_passed():
+    restless = [[level] * 5 for level in (1.0, 1.1, 0.95, 1.08, 0.97, 1.06)]
+    assert least_effect(restless) > 0.1
+    assert judge(restless, [1.08] * 5, "lower").state == "same"
+
+
+def test_a_change_of_the_level_makes_nobody_blind():
+    assert least_effect(STEADY + [[2.0] * 5] * 6) == MIN_EFFECT
+
+
+def test_a_known_change_is_no_news():
+    slow = [value * 1.1 for value in STEADY[0]]
+    history = [*STEADY, slow]
+    assert judge(history, slow, "lower").state == "regressed"
+    assert judge(history, slow, "lower", known=6).state == "same"
+    assert judge(history, STEADY[0], "lower", known=6).state == "improved"
+
+
+def test_first_samples_cannot_confirm_themselves():
+    first, extra = [1.1] * 5, [1.0, 1.01, 0.99]
+    verdict = judge(STEADY, first + extra, "lower")
+    assert verdict.state == "regressed"
+    assert not confirms(verdict, first, extra)
+    assert confirms(judge(STEADY, first + [1.1] * 3, "lower"), first, [1.1] * 3)
+    assert not confirms(judge(STEADY, STEADY[0], "lower"), STEADY[0], [1.5] * 3)
