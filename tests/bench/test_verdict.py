@@ -10,7 +10,7 @@ from helexa.bench.verdict import MIN_EFFECT, confirms, judge, least_effect, medi
 
 STEADY = [[1.0, 1.01, 0.99, 1.005, 0.995]] * 6
 SCATTER = json.loads((Path(__file__).parent / "unchanged_builds.json").read_text())
-"""Samples of servers that did not change, as benchmarks/verdicts.py took them; each file says where."""
+"""Samples of two servers that did not change, and what they are of."""
 
 
 def samples(source: str, metric: str) -> np.ndarray:
@@ -24,7 +24,9 @@ def alarm(history: list[list[float]], drawn: list[float]) -> bool:
     return suspected and confirms(judge(history, drawn, "lower"), first, extra)
 
 
-@pytest.mark.parametrize("source, metric", [("scripted", "ttft_s"), ("scripted", "tpot_s"), ("model", "ttft_s")])
+@pytest.mark.parametrize(
+    "source, metric", [("scripted", "ttft_s"), ("scripted", "tpot_s"), ("model", "ttft_s"), ("model", "tpot_s")]
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_200_unchanged_builds_raise_at_most_2_alarms(source, metric, seed):
     rng = np.random.default_rng(seed)
@@ -76,13 +78,13 @@ def test_a_verdict_is_the_same_each_time():
 
 
 def test_the_interval_covers_the_truth():
-    """Of 200 ratios of two samples of one population, about 95 % of the intervals hold 1."""
+    """Of 100 ratios of two samples of one population, about 95 % of the intervals hold 1."""
     rng = np.random.default_rng(5)
     held = 0
-    for _ in range(200):
+    for _ in range(100):
         ratio = median_ratio([rng.normal(1, 0.05, 20).tolist() for _ in range(5)], rng.normal(1, 0.05, 20).tolist())
         held += not ratio.excludes_one()
-    assert held >= 184
+    assert held >= 90
 
 
 def test_what_unchanged_builds_are_apart_has_to_be_passed():
@@ -104,7 +106,7 @@ def test_a_known_change_is_no_news():
 
 
 def test_first_samples_cannot_confirm_themselves():
-    first, extra = [1.1] * 5, [1.0, 1.01, 0.99]
+    first, extra = [1.1] * 12, [1.0, 1.01, 0.99]
     verdict = judge(STEADY, first + extra, "lower")
     assert verdict.state == "regressed"
     assert not confirms(verdict, first, extra)
