@@ -84,6 +84,7 @@ function marks(plot, spec, ink, font) {
   const { ctx, bbox } = plot, scale = devicePixelRatio;
   ctx.save();
   ctx.font = font.replace("11px", `${11 * scale}px`);
+  const ends = []; // of the labels in each row: one that would cover another goes a row below
   for (const mark of spec.marks ?? []) {
     const at = Math.round(plot.valToPos(mark.x, "x", true));
     ctx.strokeStyle = ctx.fillStyle = mark.state ? colour(mark.state === "regressed" ? "--worse" : "--better") : ink;
@@ -95,7 +96,12 @@ function marks(plot, spec, ink, font) {
     ctx.lineTo(at, bbox.top + bbox.height);
     ctx.stroke();
     ctx.textAlign = at > bbox.left + bbox.width - 80 * scale ? "right" : "left";
-    ctx.fillText(mark.label ?? "", at + (ctx.textAlign === "left" ? 4 : -4) * scale, bbox.top + 10 * scale);
+    if (!mark.label) continue;
+    const width = ctx.measureText(mark.label).width + 8 * scale, start = ctx.textAlign === "left" ? at : at - width;
+    let row = 0;
+    while (ends[row] > start) row += 1;
+    ends[row] = start + width;
+    ctx.fillText(mark.label, at + (ctx.textAlign === "left" ? 4 : -4) * scale, bbox.top + (10 + 13 * row) * scale);
   }
   ctx.restore();
 }
