@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import fleet_history
 import pytest
 
+from bench import fleet_history
 from helexa.bench.api.app import create_app
 from helexa.bench.results.archive import Archive
 from helexa.http.listener import Listener, bind

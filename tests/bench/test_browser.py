@@ -4,11 +4,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import fleet_history
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import packages
+from bench import fleet_history
 
 CHOICE = "?target=beast&model=Qwen/Qwen3-8B"
 TRENDS = f"/trends{CHOICE}&scenario=single:cold:4096&metric=output_tps_user"
