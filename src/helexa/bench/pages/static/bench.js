@@ -58,7 +58,7 @@ function options(spec, width) {
     data,
     settings: {
       width, height: spec.height ?? 300, series, bands, legend: { show: false },
-      padding: [14, 14, 0, 0],
+      padding: [14, 26, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { size: 9 }, y: false },
       scales: {
         x: { time: false, distr: log ? 3 : 1, log: 2, range: log ? undefined : spec.x.kind === "category" ? (plot, low, high) => [low - 0.5, high + 0.5] : undefined },
