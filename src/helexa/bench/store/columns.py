@@ -78,9 +78,14 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
     }
 
 
+def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
+    """Probes, where there are any: what runs beside them is there to be in their way."""
+    return [record for record in records if record.role == "probe"] or records
+
+
 def _tokens(records: list[RequestRecord]) -> dict[str, float | None]:
     names = ("prompt_tokens", "cached_tokens", "completion_tokens", "prefill_s", "decode_s")
-    done = [record for record in records if record.status == "ok"]
+    done = [record for record in _measured(records) if record.status == "ok"]
     return {name: _median(v for r in done if (v := getattr(r, name)) is not None) for name in names}
 
 
@@ -108,7 +113,7 @@ def _highest(readings: list[Reading]) -> dict[str, float | None]:
 
 
 def _values(records: list[RequestRecord]) -> dict[str, list[float]]:
-    measured = [measure(record) for record in records if record.status == "ok"]
+    measured = [measure(record) for record in _measured(records) if record.status == "ok"]
     names = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s")
     values = {name: [v for m in measured if (v := getattr(m, name)) is not None] for name in names}
     return values | {"icl_s": [gap for m in measured for gap in m.icl_s]}
