@@ -3,7 +3,7 @@
 import hashlib
 import json
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,6 +45,7 @@ class FakeHub:
         elsewhere: the hub that the content of files is redirected to.
         requests: every request, in order: method, path, the bearer token if there was one.
         ranges: the ranges that were asked for, with the file's name.
+        sent: bytes of content that were sent, by the file's name.
         stalled: set once an answer has stalled.
     """
 
@@ -55,6 +56,7 @@ class FakeHub:
         self.elsewhere: FakeHub | None = None
         self.requests: list[tuple[str, str, str | None]] = []
         self.ranges: list[tuple[str, str]] = []
+        self.sent: Counter[str] = Counter()
         self.stalled = threading.Event()
         self._stopped = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -132,6 +134,8 @@ class FakeHub:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 body = body[: trouble.stall if trouble.cut is None else trouble.cut]
+                if "/resolve/" in path:
+                    hub.sent[path.rpartition("/")[2]] += len(body)
                 tenth = len(body) // 10 + 1
                 for start in range(0, len(body), tenth) if trouble.pace else ():
                     self.wfile.write(body[start : start + tenth])

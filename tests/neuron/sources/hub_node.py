@@ -30,10 +30,9 @@ class Node:
         self.environ = environ | more
         self.sources = Sources(read_config(None, self.environ))
 
-    async def fetch(self, name: str = NAME, quant: str | None = None) -> Path:
-        path = await self.sources.resolve(
-            ModelSource.parse(name), quant=quant, progress=lambda *report: self.reports.append(report)
-        )
+    async def fetch(self, name: str = NAME, quant: str | None = None, refresh: bool = True) -> Path:
+        source, progress = ModelSource.parse(name), lambda *report: self.reports.append(report)
+        path = await self.sources.resolve(source, quant=quant, progress=progress, refresh=refresh)
         await asyncio.sleep(0)
         return path
 

@@ -100,37 +100,58 @@ async def test_loads_at_the_same_time_share_one_download(hub: FakeHub, node: Nod
     assert hub.downloads() == [FILE]
 
 
-async def test_parts_come_in_side_by_side_but_not_all_at_once(hub: FakeHub, tmp_path: Path):
+@pytest.mark.parametrize(("parts", "environ", "at_once"), [(6, {}, 6), (12, {}, 8), (6, {"MAX_CONCURRENT": "3"}, 3)])
+async def test_parts_come_in_side_by_side_but_not_all_at_once(
+    hub: FakeHub, tmp_path: Path, parts: int, environ: dict[str, str], at_once: int
+):
+    names = [f"model-{number}.safetensors" for number in range(parts)]
+    hub.repositories["org/dense"] = {"config.json": b"{}"} | {name: name.encode() * 500 for name in names}
     running = most = 0
     lock = threading.Lock()
-    both = threading.Event()
+    enough = threading.Event()
     usual = hub.answer
 
     def counting(path: str):
         nonlocal running, most
-        if "safetensors" in path:
+        if "resolve" in path:
             with lock:
                 running += 1
                 most = max(most, running)
-                if running == 3:
-                    both.set()
-            both.wait(10)
+                if running == at_once:
+                    enough.set()
+            enough.wait(10)
             with lock:
                 running -= 1
         return usual(path)
 
     hub.answer = counting
-    node = Node(hub, tmp_path, NEURON_DOWNLOADS__MAX_CONCURRENT="3")
+    node = Node(hub, tmp_path, **{f"NEURON_DOWNLOADS__{name}": value for name, value in environ.items()})
     folder = await node.fetch("org/dense")
-    assert most == 3
-    assert len(list(folder.iterdir())) == 8
+    assert at_once <= most <= int(environ.get("MAX_CONCURRENT", 8))
+    assert {path.name for path in folder.iterdir()} == {"config.json", *names}
+    assert [path for _, path, _ in hub.requests if path.startswith("/api/")] == ["/api/models/org/dense"]
+    assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
 
 
-@pytest.mark.parametrize("text", ["0", "65", "many", "-1"])
-def test_the_number_of_downloads_must_be_one(text: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HELEXA_MAX_CONCURRENT_DOWNLOADS", text)
-    with pytest.raises(ConfigError, match=f"HELEXA_MAX_CONCURRENT_DOWNLOADS: '{text}' is not a number from 1 to 64"):
+async def test_each_byte_of_parts_that_break_off_comes_once(hub: FakeHub, node: Node, pauses: list[float]):
+    for number in range(6):
+        hub.trouble(f"model-{number}.safetensors", Trouble(cut=7_000 * (number + 1)), Trouble(cut=3_000))
+    await node.fetch("org/dense")
+    assert hub.sent == {name: len(content) for name, content in hub.repositories["org/dense"].items()}
+
+
+@pytest.mark.parametrize("name", ["HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS"])
+@pytest.mark.parametrize("text", ["0", "65", "many", "-1", ""])
+def test_the_number_of_downloads_must_be_one(name: str, text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ConfigError, match=f"^{name}: '{text}' is not a number from 1 to 64"):
         Sources(read_config(None, {}))
+
+
+def test_our_own_name_for_the_number_of_downloads_wins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HELEXA_MAX_CONCURRENT_DOWNLOADS", "3")
+    monkeypatch.setenv("MAX_CONCURRENT_DOWNLOADS", "many")
+    Sources(read_config(None, {}))
 
 
 async def test_a_local_file_does_not_wait_for_fetches(hub: FakeHub, node: Node, tmp_path: Path):

@@ -67,6 +67,17 @@ async def test_what_is_whole_loads_without_asking_when_offline(
     assert hub.requests == []
 
 
+async def test_what_is_whole_is_taken_unasked_and_what_is_not_is_fetched(hub: FakeHub, node: Node):
+    folder = await node.fetch("org/dense", refresh=False)
+    hub.requests.clear()
+    node.reports.clear()
+    assert await node.fetch("org/dense", refresh=False) == folder
+    assert (hub.requests, node.reports) == ([], [])
+    (folder / "model-2.safetensors").resolve().unlink()
+    assert await node.fetch("org/dense", refresh=False) == folder
+    assert hub.downloads() == ["model-2.safetensors"]
+
+
 @pytest.mark.parametrize("trouble", [Trouble(status=500), Trouble(status=404), Trouble(body=b"?"), Trouble(cut=3)])
 async def test_a_hub_that_fails_does_not_matter_to_what_is_here(hub: FakeHub, node: Node, trouble: Trouble):
     path = await node.fetch()

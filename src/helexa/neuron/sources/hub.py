@@ -53,10 +53,10 @@ class Hub:
     cache_dir: Path
     patience: float
 
-    def model(self, name: str, quant: str | None, downloads: Downloads, fetch: Fetch) -> Path:
+    def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
         """The model of repository `name`: the path of its GGUF file or of its checkpoint folder.
 
-        What was fetched before serves when the hub cannot.
+        What was fetched before serves when the hub cannot, or without `refresh` at once.
 
         Raises:
             SourceError: `repo_fetch_failed`, `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
@@ -65,6 +65,8 @@ class Hub:
         source = f"{self.scheme}:{name}"
         snapshots = Snapshots(self.cache_dir, name)
         kept = snapshots.kept(source, quant)
+        if kept.path is not None and not refresh:
+            return kept.path
         if offline():
             if kept.path is None:
                 lack = kept.lack or f"nothing of it is in {self.cache_dir}"

