@@ -7,7 +7,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.builtin import source_text
 from helexa.neuron.config import read_config
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 
 
 def local_path(model: str) -> Path:

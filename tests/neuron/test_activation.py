@@ -13,7 +13,7 @@ from helexa.neuron import registry as registry_module
 from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
 from helexa.neuron.registry import CudaUnavailableError, Registry
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 from neuron.running import running

@@ -16,7 +16,8 @@ from helexa.neuron.config import read_config
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
-from helexa.neuron.sources import ProgressReport, Sources
+from helexa.neuron.sources.fetch import ProgressReport
+from helexa.neuron.sources.sources import Sources
 from neuron.fake_models import ENGINE, make_model, release, starts, until
 
 MAX_RESTARTS = 3

@@ -14,10 +14,11 @@ import pytest
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources import Sources, pypi
+from helexa.neuron.sources import pypi
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.choice import chosen_files
 from helexa.neuron.sources.hub import default_cache
+from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub
 
 GGUF = b"GGUF" + bytes(range(256)) * 40

@@ -25,7 +25,7 @@ from helexa.neuron.registry import Registry
 from helexa.neuron.response_store import ResponseStore
 from helexa.neuron.routes import chat, completions, embeddings, health, management, metrics, models, responses, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 
 MAX_PROMPT_TOKENS = 131072
 """What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""

@@ -26,7 +26,8 @@ from helexa.neuron.model import ServedModel
 from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.recovery import Restarts
 from helexa.neuron.resident import Resident
-from helexa.neuron.sources import ProgressReport, Sources
+from helexa.neuron.sources.fetch import ProgressReport
+from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.weights.quant_form import quant_named
 

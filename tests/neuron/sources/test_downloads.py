@@ -11,7 +11,7 @@ import pytest
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.neuron.config import read_config
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.fake_models import until
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
@@ -43,7 +43,7 @@ async def test_a_download_whose_process_was_killed_is_taken_up_by_who_waited(hub
 import asyncio
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 sources = Sources(read_config(None, {node.environ!r}))
 asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=lambda *report: None))
 """

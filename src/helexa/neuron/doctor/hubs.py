@@ -11,12 +11,12 @@ from helexa.neuron.builtin import source_text
 from helexa.neuron.config import DefaultModel, NeuronConfig
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.doctor.folder import look_at_folder
-from helexa.neuron.sources import Sources
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.hub import Hub, offline
 from helexa.neuron.sources.local import local_model
 from helexa.neuron.sources.pypi import kept_model
 from helexa.neuron.sources.snapshot import Snapshots
+from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
 _PATIENCE_SECONDS = 5.0
