@@ -39,6 +39,14 @@ def note(text: str) -> None:
         print(dim(text, sys.stderr), file=sys.stderr, flush=True)
 
 
+def size_text(count: int) -> str:
+    """So many bytes in words, such as `4.1 GB`."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
+
+
 class Progress:
     """Progress on stderr: nothing in the first half second, then a bar on a terminal and plain lines elsewhere."""
 

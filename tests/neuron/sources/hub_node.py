@@ -19,7 +19,7 @@ FILE = "tiny-Q8_0.gguf"
 class Node:
     """One node; `refusal` is why a fetch failed, `partials` what is on its way."""
 
-    def __init__(self, hub: FakeHub, folder: Path, **more: str) -> None:
+    def __init__(self, hub: FakeHub, folder: Path, refresh: bool = True, **more: str) -> None:
         self.blobs = folder / f"models--{NAME.replace('/', '--')}" / "blobs"
         self.reports: list[tuple[str, int, int]] = []
         environ = {
@@ -28,11 +28,12 @@ class Node:
             "NEURON_HARNESS__TORCH__HF_CACHE": str(folder),
         }
         self.environ = environ | more
-        self.sources = Sources(read_config(None, self.environ))
+        self.sources = Sources(read_config(None, self.environ), refresh=refresh)
 
-    async def fetch(self, name: str = NAME, quant: str | None = None, refresh: bool = True) -> Path:
-        source, progress = ModelSource.parse(name), lambda *report: self.reports.append(report)
-        path = await self.sources.resolve(source, quant=quant, progress=progress, refresh=refresh)
+    async def fetch(self, name: str = NAME, quant: str | None = None) -> Path:
+        path = await self.sources.resolve(
+            ModelSource.parse(name), quant=quant, progress=lambda *report: self.reports.append(report)
+        )
         await asyncio.sleep(0)
         return path
 

@@ -67,14 +67,15 @@ async def test_what_is_whole_loads_without_asking_when_offline(
     assert hub.requests == []
 
 
-async def test_what_is_whole_is_taken_unasked_and_what_is_not_is_fetched(hub: FakeHub, node: Node):
-    folder = await node.fetch("org/dense", refresh=False)
+async def test_what_is_whole_is_taken_unasked_and_what_is_not_is_fetched(hub: FakeHub, tmp_path: Path):
+    node = Node(hub, tmp_path / "hub", refresh=False)
+    folder = await node.fetch("org/dense")
     hub.requests.clear()
     node.reports.clear()
-    assert await node.fetch("org/dense", refresh=False) == folder
+    assert await node.fetch("org/dense") == folder
     assert (hub.requests, node.reports) == ([], [])
     (folder / "model-2.safetensors").resolve().unlink()
-    assert await node.fetch("org/dense", refresh=False) == folder
+    assert await node.fetch("org/dense") == folder
     assert hub.downloads() == ["model-2.safetensors"]
 
 

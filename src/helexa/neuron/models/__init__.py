@@ -22,12 +22,21 @@ _CLASSES = {
 }
 
 
+def check_model_type(model_type: str) -> None:
+    """Refuse a `model_type` that is not implemented.
+
+    Raises:
+        ModelFileError: which are.
+    """
+    if model_type not in _CLASSES:
+        raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
+
+
 def model_class(model_type: str) -> "type[Decoder]":
     """The implementation of a `model_type` (the file of that name).
 
     Raises:
         ModelFileError: there is none.
     """
-    if model_type not in _CLASSES:
-        raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
+    check_model_type(model_type)
     return getattr(import_module(f"helexa.neuron.models.{model_type}"), _CLASSES[model_type])

@@ -21,6 +21,9 @@ from helexa.core.errors import SourceError
 from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
 from helexa.neuron.sources.listing import Listing, RemoteFile
 
+PARTIAL = ".helexa.incomplete"
+"""How the names of files end that are on their way."""
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.ASCII)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -56,7 +59,7 @@ class Snapshots:
 
     def partial(self, file: RemoteFile) -> Path:
         """Where the content of `file` grows."""
-        return self.blob(file).with_name(f"{file.key}.helexa.incomplete")
+        return self.blob(file).with_name(f"{file.key}{PARTIAL}")
 
     def has_blob(self, file: RemoteFile) -> bool:
         """Whether the content of `file` is complete."""

