@@ -118,8 +118,15 @@ class Upstream:
             BrokenOff: it ended before the answer began.
             Silent: nothing came for `IDLE_TIMEOUT_SECS`.
         """
+        return await self.ask(b"POST", base, path, headers, body)
+
+    async def ask(
+        self, method: bytes, base: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
+    ) -> Answer:
+        """Any other request; see `post`."""
         origin, prefix = parse_base(base)
-        lines = [b"POST %s%s HTTP/1.1\r\nhost: %s" % (prefix.encode(), path.encode(), origin.authority.encode())]
+        target = prefix.encode() + path.encode()
+        lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
         lines += [name + b": " + value for name, value in headers]
         head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n\r\n" % len(body)
         connection = self._kept(origin)

@@ -1,0 +1,1 @@
+"""Local generation: the library behind `import helexa`, on a server that runs or on a private engine."""

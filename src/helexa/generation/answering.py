@@ -1,0 +1,181 @@
+"""From a request to its completion, at any target: one, several, or a whole batch of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from helexa.generation.completion import Completion, Delta, Timings
+from helexa.generation.errors import EngineError, GenerationError
+from helexa.generation.request import Request
+from helexa.generation.target import End, Target, WasThought
+
+Result = Completion | GenerationError
+
+_MOST_SUSPECTS = 256  # that were broken off by a failure and are asked once more, each alone
+
+
+async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
+    """The pieces of an answer as they come, then the completion. Closing the generator ends the answer.
+
+    Raises:
+        HelexaError: the model cannot be had.
+        GenerationError: there is no answer, or it is not what its schema asks for.
+    """
+    begun = time.perf_counter()
+    await target.open()
+    opened = time.perf_counter()
+    first = last = 0.0
+    text: list[str] = []
+    thoughts: list[str] = []
+    async with aclosing(target.answer(request)) as events:
+        async for event in events:
+            match event:
+                case Delta():
+                    last = time.perf_counter()
+                    first = first or last
+                    (thoughts if event.thought else text).append(event.text)
+                    yield event
+                case WasThought():
+                    thoughts += text
+                    text.clear()
+                case End():
+                    now = time.perf_counter()
+                    first, last = first or now, last or now
+                    timings = _timings(event, begun, opened, first, last, now)
+                    completion = _completion(request, event, "".join(text), "".join(thoughts), timings)
+                    if request.schema is not None:
+                        completion = replace(completion, parsed=request.schema.parsed(completion))
+                    yield completion
+                    return
+    raise EngineError("the answer broke off before it was complete", retryable=True)
+
+
+async def complete(target: Target, request: Request) -> Completion:
+    """The whole answer; raises what `pieces` raises."""
+    return await _leading(target, request, asyncio.Event())
+
+
+async def several(target: Target, requests: Sequence[Request]) -> Completion:
+    """Several answers to one prompt: the first completion, with the others.
+
+    The others begin when the first has read the prompt, which they then find in the KV cache.
+
+    Raises:
+        GenerationError: one of them failed, which ended the others.
+    """
+    read = asyncio.Event()
+    leading = asyncio.create_task(_leading(target, requests[0], read))
+    others: dict[int, Completion] = {}
+    try:
+        await read.wait()
+        async with aclosing(results(target, requests[1:], target.width)) as answers:
+            async for index, result in answers:
+                if isinstance(result, GenerationError):
+                    raise result
+                others[index] = result
+        return replace(await leading, others=tuple(others[index] for index in sorted(others)))
+    finally:
+        leading.cancel()
+        await asyncio.wait([leading])
+
+
+async def results(
+    target: Target, requests: Iterable[Request | GenerationError], width: int
+) -> AsyncGenerator[tuple[int, Result], None]:
+    """What becomes of each request, with its place, as it becomes known; requests are drawn as there is room for them.
+
+    An engine that fails takes with it all that it was at. Those are asked once more in the end, each alone, so that one
+    that brings engines down costs only itself.
+
+    Args:
+        requests: errors among them are results already.
+        width: requests that run at once.
+
+    Raises:
+        HelexaError: the model cannot be had.
+    """
+    await target.open()
+    pending = enumerate(requests)
+    suspects: list[tuple[int, Request]] = []
+    done: asyncio.Queue[tuple[int, Result] | Exception | None] = asyncio.Queue(width)
+
+    async def work() -> None:
+        for index, request in pending:
+            result = request if isinstance(request, GenerationError) else await _result(target, request)
+            broken = result is not request and isinstance(result, GenerationError) and result.retryable
+            if broken and len(suspects) < _MOST_SUSPECTS and isinstance(request, Request):
+                suspects.append((index, request))
+            else:
+                await done.put((index, result))
+
+    async def work_all() -> None:
+        workers = [asyncio.create_task(work()) for _ in range(width)]
+        try:
+            await asyncio.gather(*workers)
+            for index, request in suspects:
+                await done.put((index, await _result(target, request)))
+            await done.put(None)
+        except Exception as error:
+            await done.put(error)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+
+    working = asyncio.create_task(work_all())
+    try:
+        while (item := await done.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+
+
+async def _leading(target: Target, request: Request, read: asyncio.Event) -> Completion:
+    try:
+        async with aclosing(pieces(target, request)) as said:
+            async for piece in said:
+                read.set()
+                if isinstance(piece, Completion):
+                    return piece
+    finally:
+        read.set()
+    raise AssertionError("unreachable: `pieces` ends with a completion or raises")
+
+
+async def _result(target: Target, request: Request) -> Result:
+    try:
+        return await complete(target, request)
+    except GenerationError as error:
+        return error
+
+
+def _timings(end: End, begun: float, opened: float, first: float, last: float, now: float) -> Timings:
+    waited = first - opened
+    prefill = waited if end.prefill_s is None else min(end.prefill_s, waited)
+    return Timings(
+        load_s=opened - begun,
+        queue_s=waited - prefill,
+        prefill_s=prefill,
+        ttft_s=first - begun,
+        decode_s=last - first if end.decode_s is None else end.decode_s,
+        total_s=now - begun,
+    )
+
+
+def _completion(request: Request, end: End, text: str, reasoning: str, timings: Timings) -> Completion:
+    return Completion(
+        text=text,
+        reasoning=reasoning,
+        finish_reason=end.reason,
+        usage=end.usage,
+        timings=timings,
+        model=end.model,
+        seed=request.seed,
+        device=end.device,
+        dtype=end.dtype,
+    )

@@ -1,0 +1,314 @@
+"""A model to ask, wherever it runs: the calls of the library, each as a plain function and as a coroutine."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+
+from helexa.generation.answering import Result, complete, pieces, results, several
+from helexa.generation.background import Awaiting, Blocking, Caller, across, background, blocking, blocking_each
+from helexa.generation.completion import Completion, Delta
+from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
+from helexa.generation.request import Ask, Prompt, Request
+from helexa.generation.sampling import Sampling, SamplingOptions
+from helexa.generation.schema import AnswerSchema
+from helexa.generation.target import OnProgress, Target
+from helexa.generation.targets import Place
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+OnToken = Callable[[str], Awaitable[None] | None]
+"""Told of each piece of an answer."""
+
+OnResult = Callable[[int, Result], Awaitable[None] | None]
+"""Told of each result of a batch, with the prompt's place."""
+
+OnError = Literal["raise", "return"]
+
+
+class AskOptions(SamplingOptions, total=False):
+    """How to answer: the fields of `Sampling`, and these.
+
+    Attributes:
+        sampling: the fields together; those given beside it come first.
+        system: the system prompt.
+        schema: a JSON Schema or a pydantic model, which the answer is held to; see `Completion.parsed`.
+        think: whether the model thinks before it answers; None leaves it to the model.
+    """
+
+    sampling: Sampling | None
+    system: str | None
+    schema: "Mapping[str, Any] | type[BaseModel] | None"
+    think: bool | None
+
+
+class Stream:
+    """An answer as it comes: iterate over its pieces. To end it early, close it, or leave its `with` block.
+
+    Attributes:
+        completion: the whole of it, None before its end.
+    """
+
+    def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
+        self.completion: Completion | None = None
+        self._pieces = blocking_each(pieces)
+
+    def __iter__(self) -> Generator[Delta, None, None]:
+        for piece in self._pieces:
+            if isinstance(piece, Completion):
+                self.completion = piece
+            else:
+                yield piece
+
+    def close(self) -> None:
+        """End the answer where it is generated."""
+        self._pieces.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncStream:
+    """An answer as it comes, for `async for`; see `Stream`."""
+
+    def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
+        self.completion: Completion | None = None
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncGenerator[Delta, None]:
+        async for piece in self._pieces:
+            if isinstance(piece, Completion):
+                self.completion = piece
+            else:
+                yield piece
+
+    async def aclose(self) -> None:
+        """End the answer where it is generated."""
+        await self._pieces.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Model:
+    """One model at one target; made by `load`. As a context manager it lets the model go in the end."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def generate(
+        self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
+    ) -> Completion:
+        """See `helexa.generate`."""
+        return blocking(self._generate(Blocking(), prompt, n, on_token, options))
+
+    async def agenerate(
+        self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
+    ) -> Completion:
+        """See `helexa.agenerate`."""
+        return await self._generate(Awaiting(), prompt, n, on_token, options)
+
+    def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
+        """See `helexa.stream`."""
+        return Stream(across(Blocking(), self._pieces(_ask(options).request(prompt))))
+
+    def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
+        """See `helexa.astream`."""
+        return AsyncStream(across(Awaiting(), self._pieces(_ask(options).request(prompt))))
+
+    @overload
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: Literal["raise"] = "raise",
+        **options: Unpack[AskOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: Literal["return"],
+        **options: Unpack[AskOptions],
+    ) -> list[Completion | GenerationError]: ...
+
+    def batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: OnError = "raise",
+        **options: Unpack[AskOptions],
+    ) -> Any:
+        """See `helexa.batch`."""
+        return blocking(self._batch(Blocking(), prompts, max_parallel, on_result, on_error, options))
+
+    @overload
+    async def abatch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: Literal["raise"] = "raise",
+        **options: Unpack[AskOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    async def abatch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: Literal["return"],
+        **options: Unpack[AskOptions],
+    ) -> list[Completion | GenerationError]: ...
+
+    async def abatch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        on_error: OnError = "raise",
+        **options: Unpack[AskOptions],
+    ) -> Any:
+        """See `helexa.abatch`."""
+        return await self._batch(Awaiting(), prompts, max_parallel, on_result, on_error, options)
+
+    def open(self, on_progress: OnProgress | None = None) -> Target:
+        """Have the model ready, and say where.
+
+        Args:
+            on_progress: called in another thread.
+
+        Raises:
+            HelexaError: it cannot be had.
+        """
+        return blocking(Blocking().wait(self._open(on_progress)))
+
+    async def aopen(self, on_progress: OnProgress | None = None) -> Target:
+        """See `open`."""
+        return await Awaiting().wait(self._open(on_progress))
+
+    def close(self) -> None:
+        """Unload the model if it is in a private engine; what is asked next loads it again."""
+        blocking(Blocking().wait(self._close()))
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await Awaiting().wait(self._close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _generate(
+        self, caller: Caller, prompt: Prompt, n: int, on_token: OnToken | None, options: AskOptions
+    ) -> Completion:
+        if n < 1:
+            raise InvalidRequestError(f"n is {n}, but must be 1 or more")
+        ask = _ask(options)
+        requests = [ask.request(prompt, number) for number in range(n)]
+        if on_token is None:
+            return await caller.wait(self._answers(requests))
+        if n > 1:
+            raise InvalidRequestError("on_token is for one answer: the pieces of several would run into one another")
+        async with aclosing(across(caller, self._pieces(requests[0]))) as said:
+            async for piece in said:
+                if isinstance(piece, Completion):
+                    return piece
+                if not piece.thought:
+                    await caller.call(on_token, piece.text)
+        raise AssertionError("unreachable: an answer ends with a completion or an error")
+
+    async def _batch(
+        self,
+        caller: Caller,
+        prompts: Iterable[Prompt],
+        max_parallel: int | None,
+        on_result: OnResult | None,
+        on_error: OnError,
+        options: AskOptions,
+    ) -> list[Any]:
+        if on_error not in ("raise", "return"):
+            raise InvalidRequestError(f"on_error is {on_error!r}, but must be 'raise' or 'return'")
+        if isinstance(prompts, str | bytes | Mapping):
+            raise InvalidRequestError("a batch is a list of prompts, not one; see generate")
+        ask = _ask(options)
+        requests = [_request(ask, prompt, number) for number, prompt in enumerate(prompts)]
+        done: list[Result | None] = [None] * len(requests)
+        async with aclosing(across(caller, self.results(requests, max_parallel))) as found:
+            async for index, result in found:
+                done[index] = result.at(index) if isinstance(result, GenerationError) else result
+                if on_result is not None:
+                    await caller.call(on_result, index, result)
+                if isinstance(result, GenerationError) and on_error == "raise":
+                    raise BatchError(result, done) from result
+        return done
+
+    async def results(
+        self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
+    ) -> AsyncGenerator[tuple[int, Result], None]:
+        """What becomes of requests, which are drawn as there is room; runs in the background loop (see `across`)."""
+        if max_parallel is not None and max_parallel < 1:
+            raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
+        target = await self._open()
+        async with aclosing(results(target, requests, max_parallel or target.width)) as found:
+            async for item in found:
+                yield item
+
+    async def _pieces(self, request: Request) -> AsyncGenerator[Delta | Completion, None]:
+        target = await background().targets.find(self._place)
+        async with aclosing(pieces(target, request)) as said:
+            async for piece in said:
+                yield piece
+
+    async def _answers(self, requests: list[Request]) -> Completion:
+        target = await background().targets.find(self._place)
+        return await (complete(target, requests[0]) if len(requests) == 1 else several(target, requests))
+
+    async def _open(self, on_progress: OnProgress | None = None) -> Target:
+        target = await background().targets.find(self._place)
+        await target.open(on_progress)
+        return target
+
+    async def _close(self) -> None:
+        await (await background().targets.find(self._place)).close()
+
+
+def _ask(options: AskOptions) -> Ask:
+    """Raises InvalidRequestError for an option that is none."""
+    flat: dict[str, Any] = dict(options)
+    sampling = flat.pop("sampling", None) or Sampling()
+    system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
+    return Ask(sampling.replaced(flat), system, AnswerSchema.of(schema), think)  # type: ignore[arg-type]
+
+
+def _request(ask: Ask, prompt: Prompt, number: int) -> Request | GenerationError:
+    try:
+        return ask.request(prompt, number)
+    except GenerationError as error:
+        return error

@@ -1,0 +1,195 @@
+"""A private engine: what a node serves with, its HTTP surface apart, in this process and the engine's own."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa.core.errors import ApiError, HelexaError
+from helexa.core.fleet import ModelSpec
+from helexa.core.source import ModelSource
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.generation import environment
+from helexa.generation.completion import Delta, Usage
+from helexa.generation.errors import generation_error
+from helexa.generation.request import Request
+from helexa.generation.target import End, Event, OnProgress, WasThought
+from helexa.neuron.builtin import source_text
+from helexa.neuron.config import NeuronConfig, read_config
+from helexa.neuron.discovery import default_device
+from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
+from helexa.neuron.model import ServedModel
+from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
+from helexa.neuron.routes.chat import converse
+from helexa.neuron.sources import Sources
+
+log = logging.getLogger(__name__)
+
+_OURSELVES = "self"  # whoever asks here: all of one mind, so prompts that begin alike share what is cached
+_LOOK_SECONDS = 0.05
+_WAIT_SECONDS = 24 * 3600.0  # for a seat, behind others of this process
+_DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How a private engine runs; None leaves it to the environment, then to the machine.
+
+    Attributes:
+        device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
+        dtype: of activations, `float32`, `bfloat16`, `float16` or `auto`.
+    """
+
+    device: str | None = None
+    dtype: str | None = None
+
+    def config(self) -> NeuronConfig:
+        """The configuration of a node that would run so.
+
+        Raises:
+            ConfigError: a variable is wrong.
+        """
+        config = read_config(None)
+        torch = config.harness.torch
+        device = self.device or environment.text(environment.DEVICE)
+        dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
+        torch = torch.model_validate(
+            torch.model_dump()
+            | ({"device": device} if device else {})
+            | ({"dtype": _DTYPES.get(dtype, dtype)} if dtype else {})
+        )
+        torch.admission.max_queue_depth = 1 << 20
+        torch.admission.max_wait_secs = torch.admission.kv_max_wait_secs = _WAIT_SECONDS
+        config.harness.torch = torch
+        downloads = environment.number(environment.MAX_CONCURRENT_DOWNLOADS)
+        config.downloads.max_concurrent = config.downloads.max_concurrent or downloads
+        return config
+
+
+class PrivateEngines:
+    """The engines of this process, each with one model; how they run is the same for all."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        config = settings.config()
+        device = config.harness.torch.device
+        self.sources = Sources(config)
+        self.registry = Registry(config, self.sources, device=default_device() if device == "auto" else device)
+        self._places: dict[str, str] = {}  # id -> where the model is from
+
+    def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
+        """The model of an id, `org/name`, `scheme:name` or a path."""
+        spec = ModelSpec(model_id=model, quant=quant)
+        source = ModelSource.parse(source_text(spec))
+        if source.scheme == "file":
+            path = Path(source.name).expanduser().absolute()
+            if not path.exists():
+                raise HelexaError(f"{path}: no such file")
+            source = ModelSource("file", str(path))
+        place = f"{source} {quant or ''}"
+        spec.model_id = self._id(bare_id(model), place)
+        if spec.model_id != model or source.scheme == "file":
+            spec.source = str(source)
+        return PrivateTarget(self, spec)
+
+    def _id(self, name: str, place: str) -> str:
+        """The name, or one like it if that is another model's."""
+        taken = 1
+        while self._places.setdefault(found := name if taken == 1 else f"{name}-{taken}", place) != place:
+            taken += 1
+        return found
+
+    async def close(self) -> None:
+        """End them."""
+        await self.registry.close()
+
+
+async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
+    """The path of a model's file or folder, fetched if it is not here yet.
+
+    Raises:
+        SourceError: it cannot be had.
+    """
+    source = ModelSource.parse(source_text(ModelSpec(model_id=model)))
+    return await Sources(EngineSettings().config()).resolve(
+        source, quant=quant, progress=on_progress or (lambda *_: None)
+    )
+
+
+class PrivateTarget:
+    """One model in a private engine, which is shared by all that asks for it in this process."""
+
+    def __init__(self, engines: PrivateEngines, spec: ModelSpec) -> None:
+        self._engines = engines
+        self._spec = spec
+        self.name = "private engine"
+        self.model = spec.model_id
+
+    @property
+    def width(self) -> int:
+        """See `Target`."""
+        model = self._served()
+        return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
+
+    async def open(self, on_progress: OnProgress | None = None) -> None:
+        """See `Target`."""
+        while self._served() is None:
+            try:
+                await self._engines.registry.load(self._spec, on_progress)
+            except AlreadyLoadedError:
+                await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
+
+    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+        """See `Target`."""
+        try:
+            model = self._engines.registry.get(self.model)
+            body = {"max_tokens": model.context_length, **request.body(self.model)}
+            events = await converse(model, ChatRequest.of(body), _OURSELVES)
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Failed):
+                        raise event.error
+                    if (said := _said(event, model)) is not None:
+                        yield said
+        except ApiError as error:
+            raise generation_error(error) from None
+
+    async def close(self) -> None:
+        """See `Target`."""
+        if self._served() is not None:
+            await self._engines.registry.unload(self.model)
+
+    def _served(self) -> ServedModel | None:
+        try:
+            return self._engines.registry.get(self.model)
+        except ApiError:
+            return None
+
+
+def _said(event: InferenceEvent, model: ServedModel) -> Event | None:
+    match event:
+        case TextDelta(text):
+            return Delta(text)
+        case ReasoningDelta(text):
+            return Delta(text, thought=True)
+        case WasReasoning():
+            return WasThought()
+        case Finished():
+            usage = Usage(
+                prompt=event.prompt_tokens,
+                cached=event.cached_tokens,
+                completion=event.completion_tokens,
+                reasoning=event.reasoning_tokens,
+            )
+            ready = model.engine.ready
+            return End(
+                reason=event.reason,
+                model=model.id,
+                usage=usage,
+                prefill_s=event.prefill_ms / 1000,
+                decode_s=event.decode_ms / 1000,
+                device=ready.device,
+                dtype=ready.dtype,
+            )
+    return None

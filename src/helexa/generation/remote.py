@@ -1,0 +1,272 @@
+"""A server that answers: a gateway or a node, over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import EventParser
+from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
+from helexa.generation import environment
+from helexa.generation.completion import Delta, FinishReason, Usage
+from helexa.generation.errors import (
+    EngineError,
+    GenerationError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    UnreachableError,
+    generation_error,
+)
+from helexa.generation.request import Request
+from helexa.generation.target import End, Event, OnProgress
+
+_WIDTH = 16
+_TRIES = 5
+_LONGEST_PAUSE_SECONDS = 30
+_LIST_SECONDS = 15.0
+_MAX_REPLY_BYTES = 16 << 20
+_REASONS = ("stop", "length", "tool_calls")
+
+
+class Remote:
+    """One server, named by its base URL, which may end in `/v1`.
+
+    Raises:
+        InvalidRequestError: the URL or the key cannot be used.
+    """
+
+    def __init__(self, url: str, key: str | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        try:
+            parts = urlsplit(self.url)
+            sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        except ValueError:
+            sound = False
+        if not sound or not (url.isascii() and url.isprintable()) or " " in url:
+            raise InvalidRequestError(f"'{url}' is not a URL; write it like http://127.0.0.1:31313")
+        if key and not (key.isascii() and key.isprintable()):
+            raise InvalidRequestError("the API key contains characters that cannot be sent; check HELEXA_API_KEY")
+        self._headers = [(b"content-type", b"application/json"), (b"user-agent", b"helexa")]
+        if key:
+            self._headers.append((b"authorization", b"Bearer " + key.encode()))
+        self._upstream = Upstream()
+
+    async def target(self, model: str | None) -> "RemoteTarget":
+        """The model of this id there; without one, the first that is loaded, else the first of all.
+
+        Raises:
+            UnreachableError: there is no server.
+            GenerationError: it refuses to list its models, or has none.
+        """
+        if model is None:
+            models = await self.models()
+            if not models:
+                raise ModelNotFoundError(f"the server at {self.url} has no models")
+            model = next((name for name, loaded in models.items() if loaded), next(iter(models)))
+        return RemoteTarget(self, model)
+
+    async def loaded(self, model: str | None) -> "RemoteTarget | None":
+        """The model of this id, or any if there is none, provided that it is loaded there; else None."""
+        try:
+            names = [name for name, loaded in (await self.models()).items() if loaded]
+        except GenerationError:
+            return None
+        if model is None:
+            model = names[0] if names else None
+        return RemoteTarget(self, model) if model is not None and model in names else None
+
+    async def models(self) -> dict[str, bool]:
+        """The ids of its models, and whether each is loaded.
+
+        Raises:
+            UnreachableError, GenerationError: it does not say.
+        """
+        try:
+            async with asyncio.timeout(_LIST_SECONDS):
+                reply = await self._whole(await self._ask(b"GET", "/v1/models"))
+        except TimeoutError:
+            raise UnreachableError(f"{self.url} does not answer") from None
+        entries = _object(reply).get("data")
+        if not isinstance(entries, list):
+            raise EngineError(f"{self.url}/v1/models did not answer with a list of models; is this a helexa server?")
+        named = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        return {entry["id"]: entry.get("loaded") is not False for entry in named}
+
+    async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed chat completion; closing the generator ends the answer on the server.
+
+        A server that is too busy is asked again after the time that it names, a few times.
+
+        Raises:
+            GenerationError: it refused, failed, or went away.
+        """
+        data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
+        answer = await self._patiently(data)
+        parser = EventParser()
+        try:
+            while chunk := await answer.chunk():
+                for event in parser.feed(chunk):
+                    if event.data == "[DONE]":
+                        await answer.chunk()  # its end, so that the connection can be kept
+                        return
+                    said = _object(event.data.encode())
+                    if "error" in said:
+                        raise self._refused(500, said, {})
+                    yield said
+        except (UpstreamError, ValueError) as error:
+            raise self._lost(error) from None
+        finally:
+            answer.close()
+        raise EngineError("the answer broke off: the connection ended before it was complete", retryable=True)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._upstream.close()
+
+    async def _patiently(self, data: bytes) -> Answer:
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return await self._ask(b"POST", "/v1/chat/completions", data)
+            except _BusyError as busy:
+                if attempt == _TRIES:
+                    raise busy.error from None
+                await asyncio.sleep(min(busy.seconds, _LONGEST_PAUSE_SECONDS))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
+        try:
+            answer = await self._upstream.ask(method, self.url, path, self._headers, data)
+            if answer.status == 200:
+                return answer
+            headers = dict(answer.headers)
+            error = self._refused(answer.status, _object(await self._whole(answer)), headers)
+        except UpstreamError as error:
+            raise self._lost(error) from None
+        wait = headers.get(b"retry-after", b"")
+        if error.retryable and wait.isdigit():
+            raise _BusyError(error, int(wait))
+        raise error
+
+    async def _whole(self, answer: Answer) -> bytes:
+        body = bytearray()
+        try:
+            while chunk := await answer.chunk():
+                body += chunk
+                if len(body) > _MAX_REPLY_BYTES:
+                    raise EngineError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes")
+        except UpstreamError as error:
+            raise self._lost(error) from None
+        finally:
+            answer.close()
+        return bytes(body)
+
+    def _refused(self, status: int, envelope: dict[str, Any], headers: dict[bytes, bytes]) -> GenerationError:
+        error = envelope.get("error")
+        error = error if isinstance(error, dict) else {"message": error}
+        text, code = error.get("message"), error.get("code")
+        message = " ".join(text.split())[:1000] if isinstance(text, str) else f"{self.url} answered HTTP {status}"
+        again = 1 if b"retry-after" in headers or code in ("service_unavailable", "rate_limit_exceeded") else None
+        return generation_error(ApiError(status, code if isinstance(code, str) else None, message, retry_after=again))
+
+    def _lost(self, error: Exception) -> UnreachableError:
+        match error:
+            case NotReached():
+                return UnreachableError(f"no server at {self.url}; start one with `helexa up`")
+            case Silent():
+                return UnreachableError(f"{self.url} stopped answering", retryable=True)
+        return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)
+
+
+class _BusyError(Exception):
+    """A refusal that names a time after which to ask again."""
+
+    def __init__(self, error: GenerationError, seconds: int) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.seconds = seconds
+
+
+class RemoteTarget:
+    """One model of a server."""
+
+    def __init__(self, server: Remote, model: str) -> None:
+        self._server = server
+        self.model = model
+
+    @property
+    def name(self) -> str:
+        """See `Target`."""
+        return self._server.url
+
+    @property
+    def width(self) -> int:
+        """See `Target`."""
+        return environment.number(environment.NUM_PARALLEL) or _WIDTH
+
+    async def open(self, on_progress: OnProgress | None = None) -> None:
+        """See `Target`; a server has its models ready in its own way."""
+
+    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+        """See `Target`."""
+        reason: FinishReason | None = None
+        usage: dict[str, Any] = {}
+        chunks = self._server.chat(request.body(self.model))
+        try:
+            async for chunk in chunks:
+                usage = chunk["usage"] if isinstance(chunk.get("usage"), dict) else usage
+                choice = _first(chunk.get("choices"))
+                said = choice.get("finish_reason")
+                reason = cast(FinishReason, said) if said in _REASONS else reason
+                delta = choice.get("delta")
+                for field, thought in (("reasoning_content", True), ("content", False)):
+                    text = delta.get(field) if isinstance(delta, dict) else None
+                    if isinstance(text, str) and text:
+                        yield Delta(text, thought=thought)
+        finally:
+            await chunks.aclose()
+        if reason is None:
+            raise EngineError("the answer ended without saying why", retryable=True)
+        yield _end(reason, self.model, usage)
+
+    async def close(self) -> None:
+        """See `Target`; whether a model stays loaded is up to the server."""
+
+
+def _end(reason: FinishReason, model: str, usage: dict[str, Any]) -> End:
+    prompt, completion, timing = (
+        _dict(usage.get(name)) for name in ("prompt_tokens_details", "completion_tokens_details", "helexa_timing")
+    )
+    prefill, decode = (timing.get(name) for name in ("prefill_ms", "decode_ms"))
+    return End(
+        reason=reason,
+        model=model,
+        usage=Usage(
+            prompt=_count(usage.get("prompt_tokens")),
+            cached=_count(prompt.get("cached_tokens")),
+            completion=_count(usage.get("completion_tokens")),
+            reasoning=_count(completion.get("reasoning_tokens")),
+        ),
+        prefill_s=prefill / 1000 if isinstance(prefill, int | float) else None,
+        decode_s=decode / 1000 if isinstance(decode, int | float) else None,
+    )
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):
+        return _dict(json.loads(data))
+    return {}
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _first(choices: Any) -> dict[str, Any]:
+    return _dict(choices[0]) if isinstance(choices, list) and choices else {}
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else 0

@@ -1,0 +1,58 @@
+"""What an answer must be: a JSON Schema, or a pydantic model that has one."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from helexa.generation.completion import Completion
+from helexa.generation.errors import InvalidRequestError, SchemaError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Schema = "Mapping[str, Any] | type[BaseModel]"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSchema:
+    """A JSON Schema that the engine holds answers to, and the class that they become, if there is one."""
+
+    schema: dict[str, Any]
+    model: "type[BaseModel] | None" = None
+
+    @classmethod
+    def of(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
+        """The schema of a schema or of a pydantic model.
+
+        Raises:
+            InvalidRequestError: it is neither.
+        """
+        if schema is None:
+            return None
+        if isinstance(schema, Mapping):
+            return cls(dict(schema))
+        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+            return cls(schema.model_json_schema(), schema)
+        raise InvalidRequestError(f"a schema is a JSON Schema or a pydantic model, not {schema!r:.100}")
+
+    @property
+    def response_format(self) -> dict[str, Any]:
+        """As OpenAI's chat dialect asks for it."""
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.schema, "strict": True}}
+
+    def parsed(self, completion: Completion) -> Any:
+        """What the answer says.
+
+        Raises:
+            SchemaError: it is not what was asked for.
+        """
+        text = completion.text
+        try:
+            return json.loads(text) if self.model is None else self.model.model_validate_json(text)
+        except ValueError as error:  # pydantic's are, too
+            if completion.finish_reason == "length":
+                reason = "it was cut at its limit of tokens; raise max_tokens"
+            else:
+                reason = " ".join(str(error).split())[:300]
+            raise SchemaError(f"the answer is not what the schema asks for: {reason}", completion) from None
