@@ -23,7 +23,7 @@ from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelt
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.routes.chat import converse
-from helexa.neuron.sources import Sources
+from helexa.neuron.sources.sources import Sources
 
 log = logging.getLogger(__name__)
 
