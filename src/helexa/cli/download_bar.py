@@ -1,4 +1,4 @@
-"""A download as a person sees it: nothing while it is quick, a bar on a terminal when it is not, one line at the end."""
+"""A download as a person sees it: nothing while it is quick, else a bar on a terminal and one line at the end."""
 
 import os
 import sys

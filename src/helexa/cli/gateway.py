@@ -58,7 +58,10 @@ class Gateway:
         Raises:
             CommandError: unreachable, refused, or not JSON.
         """
-        with closing(self._connect()) as connection, self._send(connection, "GET", path, None, patience) as response:
+        with (
+            closing(self._connect(patience)) as connection,
+            self._send(connection, "GET", path, None, patience) as response,
+        ):
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
@@ -96,8 +99,8 @@ class Gateway:
                 yield chunk
             raise CommandError("the answer broke off: the connection ended before it was complete")
 
-    def _connect(self) -> HTTPConnection:
-        connection = self._connection(self._host or "", self._port, timeout=_CONNECT_SECONDS)
+    def _connect(self, patience: float = _CONNECT_SECONDS) -> HTTPConnection:
+        connection = self._connection(self._host or "", self._port, timeout=min(patience, _CONNECT_SECONDS))
         try:
             connection.connect()
         except (OSError, UnicodeError) as error:

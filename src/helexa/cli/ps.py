@@ -9,7 +9,8 @@ from cyclopts import Parameter
 
 from helexa.cli.gateway import Gateway
 from helexa.cli.nodes import NodeReport, node_reports
-from helexa.cli.terminal import note, printable
+from helexa.cli.table import print_table
+from helexa.cli.terminal import note
 from helexa.core.fleet import ModelInfo
 
 _HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S")
@@ -40,7 +41,7 @@ def ps(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="--jso
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     elif rows:
-        _print_table(rows)
+        print_table(_HEADINGS, [tuple(asdict(row).values()) for row in rows], numbers=_HEADINGS[3:])
     else:
         note("no node holds a model" if nodes else "the gateway has no nodes")
 
@@ -74,22 +75,3 @@ def _state(node: NodeReport, info: ModelInfo) -> str:
     if info.servable is not None and not info.servable.ok:
         return info.servable.reason or "unservable"
     return info.status
-
-
-def _print_table(rows: list[Row]) -> None:
-    cells = [_HEADINGS, *(tuple(_cell(value) for value in asdict(row).values()) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADINGS))]
-    for line in cells:
-        left = [text.ljust(width) for text, width in zip(line[:3], widths[:3], strict=True)]
-        right = [text.rjust(width) for text, width in zip(line[3:], widths[3:], strict=True)]
-        print("  ".join(left + right))
-
-
-def _cell(value: str | int | float | None) -> str:
-    match value:
-        case None:
-            return "-"
-        case float():
-            return f"{value:.1f}"
-        case _:
-            return printable(" ".join(str(value).split()))
