@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from cyclopts import CompletionContext
+    from cyclopts.completion import CompletionContext
 
 _PATIENCE_SECONDS = 0.2
 

@@ -63,8 +63,6 @@ class EngineSettings:
         torch.admission.max_queue_depth = 1 << 20
         torch.admission.max_wait_secs = torch.admission.kv_max_wait_secs = _WAIT_SECONDS
         config.harness.torch = torch
-        downloads = environment.number(environment.MAX_CONCURRENT_DOWNLOADS)
-        config.downloads.max_concurrent = config.downloads.max_concurrent or downloads
         return config
 
 
@@ -74,7 +72,7 @@ class PrivateEngines:
     def __init__(self, settings: EngineSettings) -> None:
         config = settings.config()
         device = config.harness.torch.device
-        self.sources = Sources(config)
+        self.sources = Sources(config, refresh=False)  # what is here answers at once; `helexa pull` looks for newer
         self.registry = Registry(config, self.sources, device=default_device() if device == "auto" else device)
         self._places: dict[str, str] = {}  # id -> where the model is from
 
@@ -106,7 +104,7 @@ class PrivateEngines:
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
-    """The path of a model's file or folder, fetched if it is not here yet.
+    """The path of a model's file or folder, fetched if it is not here yet, or not as new as its hub has it.
 
     Raises:
         SourceError: it cannot be had.

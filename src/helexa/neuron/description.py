@@ -1,7 +1,8 @@
 """What a model's files say of it, read without loading it."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Description:
     weights: str
     parameters: int | None
     context_length: int | None
-    licence: str | None
+    licence: str | None = None
     tools: bool | None = None
     reasoning: bool | None = None
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -51,58 +52,55 @@ def describe(path: Path) -> Description:
     Raises:
         ModelFileError: its files are no model's, or damaged.
     """
-    facts = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
+    found = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
     try:
         text = ModelText.open(path)
     except ModelFileError as error:
-        return Description(**{"trouble": str(error)} | facts)
+        return replace(found, trouble=found.trouble or str(error))
     capabilities = text.capabilities
-    return Description(
-        **facts,
-        tools=capabilities.tool_call,
-        reasoning=capabilities.reasoning,
-        sampling=text.sampling_defaults,
+    return replace(
+        found, tools=capabilities.tool_call, reasoning=capabilities.reasoning, sampling=text.sampling_defaults
     )
 
 
-def _of_gguf(path: Path) -> dict[str, Any]:
+def _of_gguf(path: Path) -> Description:
     file = GgufFile.open(path)
     sizes: Counter[str] = Counter()
     for tensor in file.tensors.values():
         sizes[tensor.type.name] += prod(tensor.shape)
     context, licence = (file.metadata.get(key) for key in (f"{file.architecture}.context_length", "general.license"))
-    facts: dict[str, Any] = {
-        "architecture": file.architecture,
-        "weights": f"GGUF, {_most(sizes)}",
-        "parameters": sizes.total(),
-        "context_length": context if isinstance(context, int) else None,
-        "licence": licence if isinstance(licence, str) else None,
-    }
-    try:
-        gguf_config(file)
-    except ModelFileError as error:
-        facts["trouble"] = str(error)
-    return facts
+    return Description(
+        architecture=file.architecture,
+        weights=f"GGUF, {_most(sizes)}",
+        parameters=sizes.total(),
+        context_length=context if isinstance(context, int) else None,
+        licence=licence if isinstance(licence, str) else None,
+        trouble=_trouble(gguf_config, file),
+    )
 
 
-def _of_checkpoint(folder: Path) -> dict[str, Any]:
+def _of_checkpoint(folder: Path) -> Description:
     config = text_config(read_json(folder / "config.json"))
     sizes: Counter[str] = Counter()
     for file in sorted(folder.glob("*.safetensors")):
         sizes.update(_sizes(file))
-    architecture, context = config.get("model_type"), config.get("max_position_embeddings")
-    facts: dict[str, Any] = {
-        "architecture": architecture if isinstance(architecture, str) else "unknown",
-        "weights": f"safetensors, {_most(sizes)}",
-        "parameters": None if any(kind in sizes for kind in _UNCOUNTED) else sizes.total(),
-        "context_length": context if isinstance(context, int) else None,
-        "licence": None,
-    }
+    named, context = config.get("model_type"), config.get("max_position_embeddings")
+    architecture = named if isinstance(named, str) else "unknown"
+    return Description(
+        architecture=architecture,
+        weights=f"safetensors, {_most(sizes)}",
+        parameters=None if any(kind in sizes for kind in _UNCOUNTED) else sizes.total(),
+        context_length=context if isinstance(context, int) else None,
+        trouble=_trouble(check_model_type, architecture),
+    )
+
+
+def _trouble(check: Callable[[Any], object], subject: object) -> str:
     try:
-        check_model_type(facts["architecture"])
+        check(subject)
     except ModelFileError as error:
-        facts["trouble"] = str(error)
-    return facts
+        return str(error)
+    return ""
 
 
 def _sizes(path: Path) -> Counter[str]:
