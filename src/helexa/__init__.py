@@ -19,7 +19,20 @@ if TYPE_CHECKING:
         SchemaError,
         UnreachableError,
     )
-    from helexa.generation.library import abatch, agenerate, apull, astream, batch, generate, load, pull, stream
+    from helexa.generation.file_run import FileSummary
+    from helexa.generation.library import (
+        abatch,
+        abatch_file,
+        agenerate,
+        apull,
+        astream,
+        batch,
+        batch_file,
+        generate,
+        load,
+        pull,
+        stream,
+    )
     from helexa.generation.model import AsyncStream, Model, Stream
     from helexa.generation.sampling import Sampling
 
@@ -32,6 +45,7 @@ __all__ = [
     "ContextLengthError",
     "Delta",
     "EngineError",
+    "FileSummary",
     "GenerationError",
     "HelexaError",
     "InvalidRequestError",
@@ -44,10 +58,12 @@ __all__ = [
     "UnreachableError",
     "Usage",
     "abatch",
+    "abatch_file",
     "agenerate",
     "apull",
     "astream",
     "batch",
+    "batch_file",
     "generate",
     "load",
     "pull",
@@ -67,12 +83,15 @@ _HOMES = {
         "SchemaError",
         "UnreachableError",
     ),
+    "helexa.generation.file_run": ("FileSummary",),
     "helexa.generation.library": (
         "abatch",
+        "abatch_file",
         "agenerate",
         "apull",
         "astream",
         "batch",
+        "batch_file",
         "generate",
         "load",
         "pull",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Unpack, overload
 from helexa.generation.background import Awaiting, Blocking, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
+from helexa.generation.file_run import FileSummary
 from helexa.generation.model import AskOptions, AsyncStream, Model, OnError, OnResult, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
@@ -146,6 +147,46 @@ async def abatch(
     """`batch` for coroutines; cancelling it ends the batch."""
     model, rest = _split(options)
     return await model.abatch(prompts, max_parallel=max_parallel, on_result=on_result, on_error=on_error, **rest)  # type: ignore[call-overload]
+
+
+def batch_file(
+    prompts: str | Path,
+    results: str | Path,
+    *,
+    max_parallel: int | None = None,
+    on_result: OnResult | None = None,
+    **options: Unpack[Options],
+) -> FileSummary:
+    """Answer a file of prompts, in JSON lines, into a file of results, and go on where an earlier run has ended.
+
+    Each result is in the file as soon as it is known, with the `index` of its prompt, and stays there however this
+    process ends. When all are known the lines are put in the order of the prompts. A prompt that has no answer is told
+    in its line, and asked again in the next run.
+
+    Args:
+        prompts: a string, a list of messages or an object with a `prompt` in each line; see `prompt_file`.
+        max_parallel, on_result: as in `batch`.
+
+    Raises:
+        HelexaError: the model cannot be had.
+        InvalidRequestError: the results are those of other prompts, or another process is writing them.
+        OSError: a file cannot be read or written.
+    """
+    model, rest = _split(options)
+    return model.batch_file(prompts, results, max_parallel=max_parallel, on_result=on_result, **rest)
+
+
+async def abatch_file(
+    prompts: str | Path,
+    results: str | Path,
+    *,
+    max_parallel: int | None = None,
+    on_result: OnResult | None = None,
+    **options: Unpack[Options],
+) -> FileSummary:
+    """`batch_file` for coroutines."""
+    model, rest = _split(options)
+    return await model.abatch_file(prompts, results, max_parallel=max_parallel, on_result=on_result, **rest)
 
 
 def load(

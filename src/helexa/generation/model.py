@@ -2,13 +2,16 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from helexa.generation.answering import Result, complete, pieces, results, several
 from helexa.generation.background import Awaiting, Blocking, Caller, across, background, blocking, blocking_each
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
+from helexa.generation.file_run import FileRun, FileSummary
 from helexa.generation.request import Ask, Prompt, Request
+from helexa.generation.result_file import ResultFile
 from helexa.generation.sampling import Sampling, SamplingOptions
 from helexa.generation.schema import AnswerSchema
 from helexa.generation.target import OnProgress, Target
@@ -190,6 +193,30 @@ class Model:
         """See `helexa.abatch`."""
         return await self._batch(Awaiting(), prompts, max_parallel, on_result, on_error, options)
 
+    def batch_file(
+        self,
+        prompts: str | Path,
+        results: str | Path,
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        **options: Unpack[AskOptions],
+    ) -> FileSummary:
+        """See `helexa.batch_file`."""
+        return blocking(self._batch_file(Blocking(), prompts, results, max_parallel, on_result, options))
+
+    async def abatch_file(
+        self,
+        prompts: str | Path,
+        results: str | Path,
+        *,
+        max_parallel: int | None = None,
+        on_result: OnResult | None = None,
+        **options: Unpack[AskOptions],
+    ) -> FileSummary:
+        """See `helexa.abatch_file`."""
+        return await self._batch_file(Awaiting(), prompts, results, max_parallel, on_result, options)
+
     def open(self, on_progress: OnProgress | None = None) -> Target:
         """Have the model ready, and say where.
 
@@ -268,6 +295,25 @@ class Model:
                 if isinstance(result, GenerationError) and on_error == "raise":
                     raise BatchError(result, done) from result
         return done
+
+    async def _batch_file(
+        self,
+        caller: Caller,
+        prompts: str | Path,
+        results: str | Path,
+        max_parallel: int | None,
+        on_result: OnResult | None,
+        options: AskOptions,
+    ) -> FileSummary:
+        with ResultFile(Path(results)) as file:
+            run = FileRun(Path(prompts), file, _ask(options), self._place.wanted_model or "")
+            async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as found:
+                async for place, result in found:
+                    index = run.take(place, result)
+                    if on_result is not None:
+                        await caller.call(on_result, index, result)
+            file.put_in_order()
+        return run.summary
 
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None

@@ -71,9 +71,9 @@ class PrivateEngines:
 
     def __init__(self, settings: EngineSettings) -> None:
         config = settings.config()
+        sources = Sources(config, refresh=False)  # what is here answers at once; `pull` looks for newer
         device = config.harness.torch.device
-        self.sources = Sources(config, refresh=False)  # what is here answers at once; `helexa pull` looks for newer
-        self.registry = Registry(config, self.sources, device=default_device() if device == "auto" else device)
+        self.registry = Registry(config, sources, device=default_device() if device == "auto" else device)
         self._places: dict[str, str] = {}  # id -> where the model is from
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":

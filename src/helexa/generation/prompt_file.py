@@ -1,0 +1,103 @@
+"""Prompts in a file of JSON lines.
+
+A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
+its result's too, and fields of `AskOptions`, which come before what all have in common; others are nobody's business.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from helexa.generation.errors import GenerationError, InvalidRequestError
+from helexa.generation.request import Ask, Request
+from helexa.generation.sampling import Sampling
+from helexa.generation.schema import AnswerSchema
+
+_MAX_LINE_BYTES = 16 << 20
+_SAMPLING = frozenset(field.name for field in fields(Sampling))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prompt of a file.
+
+    Attributes:
+        index: its place among the prompts, from 0.
+        key: a digest of all that has a say in its answer; another prompt, or the same asked otherwise, has another.
+        id: as the file names it, None if it does not.
+        request: what to ask, or why it cannot be asked.
+    """
+
+    index: int
+    key: str
+    id: Any
+    request: Request | GenerationError
+
+
+def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
+    """The prompts of a file, one at a time; blank lines are none.
+
+    Args:
+        ask: how they are answered where they do not say it themselves.
+        model: that is asked; a part of each key.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    index = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if not line.isspace():
+                yield _item(line, index, ask, model, f"{path.name}, line {number}")
+                index += 1
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, no more of each than it may have and one byte."""
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+        yield line
+        while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = file.readline(_MAX_LINE_BYTES + 1)
+
+
+def _item(line: bytes, index: int, ask: Ask, model: str, place: str) -> Item:
+    said: Any = None
+    try:
+        if len(line) > _MAX_LINE_BYTES:
+            raise InvalidRequestError(f"longer than {_MAX_LINE_BYTES} bytes")
+        said = json.loads(line)
+        if not isinstance(said, dict):
+            said = {"prompt": said}
+        own = _own(said, ask)
+        prompt = said.get("prompt", said.get("messages"))
+        if prompt is None:
+            raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
+        request = own.request(prompt, index)
+        body = request.body(model)
+        if own.sampling.seed is None:
+            del body["seed"]
+        key = _digest(json.dumps(body, sort_keys=True, ensure_ascii=True).encode())
+        return Item(index, key, said.get("id"), request)
+    except GenerationError as error:
+        reason = str(error)
+    except (ValueError, TypeError, RecursionError) as error:
+        reason = f"it is no JSON that can be used: {error}"
+    name = said.get("id") if isinstance(said, dict) else None
+    return Item(index, _digest(line), name, InvalidRequestError(f"{place}: {reason}"))
+
+
+def _own(said: Mapping[str, Any], ask: Ask) -> Ask:
+    sampling: Any = {name: said[name] for name in _SAMPLING & said.keys()}
+    return Ask(
+        replace(ask.sampling, **sampling) if sampling else ask.sampling,
+        said.get("system", ask.system),
+        AnswerSchema.of(said["schema"]) if "schema" in said else ask.schema,
+        said.get("think", ask.think),
+    )
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
