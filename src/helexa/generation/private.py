@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa.core.errors import ApiError, HelexaError
+from helexa.core.errors import ApiError, HelexaError, service_unavailable
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.core.wire.openai_chat import ChatRequest
@@ -18,12 +18,13 @@ from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin import source_text
 from helexa.neuron.config import NeuronConfig, read_config
-from helexa.neuron.discovery import default_device
+from helexa.neuron.device_choice import device_for
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.routes.chat import converse
 from helexa.neuron.sources.sources import Sources
+from helexa.neuron.weights.gguf import part_names
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +71,9 @@ class PrivateEngines:
     """The engines of this process, each with one model; how they run is the same for all."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        config = settings.config()
-        sources = Sources(config, refresh=False)  # what is here answers at once; `pull` looks for newer
-        device = config.harness.torch.device
-        self.registry = Registry(config, sources, device=default_device() if device == "auto" else device)
+        self._config = settings.config()
+        self._sources = Sources(self._config, refresh=False)  # what is here answers at once; `pull` looks for newer
+        self._registries: dict[str, Registry] = {}  # by device
         self._places: dict[str, str] = {}  # id -> where the model is from
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
@@ -85,11 +85,30 @@ class PrivateEngines:
             if not path.exists():
                 raise HelexaError(f"{path}: no such file")
             source = ModelSource("file", str(path))
-        place = f"{source} {quant or ''}"
-        spec.model_id = self._id(bare_id(model), place)
-        if spec.model_id != model or source.scheme == "file":
+        spec.model_id = self._id(bare_id(model), f"{source} {quant or ''}")
+        if spec.model_id != model:
             spec.source = str(source)
-        return PrivateTarget(self, spec)
+        return PrivateTarget(self, spec, source)
+
+    async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
+        """Where a model is to be loaded: on the device that was asked for, or that suits it best.
+
+        Raises:
+            SourceError: the model cannot be had.
+        """
+        device = self._config.harness.torch.device
+        if device == "auto":
+            path = await self._sources.resolve(source, quant=quant, progress=on_progress)
+            choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path)))
+            log.info("%s", choice)
+            device = choice.device
+        if device not in self._registries:
+            self._registries[device] = Registry(self._config, self._sources, device=device)
+        return self._registries[device]
+
+    async def close(self) -> None:
+        """End them."""
+        await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, place: str) -> str:
         """The name, or one like it if that is another model's."""
@@ -97,10 +116,6 @@ class PrivateEngines:
         while self._places.setdefault(found := name if taken == 1 else f"{name}-{taken}", place) != place:
             taken += 1
         return found
-
-    async def close(self) -> None:
-        """End them."""
-        await self.registry.close()
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
@@ -118,9 +133,12 @@ async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = 
 class PrivateTarget:
     """One model in a private engine, which is shared by all that asks for it in this process."""
 
-    def __init__(self, engines: PrivateEngines, spec: ModelSpec) -> None:
+    def __init__(self, engines: PrivateEngines, spec: ModelSpec, source: ModelSource) -> None:
         self._engines = engines
         self._spec = spec
+        self._source = source
+        self._registry: Registry | None = None
+        self._loading = asyncio.Lock()
         self.name = "private engine"
         self.model = spec.model_id
 
@@ -132,16 +150,24 @@ class PrivateTarget:
 
     async def open(self, on_progress: OnProgress | None = None) -> None:
         """See `Target`."""
-        while self._served() is None:
-            try:
-                await self._engines.registry.load(self._spec, on_progress)
-            except AlreadyLoadedError:
-                await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
+        if self._served() is not None:
+            return
+        report = on_progress or (lambda *_: None)
+        async with self._loading:
+            while self._served() is None:
+                if self._registry is None:
+                    self._registry = await self._engines.registry_for(self._source, self._spec.quant, report)
+                try:
+                    await self._registry.load(self._spec, report)
+                except AlreadyLoadedError:
+                    await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Target`."""
         try:
-            model = self._engines.registry.get(self.model)
+            if self._registry is None:
+                raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
+            model = self._registry.get(self.model)
             body = {"max_tokens": model.context_length, **request.body(self.model)}
             events = await converse(model, ChatRequest.of(body), _OURSELVES)
             async with aclosing(events):
@@ -155,14 +181,23 @@ class PrivateTarget:
 
     async def close(self) -> None:
         """See `Target`."""
-        if self._served() is not None:
-            await self._engines.registry.unload(self.model)
+        registry, self._registry = self._registry, None
+        if registry is not None:
+            with suppress(ApiError):  # it is gone already
+                await registry.unload(self.model)
 
     def _served(self) -> ServedModel | None:
         try:
-            return self._engines.registry.get(self.model)
+            return None if self._registry is None else self._registry.get(self.model)
         except ApiError:
             return None
+
+
+def _bytes_of(model: Path) -> int:
+    """Of the weights in a file, in the parts of one that is split, or in a folder."""
+    if model.is_dir():
+        return sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
+    return sum(model.with_name(name).stat().st_size for name in part_names(model.name))
 
 
 def _said(event: InferenceEvent, model: ServedModel) -> Event | None:

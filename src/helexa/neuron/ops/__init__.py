@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from helexa.neuron.device_choice import accelerator_dtype
 from helexa.neuron.ops.reference import ReferenceOps
 
 
@@ -59,6 +60,5 @@ def choose(
 
 
 def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        return torch.bfloat16
-    return torch.float16 if half else torch.float32
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return getattr(torch, accelerator_dtype(device.type, capability, half=half))

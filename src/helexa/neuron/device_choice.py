@@ -1,0 +1,76 @@
+"""On which device a model runs, and in which dtype: decided from facts alone, before anything is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from helexa.neuron.accelerators import device_health
+from helexa.neuron.discovery import discover, has_apple_silicon, torch_version
+
+_WORKING_SHARE = 1.2  # of a model's files: what it takes with what a step and a small cache need
+_WORKING_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A CUDA device: its name to torch, and how much of its memory is free."""
+
+    device: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """A device, why it was chosen, and why better ones were not."""
+
+    device: str
+    reason: str
+    skipped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "; ".join((f"{self.device}: {self.reason}", *self.skipped))
+
+
+def choose_device(
+    model_bytes: int, gpus: Sequence[Gpu], *, mps: bool = False, skipped: Sequence[str] = ()
+) -> DeviceChoice:
+    """The CUDA device with the most free memory if the model fits there, else Apple's, else the CPU.
+
+    Args:
+        model_bytes: of the model's files, 0 if that is not known.
+        skipped: what is known to be wrong with devices that are not among these.
+    """
+    needed = int(model_bytes * _WORKING_SHARE) + _WORKING_BYTES
+    passed_over = list(skipped)
+    for gpu in sorted(gpus, key=lambda gpu: -gpu.free_bytes):
+        if gpu.free_bytes >= needed:
+            return DeviceChoice(gpu.device, f"{gpu.free_bytes >> 20} MiB free, the most", tuple(passed_over))
+        passed_over.append(f"{gpu.device} has {gpu.free_bytes >> 20} MiB free, the model needs {needed >> 20}")
+    if mps:
+        return DeviceChoice("mps", "Apple's accelerator", tuple(passed_over))
+    return DeviceChoice("cpu", "the processor", tuple(passed_over))
+
+
+def device_for(model_bytes: int) -> DeviceChoice:
+    """The choice on this machine, as it is now."""
+    facts = discover()
+    if torch_version().endswith("+cpu"):
+        named = [f"cuda:{one.index} is not used: this torch is built for CPUs alone" for one in facts.devices]
+        return choose_device(model_bytes, (), mps=has_apple_silicon(), skipped=named)
+    free = {one.index: one.vram_free_mb << 20 for one in device_health()} if facts.devices else {}
+    gpus = [Gpu(f"cuda:{one.index}", free.get(one.index, 0)) for one in facts.devices]
+    broken = f"cuda is not used: {facts.cuda_unavailable_reason}"
+    skipped = [broken] if facts.cuda_unavailable_reason else []
+    return choose_device(model_bytes, gpus, mps=has_apple_silicon(), skipped=skipped)
+
+
+def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> str:
+    """The dtype of activations on an accelerator.
+
+    Args:
+        kind: as torch calls it, `cuda` or `mps`.
+        capability: CUDA's compute capability.
+        half: the model's activations stay within float16.
+    """
+    if kind == "cuda" and capability is not None and capability >= (8, 0):
+        return "bfloat16"
+    return "float16" if half else "float32"
