@@ -12,11 +12,13 @@ class CannedGateway:
     `pieces` is streamed as the answer to every chat request, a dict among them as a raw chunk; after the piece
     "WAIT" nothing more comes until the client goes away, which sets `gone`; after "DROP" the connection ends.
     `asked` is set once a chat request has arrived.
+    `patience` is how many chat requests are answered, None for all; the others wait like "WAIT".
     `refusal` is (status, headers, envelope) instead of an answer.
     """
 
     def __init__(self):
         self.pieces = ["Hello", " there", "!"]
+        self.patience = None
         self.refusal = None
         self.models = [{"id": "cold/model", "loaded": False}, {"id": "warm/model", "loaded": True}]
         self.nodes = []
@@ -58,6 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
         gateway = self.server.gateway
         gateway.authorization = self.headers["Authorization"]
         gateway.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        patient = gateway.patience is None or len(gateway.requests) <= gateway.patience
         gateway.asked.set()
         if gateway.refusal:
             self._json(*gateway.refusal)
@@ -67,12 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         with suppress(BrokenPipeError, ConnectionResetError):  # the client may leave whenever it likes
-            self._answer(gateway)
+            self._answer(gateway.pieces if patient else ["WAIT"])
 
-    def _answer(self, gateway):
+    def _answer(self, pieces):
         self._write(b": keep-alive\n\n")
         self._delta({"role": "assistant", "content": ""})
-        for piece in gateway.pieces:
+        for piece in pieces:
             if piece == "WAIT":
                 self._wait_for_the_end()
                 return

@@ -7,7 +7,9 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from helexa.core.errors import ApiError, HelexaError, service_unavailable
+from pydantic import ValidationError
+
+from helexa.core.errors import ApiError, ConfigError, HelexaError, service_unavailable
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.core.wire.openai_chat import ChatRequest
@@ -17,7 +19,7 @@ from helexa.generation.errors import generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin import source_text
-from helexa.neuron.config import NeuronConfig, read_config
+from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
 from helexa.neuron.device_choice import device_for
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
 from helexa.neuron.model import ServedModel
@@ -50,17 +52,20 @@ class EngineSettings:
         """The configuration of a node that would run so.
 
         Raises:
-            ConfigError: a variable is wrong.
+            ConfigError: an option or a variable is wrong.
         """
         config = read_config(None)
-        torch = config.harness.torch
-        device = self.device or environment.text(environment.DEVICE)
         dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
-        torch = torch.model_validate(
-            torch.model_dump()
-            | ({"device": device} if device else {})
-            | ({"dtype": _DTYPES.get(dtype, dtype)} if dtype else {})
-        )
+        said = {
+            "device": self.device or environment.text(environment.DEVICE),
+            "dtype": _DTYPES.get(dtype, dtype) if dtype else None,
+        }
+        chosen = {name: value for name, value in said.items() if value}
+        try:
+            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | chosen)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"{first['loc'][0]} cannot be '{first['input']}': {first['msg']}") from None
         torch.admission.max_queue_depth = 1 << 20
         torch.admission.max_wait_secs = torch.admission.kv_max_wait_secs = _WAIT_SECONDS
         config.harness.torch = torch

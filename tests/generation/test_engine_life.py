@@ -1,0 +1,111 @@
+"""Engines of a process of one's own: they end with it, however it ends."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import helexa
+from neuron.fake_models import ENGINE, make_model
+
+LOAD = """
+import sys, threading, helexa
+model = helexa.load(sys.argv[1], target="private")
+print(model.open()._served().engine._child.pid, flush=True)
+if sys.argv[2] == "wait":
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def fake_engines(monkeypatch):
+    """Engine processes that hold no model."""
+    monkeypatch.setattr("helexa.neuron.engine.client.COMMAND", ENGINE)
+
+
+def started(model, what):
+    """A process that has loaded a model into a fake engine, and that engine."""
+    patched = f"import helexa.neuron.engine.client as client; client.COMMAND = {ENGINE!r}\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", patched + LOAD, str(model), what], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, psutil.Process(int(process.stdout.readline()))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.wait(20)
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("what", "number"), [("leave", None), ("wait", signal.SIGKILL), ("wait", signal.SIGINT)])
+def test_an_engine_ends_with_its_process(tmp_path, what, number):
+    process, engine = started(make_model(tmp_path), what)
+    with process:
+        if number is not None:
+            process.send_signal(number)
+        process.wait(30)
+        assert has_ended(engine)
+        assert (process.returncode == 0) == (number is None)
+
+
+def test_a_model_that_is_closed_is_unloaded_and_comes_back_when_it_is_asked(tmp_path, fake_engines):
+    path = make_model(tmp_path)
+    with helexa.load(str(path), target="private") as model:
+        first = psutil.Process(model.open()._served().engine._child.pid)
+    assert has_ended(first)
+    assert model.open()._served().engine._child.pid != first.pid
+    model.close()
+
+
+def test_an_engine_that_dies_is_replaced(tmp_path, fake_engines):
+    with helexa.load(str(make_model(tmp_path)), target="private") as model:
+        target = model.open()
+        first = target._served().engine._child.pid
+        os.kill(first, signal.SIGKILL)
+        while (served := target._served()) is not None and served.engine._child.pid == first:
+            time.sleep(0.01)
+        assert model.open()._served().engine._child.pid != first
+
+
+def test_two_models_of_one_name_are_two(tmp_path, fake_engines):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    models = [helexa.load(str(make_model(folder)), target="private") for folder in folders]
+    pids = {model.open()._served().engine._child.pid for model in models}
+    assert len(pids) == 2
+    for model in models:
+        model.close()
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
+    with pytest.raises(helexa.HelexaError, match="the file is truncated"):
+        helexa.generate("hi", model=str(make_model(tmp_path, "bad-file")), target="private")
+    with pytest.raises(helexa.HelexaError, match="no such file"):
+        helexa.generate("hi", model=str(tmp_path / "nowhere.gguf"), target="private")
+    with pytest.raises(helexa.HelexaError, match="not a model source"):
+        helexa.generate("hi", model="what is this", target="private")
+
+
+def test_a_forked_child_has_engines_of_its_own(small):
+    """The loop's thread is the parent's alone: without one of its own the child would wait for ever."""
+    answers = os.pipe()
+    if (pid := os.fork()) == 0:
+        from helexa.generation.background import background
+
+        async def here():
+            return b"alive"
+
+        os.write(answers[1], background().submit(here()).result(20))
+        os._exit(0)
+    os.close(answers[1])
+    assert os.read(answers[0], 10) == b"alive"
+    os.close(answers[0])
+    os.waitpid(pid, 0)

@@ -1,0 +1,152 @@
+"""Servers: a real node's routes, and servers that refuse, break off or make no sense."""
+
+import pytest
+
+import helexa
+from helexa.generation.targets import Place
+from neuron.scripted_engine import MODEL, answer, endless, failing
+from neuron.scripted_node import serve
+
+
+async def test_a_node_answers_with_the_same_types_as_a_private_engine():
+    async with serve(answer("Good day.", cached=3)) as node:
+        result = await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=0.5, seed=11, max_tokens=40)
+        assert isinstance(result, helexa.Completion)
+        assert (result.text, result.finish_reason, result.seed, result.model) == ("Good day.", "stop", 11, MODEL)
+        assert result.usage.cached == 3
+        assert result.usage.completion == 10
+        assert (result.timings.prefill_s, result.timings.decode_s) == (pytest.approx(0.0, abs=0.02), 0.034)
+        sampling = node.engine.requests[-1].sampling
+        assert (sampling.temperature, sampling.seed, node.engine.requests[-1].max_tokens) == (0.5, 11, 40)
+
+
+async def test_pieces_and_callbacks_come_from_a_server_as_well():
+    async with serve(answer("Good day.")) as node:
+        heard = []
+        await helexa.agenerate("hi", target=f"{node.url}/v1/", model=MODEL, on_token=heard.append)
+        assert "".join(heard) == "Good day."
+        results = await helexa.abatch(["a", "b", "c"], target=node.url, model=MODEL)
+        assert [result.text for result in results] == ["Good day."] * 3
+
+
+async def test_nothing_is_on_that_was_not_asked_for():
+    """No penalty, no bias and no truncation; temperature and length as the node has them for everybody."""
+    async with serve(answer("ok")) as node:
+        await helexa.agenerate("hi", target=node.url, model=MODEL)
+        plain = node.engine.requests[-1]
+        sampling = plain.sampling
+        assert (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) == (1, 0, 0)
+        assert (sampling.top_p, sampling.top_k, sampling.min_p, sampling.logit_bias) == (1, 0, 0, {})
+        _, direct = await node.post(
+            "/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        )
+        assert direct["choices"][0]["message"]["content"] == "ok"
+        assert node.engine.requests[-1].sampling.temperature == sampling.temperature
+        assert node.engine.requests[-1].max_tokens == plain.max_tokens
+
+
+async def test_leaving_a_stream_ends_the_answer_on_the_server():
+    async with serve(endless("Well")) as node:
+        async with helexa.astream("hi", target=node.url, model=MODEL) as stream:
+            async for _ in stream:
+                break
+        await node.engine.cancelled.wait()
+
+
+async def test_a_server_s_failure_in_the_midst_of_an_answer_is_an_error():
+    async with serve(failing("Well", "it broke")) as node:
+        with pytest.raises(helexa.EngineError, match="it broke"):
+            await helexa.agenerate("hi", target=node.url, model=MODEL)
+
+
+async def test_refusals_have_their_types():
+    async with serve(answer("ok")) as node:
+        with pytest.raises(helexa.ModelNotFoundError, match="other"):
+            await helexa.agenerate("hi", target=node.url, model="other")
+        with pytest.raises(helexa.ContextLengthError):
+            await helexa.agenerate("word " * 3000, target=node.url, model=MODEL)
+        with pytest.raises(helexa.InvalidRequestError, match="temperature"):
+            await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=7)
+
+
+def test_without_a_model_the_first_that_is_loaded_answers(gateway):
+    result = helexa.generate("hi", target=gateway.url)
+    assert (result.model, result.text) == ("warm/model", "Hello there!")
+    assert gateway.requests[0]["model"] == "warm/model"
+
+
+def test_the_environment_names_server_key_and_model(gateway, monkeypatch):
+    monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
+    monkeypatch.setenv("HELEXA_API_KEY", "sk-1")
+    monkeypatch.setenv("HELEXA_MODEL", "cold/model")
+    assert helexa.generate("hi").model == "cold/model"
+    assert gateway.authorization == "Bearer sk-1"
+
+
+def test_a_busy_server_is_asked_again_when_it_says(gateway, monkeypatch):
+    busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
+    gateway.refusal = (429, {"Retry-After": "0"}, busy)
+    with pytest.raises(helexa.EngineError, match="busy") as raised:
+        helexa.generate("hi", target=gateway.url, model="m")
+    assert raised.value.retryable
+    assert len(gateway.requests) == 5
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "message"),
+    [
+        (["one", "DROP"], helexa.UnreachableError, "broke"),
+        ([{"error": {"message": "out of\nmemory", "code": None}}], helexa.EngineError, "out of memory"),
+        ([{"choices": "none"}, {"usage": []}, {"choices": [7]}, "fine"], None, "fine"),
+    ],
+)
+def test_what_breaks_off_is_no_answer_and_what_makes_no_sense_is_passed_over(gateway, pieces, kind, message):
+    gateway.pieces = pieces
+    if kind is None:
+        assert helexa.generate("hi", target=gateway.url, model="m").text == message
+    else:
+        with pytest.raises(kind, match=message):
+            helexa.generate("hi", target=gateway.url, model="m")
+
+
+def test_an_interrupted_thread_lets_the_server_know(gateway):
+    gateway.pieces = ["one", "WAIT"]
+    with helexa.stream("hi", target=gateway.url, model="m") as stream:
+        assert next(iter(stream)).text == "one"
+    assert gateway.gone.wait(20)
+
+
+def test_where_nobody_listens(unused_tcp_port):
+    with pytest.raises(helexa.UnreachableError, match="helexa up"):
+        helexa.generate("hi", target=f"http://127.0.0.1:{unused_tcp_port}", model="m")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:31313", "ftp://host", "http://", "http://host:port", "http://a b"])
+def test_what_is_no_url(url):
+    with pytest.raises(helexa.InvalidRequestError, match="not a URL"):
+        helexa.generate("hi", target=url)
+
+
+def test_how_an_engine_runs_is_no_matter_of_a_server(gateway):
+    with pytest.raises(helexa.InvalidRequestError, match="up to the server"):
+        helexa.generate("hi", target=gateway.url, model="m", dtype="float32")
+
+
+async def test_a_server_of_this_machine_that_has_the_model_is_asked_first(monkeypatch):
+    async with serve(answer("from the node")) as node:
+        monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", (node.url,))
+        assert Place(model=MODEL).url is None
+        result = await helexa.agenerate("hi", model=MODEL)
+        assert result.text == "from the node"
+
+
+async def test_errors_of_many_requests_at_once_are_their_own():
+    async with serve(answer("ok")) as node:
+        results = await helexa.abatch(
+            ["hi", "word " * 3000, "ho"], target=node.url, model=MODEL, on_error="return", max_parallel=3
+        )
+        assert [type(result) for result in results] == [
+            helexa.Completion,
+            helexa.ContextLengthError,
+            helexa.Completion,
+        ]
