@@ -21,6 +21,15 @@ if sys.argv[2] == "wait":
     threading.Event().wait()
 """
 
+FORK = """
+import os, sys, helexa
+print(helexa.generate("hi", target=sys.argv[1], model="m"), flush=True)
+if (child := os.fork()) == 0:
+    print(helexa.generate("hi", target=sys.argv[1], model="m"), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
 
 @pytest.fixture
 def fake_engines(monkeypatch):
@@ -94,18 +103,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
         helexa.generate("hi", model="what is this", target="private")
 
 
-def test_a_forked_child_has_engines_of_its_own(small):
+def test_a_forked_child_has_a_loop_of_its_own(gateway):
     """The loop's thread is the parent's alone: without one of its own the child would wait for ever."""
-    answers = os.pipe()
-    if (pid := os.fork()) == 0:
-        from helexa.generation.background import background
-
-        async def here():
-            return b"alive"
-
-        os.write(answers[1], background().submit(here()).result(20))
-        os._exit(0)
-    os.close(answers[1])
-    assert os.read(answers[0], 10) == b"alive"
-    os.close(answers[0])
-    os.waitpid(pid, 0)
+    run = subprocess.run([sys.executable, "-c", FORK, gateway.url], capture_output=True, text=True, timeout=60)
+    assert run.stdout.splitlines() == ["Hello there!"] * 2, run.stderr
