@@ -9,6 +9,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from helexa import __version__
+from helexa.cli.failure import exit_code
 from helexa.core.errors import HelexaError
 
 app = App(
@@ -20,7 +21,10 @@ app = App(
     result_action="return_value",
 )
 app.command("helexa.cli.up:up", help="Start one neuron and one cortex on this machine.")
+app.command("helexa.cli.generate:generate", help="Answer a prompt, or a file of them.")
+app.command("helexa.cli.run:run", help="Chat with a certain model, which is fetched if it is not here.")
 app.command("helexa.cli.chat:chat", help="Chat with a model, or ask it for one answer.")
+app.command("helexa.cli.pull:pull", help="Fetch models to this machine, or bring them up to date.")
 app.command("helexa.cli.list:list_models", name=["list", "ls"], help="List the models that are kept on this machine.")
 app.command("helexa.cli.show:show", help="Say what a model is, by its files.")
 app.command("helexa.cli.rm:rm", help="Remove models from this machine.")
@@ -67,7 +71,7 @@ def _explain(error: Exception) -> int:
         case CycloptsError():
             text, code = f"{error} See helexa --help.", 2
         case HelexaError():
-            text, code = str(error), getattr(error, "exit_code", 1)
+            text, code = str(error), exit_code(error)
         case OSError():
             text, code = str(error), 1
         case _:

@@ -1,10 +1,19 @@
 """Why a command ends without having done its work."""
 
-from helexa.core.errors import HelexaError
+from helexa.core.errors import ConfigError, HelexaError, SourceError
 
 USAGE = 2
 UNREACHABLE = 3
 MODEL_NOT_FOUND = 4
+
+_SOURCE_CODES = {
+    "repo_fetch_failed": UNREACHABLE,
+    "repo_refused": MODEL_NOT_FOUND,
+    "not_cached": MODEL_NOT_FOUND,
+    "empty_repo": MODEL_NOT_FOUND,
+    "quant_not_found": MODEL_NOT_FOUND,
+    "invalid_source": MODEL_NOT_FOUND,
+}
 
 
 class CommandError(HelexaError):
@@ -13,3 +22,14 @@ class CommandError(HelexaError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def exit_code(error: HelexaError) -> int:
+    """What a command ends with that failed so."""
+    match error:
+        case SourceError():
+            return _SOURCE_CODES.get(error.kind, 1)
+        case ConfigError():
+            return USAGE
+        case _:
+            return getattr(error, "exit_code", 1)

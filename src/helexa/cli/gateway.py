@@ -1,8 +1,7 @@
-"""A small synchronous client of the gateway: plain requests and one streamed answer."""
+"""A small synchronous client of the gateway, for plain requests."""
 
 import json
 import os
-from collections.abc import Generator
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, NoReturn, Self
@@ -10,15 +9,11 @@ from urllib.parse import urlsplit
 
 from helexa.cli.failure import MODEL_NOT_FOUND, UNREACHABLE, USAGE, CommandError
 from helexa.cli.terminal import printable
-from helexa.core.sse import EventParser
 
 DEFAULT_URL = "http://127.0.0.1:31313"
 
 _CONNECT_SECONDS = 5.0
 _REPLY_SECONDS = 15.0
-_SILENCE_SECONDS = 600.0  # a cold load may keep a stream silent that long; Ctrl-C ends the wait sooner
-_LAST_BYTES_SECONDS = 2.0
-_READ_BYTES = 64 * 1024
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
@@ -41,7 +36,7 @@ class Gateway:
             raise CommandError(f"'{url}' is not a URL; write it like {DEFAULT_URL}", USAGE)
         self._connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._path = parts.path
-        self._headers = {"Accept": "application/json, text/event-stream", "User-Agent": "helexa"}
+        self._headers = {"Accept": "application/json", "User-Agent": "helexa"}
         if key:
             if not (key.isascii() and key.isprintable()):
                 raise CommandError("the API key contains characters that cannot be sent; check HELEXA_API_KEY", USAGE)
@@ -58,10 +53,7 @@ class Gateway:
         Raises:
             CommandError: unreachable, refused, or not JSON.
         """
-        with (
-            closing(self._connect(patience)) as connection,
-            self._send(connection, "GET", path, None, patience) as response,
-        ):
+        with closing(self._connect(patience)) as connection, self._ask(connection, path, patience) as response:
             try:
                 return json.loads(self._read(response))
             except (ValueError, RecursionError):
@@ -75,30 +67,6 @@ class Gateway:
             raise CommandError(f"{self.url}/v1/models did not answer with a list of models")
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
-    def chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of one streamed chat completion; closing the generator ends the answer on the server.
-
-        Raises:
-            CommandError: unreachable, refused, or broken off.
-        """
-        body = json.dumps({**request, "stream": True, "stream_options": {"include_usage": True}}).encode()
-        path = "/v1/chat/completions"
-        with (
-            closing(self._connect()) as connection,
-            self._send(connection, "POST", path, body, _SILENCE_SECONDS) as response,
-        ):
-            if not (response.getheader("Content-Type") or "").startswith("text/event-stream"):
-                raise CommandError(f"{self.url} did not answer with a stream; is this a helexa gateway?")
-            for data in self._events(response):
-                if data == "[DONE]":
-                    self._finish(connection, response)
-                    return
-                chunk = _object(data)
-                if "error" in chunk:
-                    raise CommandError(_message(chunk) or "the answer failed")
-                yield chunk
-            raise CommandError("the answer broke off: the connection ended before it was complete")
-
     def _connect(self, patience: float = _CONNECT_SECONDS) -> HTTPConnection:
         connection = self._connection(self._host or "", self._port, timeout=min(patience, _CONNECT_SECONDS))
         try:
@@ -109,14 +77,11 @@ class Gateway:
             raise CommandError(f"no gateway at {self.url}{reason}; start one with `helexa up`", UNREACHABLE) from None
         return connection
 
-    def _send(
-        self, connection: HTTPConnection, method: str, path: str, body: bytes | None, patience: float
-    ) -> HTTPResponse:
-        headers = self._headers | ({"Content-Type": "application/json"} if body else {})
+    def _ask(self, connection: HTTPConnection, path: str, patience: float) -> HTTPResponse:
         if connection.sock:
             connection.sock.settimeout(patience)
         try:
-            connection.request(method, self._path + path, body, headers)
+            connection.request("GET", self._path + path, headers=self._headers)
             response = connection.getresponse()
         except (OSError, HTTPException) as error:
             self._lost(error)
@@ -132,22 +97,6 @@ class Gateway:
         if len(body) > _MAX_REPLY_BYTES:
             raise CommandError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes")
         return body
-
-    def _events(self, response: HTTPResponse) -> Generator[str, None, None]:
-        parser = EventParser()
-        try:
-            while data := response.read1(_READ_BYTES):
-                for event in parser.feed(data):
-                    yield event.data
-        except (OSError, HTTPException, ValueError) as error:
-            self._lost(error)
-
-    def _finish(self, connection: HTTPConnection, response: HTTPResponse) -> None:
-        """Read to the end of a stream that has said it is done; leaving earlier would look like giving up."""
-        if connection.sock:
-            connection.sock.settimeout(_LAST_BYTES_SECONDS)
-        with suppress(OSError, HTTPException):
-            response.read1(1)
 
     def _refused(self, response: HTTPResponse) -> NoReturn:
         with response:

@@ -1,59 +1,45 @@
-"""The conversation on a terminal: line editing, commands, and answers as they come."""
+"""The conversation on a terminal: line editing, and answers as they come."""
 
 import sys
-from collections.abc import Callable
 from contextlib import closing, suppress
 
+from helexa.cli.answer import report
+from helexa.cli.chat_commands import ChatCommands
 from helexa.cli.conversation import Conversation
-from helexa.cli.failure import CommandError
-from helexa.cli.model_choice import choose_model
+from helexa.cli.flags import Where
 from helexa.cli.state import state_folder
-from helexa.cli.terminal import dim, note, printable
+from helexa.cli.terminal import dim, printable
+from helexa.core.errors import HelexaError
+from helexa.generation.target import Target
 
 _PROMPT = ">>> "
 _CONTINUED = "... "
 _FENCE = '"""'
 _HISTORY_LINES = 1000
 
-_HELP = f"""\
-/system [TEXT]  show or set the system prompt
-/model [NAME]   list the models, or change to one
-/retry          ask the last question again
-/stats          what the last answer took
-/clear          forget the conversation
-/exit           leave (so does Ctrl-D)
-{_FENCE}             begins and ends a text of several lines
-Ctrl-C stops an answer; at the prompt, pressed twice, it leaves."""
-
 
 class Repl:
     """Reads lines until the person leaves."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        """`conversation` is carried on."""
+    def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
+        """`conversation` is carried on; `stats` says what each answer took."""
         self._conversation = conversation
+        self._commands = ChatCommands(conversation, where, target, self._answer)
+        self._stats = stats
         self._interrupts = 0
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: print(_HELP),
-            "/clear": self._clear,
-            "/system": self._system,
-            "/model": self._model,
-            "/retry": self._retry,
-            "/stats": lambda _: print(self._conversation.stats or "nothing has been answered yet"),
-        }
 
     def run(self) -> int:
         """Talk until /exit, Ctrl-D or a second Ctrl-C; returns the exit code."""
-        with _LineEditing([*self._commands, "/exit"]):
-            print(dim(f"{printable(self._conversation.model)} (/help lists the commands)", sys.stdout))
+        with _LineEditing(self._commands.names):
+            print(dim(f"{printable(self._commands.target.model)} (/help lists the commands)", sys.stdout))
             while True:
                 try:
                     line = input(_PROMPT)
                     self._interrupts = 0
-                    if line.strip() == "/exit":
+                    if line.strip() in ("/exit", "/bye"):
                         return 0
                     if line.startswith("/"):
-                        self._obey(line)
+                        self._commands.obey(line)
                     elif line.lstrip().startswith(_FENCE):
                         self._answer(self._fenced(line))
                     elif line.strip():
@@ -67,8 +53,8 @@ class Repl:
                     if self._interrupts > 1:
                         return 0
                     print(dim("Ctrl-C again, or Ctrl-D, leaves", sys.stdout))
-                except CommandError as error:
-                    print(f"error: {error}", file=sys.stderr)
+                except (HelexaError, OSError) as error:
+                    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
 
     def _fenced(self, line: str) -> str:
         lines = [line.lstrip().removeprefix(_FENCE)]
@@ -76,13 +62,6 @@ class Repl:
             lines.append(input(_CONTINUED))
         lines[-1] = lines[-1].rstrip().removesuffix(_FENCE)
         return "\n".join(lines).strip("\n")
-
-    def _obey(self, line: str) -> None:
-        name, _, argument = line.partition(" ")
-        command = self._commands.get(name)
-        if command is None:
-            raise CommandError(f"unknown command {name}; /help lists them")
-        command(argument.strip())
 
     def _answer(self, question: str) -> None:
         thinking = False
@@ -98,34 +77,12 @@ class Repl:
             self._interrupts += 1
             print(dim(" [stopped]", sys.stdout))
             return
-        except CommandError:
+        except HelexaError:
             print()
             raise
         print()
-        if self._conversation.stats and self._conversation.stats.finish_reason == "length":
-            note("the answer stopped at the token limit")
-
-    def _clear(self, _: str) -> None:
-        self._conversation.clear()
-        print("forgotten")
-
-    def _system(self, text: str) -> None:
-        if text:
-            self._conversation.system = text
-        print(self._conversation.system or "there is no system prompt")
-
-    def _model(self, name: str) -> None:
-        if name:
-            self._conversation.model = choose_model(self._conversation.gateway, name)
-        for entry in self._conversation.gateway.models():
-            mark = "*" if entry["id"] == self._conversation.model else " "
-            print(f"{mark} {printable(entry['id'])}{'' if entry.get('loaded') else '  (not loaded)'}")
-
-    def _retry(self, _: str) -> None:
-        question = self._conversation.take_back()
-        if question is None:
-            raise CommandError("nothing to ask again")
-        self._answer(question)
+        if self._conversation.last:
+            report([self._conversation.last], stats=self._stats, quiet=False)
 
 
 class _LineEditing:

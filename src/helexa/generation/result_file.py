@@ -62,14 +62,9 @@ class ResultFile:
 
     def write(self, item: Item, result: Completion | GenerationError) -> None:
         """Add a result; it is in the file when this returns."""
-        record: dict[str, Any] = {"index": item.index, "key": item.key}
-        if item.id is not None:
-            record["id"] = item.id
+        record = result_record(item, result)
         if isinstance(result, Completion):
-            record |= completion_record(result)
             self._finished[item.index] = item.key
-        else:
-            record["error"] = {"type": type(result).__name__, "code": result.code, "message": str(result)}
         self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         self._note(item.index)
 
@@ -120,6 +115,16 @@ class ResultFile:
     def _note(self, index: int) -> None:
         self._ordered = self._ordered and index > self._last
         self._last = index
+
+
+def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
+    """A result as JSON values, with what tells its prompt from others."""
+    record: dict[str, Any] = {"index": item.index, "key": item.key}
+    if item.id is not None:
+        record["id"] = item.id
+    if isinstance(result, Completion):
+        return record | completion_record(result)
+    return record | {"error": {"type": type(result).__name__, "code": result.code, "message": str(result)}}
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:

@@ -44,6 +44,11 @@ class Target(Protocol):
         ...
 
     @property
+    def model(self) -> str:
+        """The id that the model goes by there."""
+        ...
+
+    @property
     def width(self) -> int:
         """Requests that are best sent at once, once it is open."""
         ...

@@ -1,0 +1,47 @@
+"""Having a model ready, wherever it runs, and telling the person what that takes."""
+
+import difflib
+from dataclasses import replace
+
+from helexa.cli.download_bar import DownloadBar
+from helexa.cli.failure import CommandError, exit_code
+from helexa.cli.flags import Where
+from helexa.cli.gateway import Gateway
+from helexa.cli.model_choice import choose_model
+from helexa.cli.terminal import note, printable
+from helexa.core.errors import HelexaError, SourceError
+from helexa.generation.model import Model
+from helexa.generation.target import Target
+from helexa.generation.targets import DEFAULT_MODEL
+
+
+def opened(where: Where, name: str | None, *, quiet: bool = False, verbose: bool = False) -> tuple[Model, Target]:
+    """The model of this name, ready to be asked, and where it runs. Without a name, what there is.
+
+    Raises:
+        HelexaError: it cannot be had; of a name that is misspelt it says which was meant.
+    """
+    place = where.place(name)
+    if place.url is not None and not place.is_private:
+        wanted = place.wanted_model
+        if wanted is None or not quiet:
+            place = replace(place, model=choose_model(Gateway.from_environment(place.url), wanted))
+    model = Model(place)
+    try:
+        with DownloadBar(place.wanted_model or DEFAULT_MODEL, quiet=quiet) as bar:
+            target = model.open(bar.show)
+    except SourceError as error:
+        raise with_hint(error, place.wanted_model or "") from error
+    if verbose:
+        note(printable(f"{target.model} answers at: {target.name}"))
+    return model, target
+
+
+def with_hint(error: SourceError, name: str) -> HelexaError:
+    """The same failure, with the known name that is most like `name`, if it may be misspelt."""
+    from helexa.neuron.builtin import BUILTIN_MODELS
+    from helexa.neuron.sources.inventory import kept_models
+
+    known = dict.fromkeys([*BUILTIN_MODELS, *(model.name for model in kept_models())])
+    near = difflib.get_close_matches(name, known, n=1) if name not in known else []
+    return CommandError(f"{error}; did you mean '{near[0]}'?", exit_code(error)) if near else error
