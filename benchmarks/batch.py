@@ -18,7 +18,9 @@ import subprocess
 import sys
 import time
 
-WORDS = "river stone window garden letter mirror engine forest candle bridge harbour winter pencil violin market".split()
+WORDS = (
+    "river stone window garden letter mirror engine forest candle bridge harbour winter pencil violin market".split()
+)
 
 
 def prompts(count: int) -> list[str]:
@@ -51,7 +53,14 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
         cpu = _cpu(me)
     generated = sum(result.usage.completion for result in results)
     spent = {name: round(cpu[name] - before[name], 2) for name in cpu}
-    _say("library", generated, seconds, prompt_tokens=sum(result.usage.prompt for result in results), cpu_s=spent, held_mb=held)
+    _say(
+        "library",
+        generated,
+        seconds,
+        prompt_tokens=sum(result.usage.prompt for result in results),
+        cpu_s=spent,
+        held_mb=held,
+    )
 
 
 def engine(model: str, count: int, width: int, tokens: int) -> None:

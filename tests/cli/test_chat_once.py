@@ -53,7 +53,7 @@ def test_settings_travel(chat, gateway):
 
 def test_unsaid_settings_do_not_travel(chat, gateway):
     chat("hi")
-    assert set(gateway.requests[0]) == {"model", "messages", "stream", "stream_options"}
+    assert set(gateway.requests[0]) == {"model", "messages", "seed", "stream", "stream_options"}
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_chunks_of_unexpected_shape_are_passed_over(chat, gateway):
     ("status", "headers", "envelope", "code", "shown"),
     [
         (404, {}, NOT_FOUND, 4, "helexa: model 'nope' not found\n"),
-        (503, {"Retry-After": "7"}, BUSY, 1, "helexa: all seats are taken (try again in 7 s)\n"),
+        (503, {"Retry-After": "0"}, BUSY, 1, "helexa: all seats are taken\n"),
         (500, {}, {"error": "plain \x1b[1mtext"}, 1, "helexa: plain [1mtext\n"),
         (502, {}, ["no envelope"], 1, "helexa: {url} answered HTTP 502\n"),
-        (200, {}, {"id": "not a stream"}, 1, "helexa: {url} did not answer with a stream; is this a helexa gateway?\n"),
+        (200, {}, {"id": "not a stream"}, 1, "helexa: {url} did not answer with a stream; is this a helexa server?\n"),
     ],
 )
 def test_refusals_are_one_line(chat, gateway, status, headers, envelope, code, shown):
@@ -129,7 +129,7 @@ def test_an_error_in_the_middle(chat, gateway):
 def test_a_connection_that_breaks_in_the_middle(chat, gateway):
     gateway.pieces = ["half", "DROP"]
     done = chat("hi")
-    assert (done.returncode, done.stdout) == (1, "half\n")
+    assert (done.returncode, done.stdout) == (3, "half\n")
     assert done.stderr.startswith("helexa: the ")
 
 

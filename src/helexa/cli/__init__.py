@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError
 
 from helexa import __version__
 from helexa.cli.failure import exit_code
+from helexa.cli.terminal import printable
 from helexa.core.errors import HelexaError
 
 app = App(
@@ -77,5 +78,5 @@ def _explain(error: Exception) -> int:
         case _:
             text, code = f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1
     with contextlib.suppress(OSError):
-        print(f"helexa: {' '.join(text.split())}", file=sys.stderr)
+        print(f"helexa: {printable(' '.join(text.split()))}", file=sys.stderr)
     return code

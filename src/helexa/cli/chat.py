@@ -41,7 +41,7 @@ def chat(
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     asked = "" if talking else question(prompt)
-    ready, target = opened(where, model, quiet=quiet, verbose=verbose)
+    ready, target = opened(where, model, checked=talking, quiet=quiet, verbose=verbose)
     if talking:
         from helexa.cli.conversation import Conversation
         from helexa.cli.repl import Repl

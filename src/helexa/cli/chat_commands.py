@@ -97,7 +97,7 @@ class ChatCommands:
 
     def _model(self, name: str) -> None:
         if name:
-            self._conversation.model, self.target = opened(self._where, name)
+            self._conversation.model, self.target = opened(self._where, name, checked=True)
         for known, loaded in self._models().items():
             mark = "*" if known == self.target.model else " "
             print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")

@@ -15,17 +15,20 @@ from helexa.generation.target import Target
 from helexa.generation.targets import DEFAULT_MODEL
 
 
-def opened(where: Where, name: str | None, *, quiet: bool = False, verbose: bool = False) -> tuple[Model, Target]:
+def opened(
+    where: Where, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
+) -> tuple[Model, Target]:
     """The model of this name, ready to be asked, and where it runs. Without a name, what there is.
+
+    Args:
+        checked: a server must list the name; otherwise it may have it without telling.
 
     Raises:
         HelexaError: it cannot be had; of a name that is misspelt it says which was meant.
     """
     place = where.place(name)
-    if place.url is not None and not place.is_private:
-        wanted = place.wanted_model
-        if wanted is None or not quiet:
-            place = replace(place, model=choose_model(Gateway.from_environment(place.url), wanted))
+    if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
+        place = replace(place, model=choose_model(Gateway.from_environment(place.url), place.wanted_model))
     model = Model(place)
     try:
         with DownloadBar(place.wanted_model or DEFAULT_MODEL, quiet=quiet) as bar:

@@ -51,6 +51,8 @@ class Background:
             self.submit(self._end()).result(_ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_ENDING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _end(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

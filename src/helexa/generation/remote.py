@@ -107,6 +107,8 @@ class Remote:
         answer = await self._patiently(data)
         parser = EventParser()
         try:
+            if not dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+                raise EngineError(f"{self.url} did not answer with a stream; is this a helexa server?")
             while chunk := await answer.chunk():
                 for event in parser.feed(chunk):
                     if event.data == "[DONE]":
