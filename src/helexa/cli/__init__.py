@@ -33,6 +33,7 @@ app.command("helexa.cli.ps:ps", help="List the models of the fleet and how busy 
 app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, judge it and show it.")
 app.command("helexa.cli.status:status", help="Say in words how the gateway and its nodes are.")
 app.command("helexa.acp.cli:serve", name="acp", help="Be the coding agent of an editor, on stdin and stdout.")
+app.command("helexa.cli.doctor:doctor", help="Say what was found on this machine, and what models run on.")
 app.command("helexa.cli.completion:completion", help="Print what a shell needs to complete commands and models.")
 
 

@@ -12,7 +12,6 @@ _SOURCE_CODES = {
     "not_cached": MODEL_NOT_FOUND,
     "empty_repo": MODEL_NOT_FOUND,
     "quant_not_found": MODEL_NOT_FOUND,
-    "invalid_source": MODEL_NOT_FOUND,
 }
 
 

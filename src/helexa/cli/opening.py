@@ -1,6 +1,7 @@
 """Having a model ready, wherever it runs, and telling the person what that takes."""
 
 import difflib
+import logging
 from dataclasses import replace
 
 from helexa.cli.download_bar import DownloadBar
@@ -29,6 +30,8 @@ def opened(
     place = where.place(name)
     if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
         place = replace(place, model=choose_model(Gateway.from_environment(place.url), place.wanted_model))
+    if verbose:
+        _tell_all()
     model = Model(place)
     try:
         with DownloadBar(place.wanted_model or DEFAULT_MODEL, quiet=quiet) as bar:
@@ -36,8 +39,21 @@ def opened(
     except SourceError as error:
         raise with_hint(error, place.wanted_model or "") from error
     if verbose:
-        note(printable(f"{target.model} answers at: {target.name}"))
+        note(printable(f"{target.model}: {target.name}"))
     return model, target
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(printable(record.getMessage()))
+
+
+def _tell_all() -> None:
+    """Let what the library logs be read."""
+    log = logging.getLogger("helexa.generation")
+    log.setLevel(logging.INFO)
+    log.handlers = [_Notes()]
+    log.propagate = False
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:

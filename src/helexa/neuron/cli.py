@@ -93,11 +93,11 @@ def doctor(
         Say it in JSON.
     """
     from helexa.neuron.config import read_config
-    from helexa.neuron.doctor.doctor import report
+    from helexa.neuron.doctor.doctor import examine, report
 
     settings = read_config(config)
     _prepare_engines(settings)
-    if not report(settings, as_json=as_json):
+    if not report(examine(settings), as_json=as_json):
         raise SystemExit(1)
 
 

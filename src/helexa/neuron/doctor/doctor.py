@@ -1,7 +1,7 @@
-"""One examination: everything is looked at, and said in words or in JSON."""
+"""Examinations: everything is looked at, and said in words or in JSON."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
@@ -17,20 +17,32 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def examine(settings: NeuronConfig) -> Iterator[Finding]:
-    """Look at everything, in the order in which it matters."""
-    torch = settings.harness.torch
-    device = default_device() if torch.device == "auto" else torch.device
-    yield from look_at_machine(torch.device)
-    yield from look_at_kernels(torch, device)
-    yield from look_at_folder(cache_root(settings.cache.dir), "model files, compiled kernels and packed weights")
-    yield from look_at_hubs(settings)
+    """Look at all that a node needs, in the order in which it matters."""
+    device = settings.harness.torch.device
+    yield from examine_machine(settings, default_device() if device == "auto" else device)
+    models = ", ".join(spec.model_id for spec in settings.default_models)
+    yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")
     yield look_at_port(settings.host, settings.port)
 
 
-def report(settings: NeuronConfig, *, as_json: bool) -> bool:
-    """Examine and print; whether nothing keeps models from being served as configured."""
+def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
+    """Look at all that running models takes, where nobody need reach them from elsewhere.
+
+    Args:
+        device: that models run on.
+        why: it was chosen, and others were not.
+    """
+    torch = settings.harness.torch
+    yield from look_at_machine(torch.device)
+    yield from look_at_kernels(torch, device, why)
+    yield from look_at_folder(cache_root(settings.cache.dir), "model files, compiled kernels and packed weights")
+    yield from look_at_hubs(settings)
+
+
+def report(found: Iterable[Finding], *, as_json: bool) -> bool:
+    """Print what was found; whether nothing keeps models from being served as configured."""
     findings: list[Finding] = []
-    for finding in examine(settings):
+    for finding in found:
         findings.append(finding)
         if not as_json:
             print(f"{_MARKS[finding.level]}{finding.text}", flush=True)

@@ -49,8 +49,6 @@ def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
             yield _find(settings, sources, spec, reachable)
         except (HelexaError, OSError) as error:
             yield Finding("models", "fault", f"{spec.model_id}: {error}")
-    models = ", ".join(spec.model_id for spec in settings.default_models)
-    yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")
 
 
 def _ask(hub: Hub) -> Finding:

@@ -45,8 +45,12 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     unusable: str | None = None
 
 
-def look_at_kernels(settings: TorchConfig, device: str) -> Iterator[Finding]:
-    """What torch says of every device, and whether `device` can be used."""
+def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
+    """What torch says of every device, and whether `device` can be used.
+
+    Args:
+        why: it was chosen.
+    """
     if not torch_version():
         yield Finding("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
         return
@@ -67,7 +71,8 @@ def look_at_kernels(settings: TorchConfig, device: str) -> Iterator[Finding]:
     if survey.unusable:
         yield Finding("device", "fault", survey.unusable)
     else:
-        yield Finding("device", "fine", f"models run on {device}")
+        dtypes = [f" in {one.dtype}" for one in survey.devices if one.device == device]
+        yield Finding("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 
 def _survey(settings: TorchConfig, device: str) -> Survey:

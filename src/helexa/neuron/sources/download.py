@@ -43,12 +43,10 @@ class Downloads:
         """
         commit, files = listing.commit, [listing.files[name] for name in names]
         ours = Fetch(fetch.progress)  # ends with the first failure
-        meter = _Meter(files, ours)
         absent = [file for file in files if not into.has(commit, file)]
-        for file in set(files).difference(absent):
-            meter.at(file, file.size or 0)
         if not absent:
             return
+        meter = _Meter(files, absent, ours)
         try:
             required, free = into.bytes_to_fetch(absent), into.room()
             into.note(listing)
@@ -56,6 +54,7 @@ class Downloads:
             raise disk_error(error, into.folder) from error
         if required > free:
             raise no_room(into.folder, required, free)
+        meter.begin(required)
         bring = partial(self._bring, site, f"/{name}/resolve/{commit}", commit, into, meter, ours)
         pool = ThreadPoolExecutor(min(self._limit, len(absent)), thread_name_prefix="download")
         try:
@@ -94,14 +93,18 @@ class Downloads:
 class _Meter:
     """Adds up what the transfers of several files have done; each of them may end here."""
 
-    def __init__(self, files: Sequence[RemoteFile], fetch: Fetch) -> None:
+    def __init__(self, files: Sequence[RemoteFile], absent: Sequence[RemoteFile], fetch: Fetch) -> None:
         sizes = [file.size for file in files]
         self._total = 0 if None in sizes else sum(size or 0 for size in sizes)
         self._fetch = fetch
         self._lock = threading.Lock()
-        self._done: dict[str, int] = {}
-        self._sum = 0
+        self._done = {file.name: file.size or 0 for file in set(files).difference(absent)}
+        self._sum = sum(self._done.values())
         self._told = 0
+
+    def begin(self, required: int) -> None:
+        """So many bytes are still to come."""
+        self._fetch.progress("download", max(0, self._total - required), self._total)
 
     def at(self, file: RemoteFile, done: int) -> None:
         """Of `file` so many bytes are there."""

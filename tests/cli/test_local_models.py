@@ -1,0 +1,217 @@
+"""`helexa pull`, `list`, `show`, `rm` and completion, with a hub on this machine and a cache of their own."""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+from cli.screen import Screen
+from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
+from helexa.neuron.sources.inventory import kept_models
+from helexa.neuron.sources.sources import Sources
+from neuron.fake_hub import FakeHub, Trouble
+
+WEIGHTS = bytes(range(256)) * 4000
+SHARDS = {f"model-{number:05}-of-00006.safetensors": b"%d" % number * 50_000 for number in range(1, 7)}
+
+
+@pytest.fixture
+def hub():
+    hub = FakeHub()
+    hub.repositories["org/tiny"] = {"tiny-Q8_0.gguf": WEIGHTS, "tiny-Q4_K_M.gguf": WEIGHTS[::-1]}
+    hub.repositories["org/dense"] = {"config.json": b"{}", "tokenizer.json": b"[]"} | SHARDS
+    hub.start()
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def environ(environ, hub, tmp_path):
+    places = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HELEXA_CACHE": str(tmp_path / "own")}
+    kept = {name: value for name, value in environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    return kept | places | {"HELEXA_BASE_URL": "http://127.0.0.1:1"}
+
+
+@pytest.fixture
+def fetch(environ, monkeypatch):
+    """Fetch models as the command does, in this process."""
+    for name in ("HF_ENDPOINT", "HF_HUB_CACHE", "HELEXA_CACHE"):
+        monkeypatch.setenv(name, environ[name])
+
+    def resolve(name, quant=None):
+        sources = Sources(read_config(None, {}))
+        return asyncio.run(sources.resolve(ModelSource.parse(name), quant=quant, progress=lambda *_: None))
+
+    return resolve
+
+
+def test_pull_prints_where_a_model_is_and_no_more(helexa, hub, tmp_path):
+    done = helexa("pull", "-q", "org/dense")
+    folder = Path(done.stdout.removesuffix("\n"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == hub.repositories["org/dense"]
+    assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
+    hub.requests.clear()
+    again = helexa("pull", "org/dense")
+    assert (again.stdout, again.stderr) == (done.stdout, "")
+    assert [path for _, path, _ in hub.requests] == ["/api/models/org/dense"]
+
+
+def test_two_that_pull_the_same_share_a_download(environ, hub):
+    for name in SHARDS:
+        hub.trouble(name, Trouble(pace=0.02))
+    command = [sys.executable, "-m", "helexa", "pull", "org/dense"]
+    both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = (process.communicate(timeout=60)[0] for process in both)
+    assert first == second != ""
+    assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
+
+
+@pytest.mark.parametrize(
+    ("setup", "code", "words"),
+    [
+        (lambda hub: hub.refusals.update({"org/tiny": (403, "GatedRepo")}), 4, "is gated at"),
+        (lambda hub: hub.refusals.update({"org/tiny": (401, "")}), 4, "is private or does not exist at"),
+        (lambda hub: hub.repositories.pop("org/tiny"), 4, "does not exist at"),
+        (lambda hub: hub.trouble("tiny-Q4_K_M.gguf", Trouble(body=WEIGHTS)), 1, "but"),
+        (lambda hub: hub.stop(), 3, "refuses connections: nothing listens there"),
+    ],
+    ids=["gated", "private", "missing", "wrong hash", "unreachable"],
+)
+def test_what_cannot_be_had_is_said_in_plain_words(helexa, hub, setup, code, words):
+    setup(hub)
+    done = helexa("pull", "org/tiny")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("helexa: huggingface:org/tiny ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_misspelt_model_is_guessed(helexa, fetch):
+    fetch("org/tiny")
+    done = helexa("pull", "org/tinny")
+    assert done.returncode == 4
+    assert done.stderr.endswith("did you mean 'org/tiny'?\n")
+
+
+def test_list(helexa, fetch, tmp_path):
+    fetch("org/dense")
+    fetch("org/tiny", "q8_0")
+    half = tmp_path / "hub" / "models--org--half"
+    shutil.copytree(tmp_path / "hub" / "models--org--dense", half, symlinks=True)
+    next(half.glob("snapshots/*/model-00003*")).resolve().unlink()
+    (tmp_path / "hub" / "models--other--text").mkdir()  # what other tools keep there
+    done = helexa("ls")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert [row[:2] for row in rows] == [
+        ["MODEL", "FORM"],
+        ["org/dense", "safetensors"],
+        ["org/half", "incomplete"],
+        ["org/tiny", "Q8_0"],
+    ]
+    facts = {one["model"]: one for one in json.loads(helexa("list", "--json").stdout)}
+    assert facts["org/tiny"]["size_bytes"] >= len(WEIGHTS)
+    assert facts["org/tiny"]["source"] == "huggingface:org/tiny"
+    assert facts["org/half"]["path"] is None
+    assert "model-00003-of-00006.safetensors" in facts["org/half"]["lacks"]
+
+
+def test_rm(helexa, fetch, tmp_path):
+    fetch("org/dense")
+    fetch("org/tiny")
+    assert helexa("rm", "org/tiny", "org/nothing").returncode == 4
+    done = helexa("rm", "--dry-run", "org/tiny", "huggingface:org/dense")
+    assert done.stdout.count("would remove org/") == 2
+    assert [model.name for model in kept_models()] == ["org/dense", "org/tiny"]
+    done = helexa("rm", "org/tiny")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("removed org/tiny, 1.0 MB")
+    assert not (tmp_path / "hub" / "models--org--tiny").exists()
+    assert helexa("rm").returncode == 2
+
+
+def test_rm_asks_a_person(environ, fetch):
+    fetch("org/tiny")
+    for answer, left in (("n", 1), ("y", 0)):
+        screen = Screen(["rm", "org/tiny"], environ)
+        screen.expect("remove org/tiny, 1.0 MB? [y/N] ")
+        screen.type(f"{answer}\n")
+        assert screen.leave() == 0
+        screen.close()
+        assert len(kept_models()) == left
+
+
+def test_what_somebody_fetches_is_not_removed(helexa, fetch):
+    fetch("org/tiny")
+    (model,) = kept_models()
+    partial = model.folder / "blobs" / "abc.helexa.incomplete"
+    with partial.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        done = helexa("rm", "org/tiny")
+        assert done.returncode == 1
+        assert "is being fetched right now" in done.stderr
+        assert model.path is not None
+        assert model.path.exists()
+
+
+def test_show_a_checkpoint(helexa, tmp_path):
+    import numpy
+
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    config = {"model_type": "mamba", "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"a": numpy.zeros((1000, 2000), numpy.float16)}, folder / "model.safetensors")
+    shown = dict(line.split(maxsplit=1) for line in helexa("show", str(folder)).stdout.splitlines())
+    assert shown["architecture"] == "mamba"
+    assert (shown["parameters"], shown["weights"]) == ("2 million", "safetensors, F16")
+    assert shown["context"] == "2048 tokens"
+    assert "unsupported architecture 'mamba'" in shown["cannot"]
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    done = helexa("show", str(folder))
+    assert done.returncode == 1
+    assert "not valid JSON" in done.stderr
+
+
+def test_show_a_gguf_file(helexa, smollm2_gguf):
+    said = json.loads(helexa("show", str(smollm2_gguf), "--json").stdout)
+    assert (said["architecture"], said["weights"]) == ("llama", "GGUF, Q4_1")
+    assert (said["parameters"], said["context_length"]) == (134_515_008, 8192)
+    assert (said["licence"], said["tools"], said["trouble"]) == ("apache-2.0", False, "")
+
+
+def test_bash_completes_commands_and_models(helexa, environ, fetch, tmp_path):
+    fetch("org/tiny")
+    program = tmp_path / "helexa"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m helexa "$@"\n')
+    program.chmod(0o755)
+    (tmp_path / "completion").write_text(helexa("completion", "bash").stdout)
+    script = """
+source ./completion
+for line in "helexa li" "helexa rm org" "helexa show --j"; do
+    COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$line; COMP_POINT=${#line}; COMPREPLY=()
+    _helexa helexa
+    echo "${COMPREPLY[@]}"
+done
+"""
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split("\n") == ["list", "org/tiny", "--json", ""], done.stderr
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_their_scripts(helexa, shell):
+    script = helexa("completion", shell).stdout
+    assert "helexa" in script
+    assert "__complete" in script
