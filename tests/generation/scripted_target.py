@@ -36,10 +36,10 @@ class ScriptedTarget:
         self._crash = asyncio.Event()
         self._others: dict[int, asyncio.Event] = {}
 
-    async def open(self, on_progress: object = None) -> None:
+    async def open(self, on_progress: object = None, holder: object = None) -> None:
         pass
 
-    async def close(self) -> None:
+    async def close(self, holder: object) -> None:
         pass
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:

@@ -73,6 +73,21 @@ def test_a_model_that_is_closed_is_unloaded_and_comes_back_when_it_is_asked(tmp_
     model.close()
 
 
+def test_a_model_stays_as_long_as_anybody_holds_it(tmp_path, fake_engines):
+    path = str(make_model(tmp_path))
+    with helexa.load(path, target="private") as model:
+        engine = psutil.Process(model.open()._served().engine._child.pid)
+        with helexa.load(path, target="private", device="auto") as other:
+            pass
+        with helexa.load(path, target="private"):
+            pass
+        assert engine.is_running()
+        assert model.open()._served().engine._child.pid == engine.pid
+        assert other.open()._served().engine._child.pid != engine.pid  # that one runs in its own way
+    assert has_ended(engine)
+    other.close()
+
+
 def test_an_engine_that_dies_is_replaced(tmp_path, fake_engines):
     with helexa.load(str(make_model(tmp_path)), target="private") as model:
         target = model.open()
@@ -105,5 +120,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
 
 def test_a_forked_child_has_a_loop_of_its_own(gateway):
     """The loop's thread is the parent's alone: without one of its own the child would wait for ever."""
-    run = subprocess.run([sys.executable, "-c", FORK, gateway.url], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", FORK, gateway.url], check=False, capture_output=True, text=True, timeout=60
+    )
     assert run.stdout.splitlines() == ["Hello there!"] * 2, run.stderr

@@ -200,7 +200,8 @@ def load(
 ) -> Model:
     """Have a model ready, to be asked by the methods of what is returned. See `Options` for the arguments.
 
-    Leaving its `with` block unloads a model from its private engine; else that ends with this process.
+    Leaving its `with` block unloads a model from its private engine, unless another `load` holds it. Without a block it
+    stays as long as this process.
 
     Raises:
         HelexaError: it cannot be had.

@@ -218,7 +218,7 @@ class Model:
         return await self._batch_file(Awaiting(), prompts, results, max_parallel, on_result, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
-        """Have the model ready, and say where.
+        """Have the model ready until `close`, and say where.
 
         Args:
             on_progress: called in another thread.
@@ -226,14 +226,14 @@ class Model:
         Raises:
             HelexaError: it cannot be had.
         """
-        return blocking(Blocking().wait(self._open(on_progress)))
+        return blocking(Blocking().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
         """See `open`."""
-        return await Awaiting().wait(self._open(on_progress))
+        return await Awaiting().wait(self._open(on_progress, self))
 
     def close(self) -> None:
-        """Unload the model if it is in a private engine; what is asked next loads it again."""
+        """Unload the model if it is in a private engine and nobody else holds it; what is asked next loads it again."""
         blocking(Blocking().wait(self._close()))
 
     async def aclose(self) -> None:
@@ -336,13 +336,13 @@ class Model:
         target = await background().targets.find(self._place)
         return await (complete(target, requests[0]) if len(requests) == 1 else several(target, requests))
 
-    async def _open(self, on_progress: OnProgress | None = None) -> Target:
+    async def _open(self, on_progress: OnProgress | None = None, holder: object = None) -> Target:
         target = await background().targets.find(self._place)
-        await target.open(on_progress)
+        await target.open(on_progress, holder)
         return target
 
     async def _close(self) -> None:
-        await (await background().targets.find(self._place)).close()
+        await (await background().targets.find(self._place)).close(self)
 
 
 def _ask(options: AskOptions) -> Ask:

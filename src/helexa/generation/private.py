@@ -78,6 +78,7 @@ class PrivateEngines:
     def __init__(self, settings: EngineSettings) -> None:
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # what is here answers at once; `pull` looks for newer
+        self.holders: dict[str, set[object]] = {}  # of each model that is loaded, by its id
         self._registries: dict[str, Registry] = {}  # by device
         self._places: dict[str, str] = {}  # id -> where the model is from
 
@@ -153,8 +154,10 @@ class PrivateTarget:
         model = self._served()
         return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
 
-    async def open(self, on_progress: OnProgress | None = None) -> None:
+    async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
         """See `Target`."""
+        if holder is not None:
+            self._engines.holders.setdefault(self.model, set()).add(holder)
         if self._served() is not None:
             return
         report = on_progress or (lambda *_: None)
@@ -184,8 +187,12 @@ class PrivateTarget:
         except ApiError as error:
             raise generation_error(error) from None
 
-    async def close(self) -> None:
+    async def close(self, holder: object) -> None:
         """See `Target`."""
+        holders = self._engines.holders.get(self.model, set())
+        holders.discard(holder)
+        if holders:
+            return
         registry, self._registry = self._registry, None
         if registry is not None:
             with suppress(ApiError):  # it is gone already

@@ -208,7 +208,7 @@ class RemoteTarget:
         """See `Target`."""
         return environment.number(environment.NUM_PARALLEL) or _WIDTH
 
-    async def open(self, on_progress: OnProgress | None = None) -> None:
+    async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
         """See `Target`; a server has its models ready in its own way."""
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
@@ -233,7 +233,7 @@ class RemoteTarget:
             raise EngineError("the answer ended without saying why", retryable=True)
         yield _end(reason, self.model, usage)
 
-    async def close(self) -> None:
+    async def close(self, holder: object) -> None:
         """See `Target`; whether a model stays loaded is up to the server."""
 
 

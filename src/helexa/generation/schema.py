@@ -33,7 +33,7 @@ class AnswerSchema:
         if isinstance(schema, Mapping):
             return cls(dict(schema))
         if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-            return cls(schema.model_json_schema(), schema)
+            return cls(_closed(schema.model_json_schema()), schema)
         raise InvalidRequestError(f"a schema is a JSON Schema or a pydantic model, not {schema!r:.100}")
 
     @property
@@ -56,3 +56,13 @@ class AnswerSchema:
             else:
                 reason = " ".join(str(error).split())[:300]
             raise SchemaError(f"the answer is not what the schema asks for: {reason}", completion) from None
+
+
+def _closed(schema: Any) -> Any:
+    """A pydantic model's schema without the further properties that it would pass over: nobody is to generate them."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(part) for name, part in schema.items()}
+    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed

@@ -53,8 +53,11 @@ class Target(Protocol):
         """Requests that are best sent at once, once it is open."""
         ...
 
-    async def open(self, on_progress: OnProgress | None = None) -> None:
+    async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
         """Have the model ready; does nothing if it is.
+
+        Args:
+            holder: who wants it to stay until `close`; None for whoever asks once.
 
         Raises:
             HelexaError: it cannot be had.
@@ -69,6 +72,6 @@ class Target(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Let the model go."""
+    async def close(self, holder: object) -> None:
+        """Let the model go, unless somebody else holds it."""
         ...

@@ -1,0 +1,88 @@
+"""What the README and docs/library.md print, and the examples, with a real model."""
+
+import csv
+import io
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def at_home(small, monkeypatch, tmp_path):
+    """The model that is loaded answers where none is named; no server of this machine does."""
+    monkeypatch.setenv("HELEXA_MODEL", small._place.model)
+    monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", ())
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def example(monkeypatch, capsys):
+    def run(name, *arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def blocks(document):
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [(text[: match.start()].count("\n") + 2, match[1]) for match in BLOCK.finditer(text)]
+
+
+def run_block(document, line, source, names):
+    exec(compile("\n" * (line - 1) + source, document, "exec"), names)
+
+
+def test_the_library_s_page(capsys):
+    names = {"__name__": "page"}
+    for line, source in blocks("docs/library.md"):
+        run_block("docs/library.md", line, source, names)
+    said = capsys.readouterr().out
+    assert "Paris" in said
+    assert "FileSummary(finished=2, failed=0, kept=0)" in said
+    assert "1 failed" in said
+
+
+def test_the_readme_s_five_lines(capsys):
+    found = [block for block in blocks("README.md") if "import helexa" in block[1]]
+    assert len(found) == 1
+    assert len(found[0][1].splitlines()) <= 5
+    run_block("README.md", *found[0], {"__name__": "page"})
+    assert "Paris" in capsys.readouterr().out
+
+
+def test_a_csv_file_gets_its_labels(example):
+    rows = list(csv.DictReader(io.StringIO(example("classify_csv.py", ROOT / "examples" / "reviews.csv", "text"))))
+    assert [row["id"] for row in rows] == ["1", "2", "3", "4"]
+    assert {row["label"] for row in rows} <= {"positive", "negative"}
+    assert not any(row["error"] for row in rows)
+
+
+def test_a_long_text_gets_a_summary(example, tmp_path):
+    text = "\n\n".join(
+        f"Chapter {number}. The fox went to town {number} and bought {number} hats." for number in range(9)
+    )
+    (tmp_path / "book.txt").write_text(text)
+    assert len(example("summarise.py", tmp_path / "book.txt", "--size", 320).split()) > 3
+
+
+def test_facts_are_taken_out_of_sentences(example):
+    said = example("extract.py", stdin="Ann Miller, 31, is a baker in York.\nBob Hill, 50, is a smith.\n")
+    people = [json.loads(line) for line in said.splitlines()]
+    assert [person.keys() for person in people] == [{"name", "age", "job"}] * 2
+    assert "Ann" in people[0]["name"]
+
+
+def test_answers_vote(example):
+    said = example("vote.py", "What is 2 + 2?", "--choices", "3", "4", "5", "-n", "3").splitlines()
+    assert said[0] in ("3", "4", "5")
+    assert sum(int(count) for count in re.findall(r": (\d)", said[1])) == 3
