@@ -20,6 +20,7 @@ class CannedGateway:
         self.pieces = ["Hello", " there", "!"]
         self.patience = None
         self.refusal = None
+        self.finish_reason = "stop"
         self.models = [{"id": "cold/model", "loaded": False}, {"id": "warm/model", "loaded": True}]
         self.nodes = []
         self.health = {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
@@ -83,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             self._event(piece) if isinstance(piece, dict) else self._delta({"content": piece})
-        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": self.server.gateway.finish_reason}]})
         usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
         self._event({"choices": [], "usage": usage})
         self._write(b"data: [DONE]\n\n")

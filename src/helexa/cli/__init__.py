@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 from helexa import __version__
 from helexa.cli.failure import exit_code
@@ -47,7 +47,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")
     tokens, debug = _without_debug(sys.argv[1:])
     try:
-        code = app(tokens, exit_on_error=False, print_error=False) or 0
+        code = _run(tokens) or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
@@ -60,6 +60,17 @@ def main() -> NoReturn:
             raise
         code = _explain(error)
     sys.exit(code)
+
+
+def _run(tokens: list[str]) -> int | None:
+    try:
+        return app(tokens, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        if error.token.value != "-":
+            raise
+    # What is piped in is read anyway, so a `-` that stands for it can be left out.
+    words = [word for place, word in enumerate(tokens) if word != "-" or tokens[place - 1] == "--prompts"]
+    return app(words, exit_on_error=False, print_error=False)
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

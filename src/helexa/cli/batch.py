@@ -11,7 +11,6 @@ from pathlib import Path
 
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.json_lines import json_text
-from helexa.cli.question import STDIN
 from helexa.cli.terminal import Progress, note
 from helexa.generation.answering import Result
 from helexa.generation.background import Blocking, across, blocking_each
@@ -95,7 +94,7 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tal
 @contextmanager
 def _file_of(prompts: str) -> Iterator[Path]:
     """The file of that name; what is piped in is kept in one meanwhile."""
-    if prompts != STDIN:
+    if prompts != "-":
         if not Path(prompts).is_file():
             raise CommandError(f"{prompts}: no such file", USAGE)
         yield Path(prompts)

@@ -28,7 +28,7 @@ def generate(
     file: Annotated[list[Path] | None, Parameter(alias="-f", negative="")] = None,
     system: Annotated[str | None, Parameter(alias="-s")] = None,
     n: Annotated[Count, Parameter(alias="-n")] = 1,
-    prompts: str | None = None,
+    prompts: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     output: Annotated[Path | None, Parameter(alias="-o")] = None,
     parallel: Count | None = None,
     schema: str | None = None,
@@ -45,7 +45,7 @@ def generate(
     """Answer a prompt, or many. Answers go to stdout, everything else to stderr.
 
     `helexa generate "PROMPT"` asks the model that there is, `helexa generate MODEL "PROMPT"` a certain one. Text that
-    is piped in is added below the prompt; a PROMPT of `-` stands for it.
+    is piped in is added below the prompt, or is the prompt.
 
     Args:
         model_or_prompt: Model to ask; the prompt, if no other follows.

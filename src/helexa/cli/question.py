@@ -7,9 +7,6 @@ from pathlib import Path
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.terminal import note
 
-STDIN = "-"
-"""Stands for what is piped in."""
-
 _MOST_CHARACTERS = 16 * 1024 * 1024
 
 
@@ -19,10 +16,10 @@ def question(prompt: str | None, files: Sequence[Path] = ()) -> str:
     Raises:
         CommandError: there is nothing to ask, or too much, or a file cannot be read.
     """
-    parts = [prompt or "" if prompt != STDIN else "", *map(_content, files)]
+    parts = [prompt or "", *map(_content, files)]
     if not sys.stdin.isatty():
         parts.append(_bounded(sys.stdin.read(_MOST_CHARACTERS + 1), "the text piped in"))
-    elif prompt == STDIN or (prompt is None and not files):
+    elif prompt is None and not files:
         note("type the prompt; Ctrl-D on a line of its own ends it")
         parts.append(sys.stdin.read())
     text = "\n\n".join(part.strip("\r\n") for part in parts if part.strip())
