@@ -42,7 +42,19 @@ def main() -> None:
     parser.add_argument("--url")
     asked = parser.parse_args()
     target = ["--url", asked.url] if asked.url else ["--private"]
-    command = [sys.executable, "-m", "helexa", "generate", "hi", "--model", asked.model, "--max-tokens", "8", "--quiet", *target]
+    command = [
+        sys.executable,
+        "-m",
+        "helexa",
+        "generate",
+        "hi",
+        "--model",
+        asked.model,
+        "--max-tokens",
+        "8",
+        "--quiet",
+        *target,
+    ]
     runs = [run(command, dict(os.environ)) for _ in range(asked.runs + 1)][1:]
     bar = SERVER_BAR if asked.url else PRIVATE_BAR
     seconds = [round(first, 3) for first, _ in runs]

@@ -12,6 +12,8 @@ from helexa.generation.background import background
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
+    """No variable says anything, and no server of this machine is asked."""
+    monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", ())
     for name in ("BASE_URL", "API_KEY", "MODEL", "DEVICE", "NUM_PARALLEL", "FORCE_F32"):
         monkeypatch.delenv(f"HELEXA_{name}", raising=False)
         monkeypatch.delenv(f"CANDLE_{name}", raising=False)
@@ -29,7 +31,7 @@ def scripted():
     """A model whose target does what a test says."""
     target = ScriptedTarget()
     model = helexa.Model(target.place)
-    background().targets._found[target.place] = target
+    background().targets._found[target.place.key] = target
     return target, model
 
 

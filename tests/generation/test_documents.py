@@ -16,9 +16,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.fixture(autouse=True)
 def at_home(small, monkeypatch, tmp_path):
-    """The model that is loaded answers where none is named; no server of this machine does."""
+    """The model that is loaded answers where none is named."""
     monkeypatch.setenv("HELEXA_MODEL", small._place.model)
-    monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", ())
     monkeypatch.chdir(tmp_path)
 
 

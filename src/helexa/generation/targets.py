@@ -49,6 +49,11 @@ class Place:
         return None if said == PRIVATE else said
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """What tells one place from another, with what the environment says now."""
+        return (self, self.wanted_model, self.url, self.is_private)
+
+    @property
     def is_private(self) -> bool:
         """Whether only a private engine will do."""
         own = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
@@ -59,7 +64,7 @@ class Targets:
     """The targets of this process, each made when it is first asked for. Used in one event loop."""
 
     def __init__(self) -> None:
-        self._found: dict[Place, Target] = {}
+        self._found: dict[tuple[object, ...], Target] = {}
         self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
         self._remotes: dict[str, Remote] = {}
         self._finding = asyncio.Lock()
@@ -71,9 +76,15 @@ class Targets:
             HelexaError: there is none.
         """
         async with self._finding:
-            if place not in self._found:
-                self._found[place] = await self._choose(place)
-            return self._found[place]
+            if (target := self._found.get(place.key)) is not None:
+                return target
+            if place.url is None and not place.is_private:
+                # Not for good: whatever runs on this machine may end, and the next question is for somebody else then.
+                for url in _LOCAL_URLS:
+                    if (target := await self._remote(url).loaded(place.wanted_model)) is not None:
+                        return target
+            target = self._found[place.key] = await self._choose(place)
+            return target
 
     async def close(self) -> None:
         """Let go of all of them."""
@@ -90,10 +101,6 @@ class Targets:
             if place.device or place.dtype or place.quant:
                 raise InvalidRequestError(f"device, dtype and quant are up to the server at {place.url}")
             return await self._remote(place.url).target(model)
-        if not place.is_private:
-            for url in _LOCAL_URLS:
-                if (target := await self._remote(url).loaded(model)) is not None:
-                    return target
         return self._engines_of(place).target(model or DEFAULT_MODEL, place.quant)
 
     def _remote(self, url: str) -> "Remote":
