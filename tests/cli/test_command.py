@@ -1,5 +1,6 @@
 """The command as a whole: what it imports, what it says of mistakes, and how it ends."""
 
+import json
 import subprocess
 import sys
 
@@ -27,7 +28,9 @@ def test_first_words_import_nothing_heavy(environ, option):
 def test_help_names_every_verb(helexa):
     done = helexa("--help")
     assert done.returncode == 0
-    assert all(verb in done.stdout for verb in ("up", "chat", "ps", "status", "--version", "--debug"))
+    verbs = ("up", "generate", "run", "chat", "pull", "list (ls)", "show", "rm", "ps", "status", "doctor", "completion")
+    assert all(f" {verb} " in done.stdout for verb in verbs)
+    assert all(option in done.stdout for option in ("--version", "--debug"))
 
 
 def test_version(helexa):
@@ -60,6 +63,19 @@ def test_nobody_there(helexa, verb):
     done = helexa(verb, "--url", NOWHERE, stdin="hello")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"helexa: no gateway at {NOWHERE}; start one with `helexa up`\n"
+
+
+def test_doctor_says_what_models_run_on_and_why(helexa, tmp_path):
+    nowhere = {"PATH": "/nonexistent", "CC": "/nonexistent/cc", "HF_HUB_OFFLINE": "1"}
+    done = helexa("doctor", "--json", HELEXA_CACHE=str(tmp_path), HELEXA_FORCE_F32="1", **nowhere)
+    assert (done.returncode, done.stderr) == (0, "")
+    texts = [finding["text"] for finding in json.loads(done.stdout)["findings"]]
+    (chosen,) = [text for text in texts if text.startswith("models run on ")]
+    assert " in float32 (" in chosen
+    assert not [text for text in texts if "free to listen on" in text]
+    done = helexa("doctor", HELEXA_DEVICE="cuda:9", HELEXA_CACHE=str(tmp_path), **nowhere)
+    assert done.returncode == 1
+    assert "FAULT: " in done.stdout
 
 
 def test_debug_shows_the_traceback(helexa):

@@ -77,7 +77,7 @@ def test_a_file_of_prompts(helexa, gateway, tmp_path):
     assert "line 4: it is no JSON" in lines[2]["error"]["message"]
     assert done.returncode == 1
     assert "2 answers in " in done.stderr
-    assert done.stderr.endswith("2 prompts have no answer; their lines say why\n")
+    assert done.stderr.endswith("prompts without an answer: 2; their lines say why\n")
     assert sorted(contents(gateway)) == ["one", "two"]
 
 
@@ -86,7 +86,7 @@ def test_prompts_that_are_piped_in_and_a_file_of_answers_that_is_gone_on_with(he
     done = helexa("generate", "--prompts", "-", "--output", str(answers), stdin='"one"\n"two"\n')
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     done = helexa("generate", "--prompts", "-", "--output", str(answers), stdin='"one"\n"two"\n"three"\n')
-    assert (done.returncode, done.stderr) == (0, "2 prompts had their answers already\n")
+    assert (done.returncode, done.stderr) == (0, "prompts answered before: 2\n")
     assert [json.loads(line)["index"] for line in answers.read_text().splitlines()] == [0, 1, 2]
     assert sorted(contents(gateway)) == ["one", "three", "two"]
     done = helexa("generate", "--prompts", "-", "-o", str(answers), "--system", "x", stdin='"one"\n')

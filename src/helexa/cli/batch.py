@@ -69,11 +69,11 @@ def answer_file(
                 options["schema"] = ask.schema.schema
             summary = model.batch_file(path, output, max_parallel=parallel, on_result=tally.count, **options)
             if summary.kept and not quiet:
-                note(f"{summary.kept} prompts had their answers already")
+                note(f"prompts answered before: {summary.kept}")
     if stats:
         note(str(tally))
     if tally.failed:
-        note(f"{tally.failed} prompts have no answer; their lines say why")
+        note(f"prompts without an answer: {tally.failed}; their lines say why")
     return 1 if tally.failed else 0
 
 
