@@ -115,6 +115,7 @@ def test_two_runs_do_not_write_to_one_file(scripted, prompts, results):
 def test_prompts_that_are_not_there(scripted, results):
     with pytest.raises(FileNotFoundError):
         scripted[1].batch_file("nowhere.jsonl", results)
+    assert not results.exists()
 
 
 def test_prompts_are_read_as_they_are_drawn(scripted, prompts, results):

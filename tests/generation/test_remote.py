@@ -121,6 +121,22 @@ def test_where_nobody_listens(unused_tcp_port):
         helexa.generate("hi", target=f"http://127.0.0.1:{unused_tcp_port}", model="m")
 
 
+def test_a_batch_for_nobody_fails_at_once_and_not_once_for_each_prompt(unused_tcp_port):
+    with pytest.raises(helexa.UnreachableError, match="no server"):
+        helexa.batch(["a", "b"], target=f"http://127.0.0.1:{unused_tcp_port}", model="m", on_error="return")
+
+
+def test_a_server_that_goes_away_takes_with_it_only_what_is_not_answered(gateway):
+    model = helexa.load("m", target=gateway.url)
+    gateway.pieces = ["DROP"]
+    with pytest.raises(helexa.UnreachableError, match="broke"):
+        model.generate("hi")
+    gateway.close()
+    results = model.batch(["a", "b"], on_error="return")
+    assert [type(result) for result in results] == [helexa.UnreachableError] * 2
+    assert results[0].retryable
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:31313", "ftp://host", "http://", "http://host:port", "http://a b"])
 def test_what_is_no_url(url):
     with pytest.raises(helexa.InvalidRequestError, match="not a URL"):

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from helexa.generation.completion import Completion, Delta, Timings
-from helexa.generation.errors import EngineError, GenerationError
+from helexa.generation.errors import EngineError, GenerationError, UnreachableError
 from helexa.generation.request import Request
 from helexa.generation.target import End, Target, WasThought
 
@@ -95,6 +95,7 @@ async def results(
 
     Raises:
         HelexaError: the model cannot be had.
+        UnreachableError: there is no server, and there was none.
     """
     await target.open()
     pending = enumerate(requests)
@@ -150,6 +151,10 @@ async def _leading(target: Target, request: Request, read: asyncio.Event) -> Com
 async def _result(target: Target, request: Request) -> Result:
     try:
         return await complete(target, request)
+    except UnreachableError as error:
+        if not error.retryable:
+            raise  # it would be the same for all
+        return error
     except GenerationError as error:
         return error
 

@@ -10,6 +10,7 @@ from helexa.generation.background import Awaiting, Blocking, Caller, across, bac
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
 from helexa.generation.file_run import FileRun, FileSummary
+from helexa.generation.prompt_file import read_prompts
 from helexa.generation.request import Ask, Prompt, Request
 from helexa.generation.result_file import ResultFile
 from helexa.generation.sampling import Sampling, SamplingOptions
@@ -305,8 +306,10 @@ class Model:
         on_result: OnResult | None,
         options: AskOptions,
     ) -> FileSummary:
+        ask, model = _ask(options), self._place.wanted_model or ""
+        next(read_prompts(Path(prompts), ask, model), None)  # prompts that are not there leave no file of results
         with ResultFile(Path(results)) as file:
-            run = FileRun(Path(prompts), file, _ask(options), self._place.wanted_model or "")
+            run = FileRun(Path(prompts), file, ask, model)
             async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as found:
                 async for place, result in found:
                     index = run.take(place, result)
@@ -349,6 +352,8 @@ def _ask(options: AskOptions) -> Ask:
     """Raises InvalidRequestError for an option that is none."""
     flat: dict[str, Any] = dict(options)
     sampling = flat.pop("sampling", None) or Sampling()
+    if not isinstance(sampling, Sampling):
+        raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")
     system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
     return Ask(sampling.replaced(flat), system, AnswerSchema.of(schema), think)  # type: ignore[arg-type]
 

@@ -53,6 +53,7 @@ class Remote:
         if key:
             self._headers.append((b"authorization", b"Bearer " + key.encode()))
         self._upstream = Upstream()
+        self._reached = False
 
     async def target(self, model: str | None) -> "RemoteTarget":
         """The model of this id there; without one, the first that is loaded, else the first of all.
@@ -141,6 +142,7 @@ class Remote:
     async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
         try:
             answer = await self._upstream.ask(method, self.url, path, self._headers, data)
+            self._reached = True
             if answer.status == 200:
                 return answer
             headers = dict(answer.headers)
@@ -176,7 +178,8 @@ class Remote:
     def _lost(self, error: Exception) -> UnreachableError:
         match error:
             case NotReached():
-                return UnreachableError(f"no server at {self.url}; start one with `helexa up`")
+                # One that was there a moment ago may be on its way back.
+                return UnreachableError(f"no server at {self.url}; start one with `helexa up`", retryable=self._reached)
             case Silent():
                 return UnreachableError(f"{self.url} stopped answering", retryable=True)
         return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)

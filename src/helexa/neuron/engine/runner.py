@@ -283,6 +283,6 @@ def _usable_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
         raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
     return device
