@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from helexa.core.errors import ApiError, ConfigError, HelexaError, service_unavailable
+from helexa.core.errors import ApiError, ConfigError, DoesNotFitError, HelexaError, service_unavailable
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.core.wire.openai_chat import ChatRequest
@@ -112,6 +112,15 @@ class PrivateEngines:
             self._registries[device] = Registry(self._config, self._sources, device=device)
         return self._registries[device]
 
+    async def make_room(self, registry: Registry) -> bool:
+        """Unload a model that nobody holds or asks; whether there was one."""
+        for model in registry.models():
+            if not self.holders.get(model.id) and not model.engine.open_streams:
+                log.info("%s makes room for another model", model.id)
+                await registry.unload(model.id)
+                return True
+        return False
+
     async def close(self) -> None:
         """End them."""
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
@@ -169,6 +178,9 @@ class PrivateTarget:
                     await self._registry.load(self._spec, report)
                 except AlreadyLoadedError:
                     await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
+                except DoesNotFitError:
+                    if not await self._engines.make_room(self._registry):
+                        raise
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Target`."""
