@@ -17,10 +17,11 @@ def main() -> None:
     parser.add_argument("question")
     parser.add_argument("--choices", nargs="+", required=True)
     parser.add_argument("-n", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=200, help="that the model may think in each answer")
     parser.add_argument("--model")
     asked = parser.parse_args()
     thoughts = helexa.generate(
-        f"{asked.question} Think step by step.", n=asked.n, model=asked.model, temperature=0.8, max_tokens=60
+        f"{asked.question} Think step by step.", n=asked.n, model=asked.model, temperature=0.8, max_tokens=asked.tokens
     )
     verdicts = [
         [

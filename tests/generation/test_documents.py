@@ -82,6 +82,6 @@ def test_facts_are_taken_out_of_sentences(example):
 
 
 def test_answers_vote(example):
-    said = example("vote.py", "What is 2 + 2?", "--choices", "3", "4", "5", "-n", "3").splitlines()
+    said = example("vote.py", "What is 2 + 2?", "--choices", "3", "4", "5", "-n", "3", "--tokens", "20").splitlines()
     assert said[0] in ("3", "4", "5")
     assert sum(int(count) for count in re.findall(r": (\d)", said[1])) == 3
