@@ -84,6 +84,18 @@ def test_what_was_here_already_is_not_reported(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_load_that_follows_is_shown_and_does_not_count(capsys):
+    stream, clock = Terminal(), Clock()
+    with DownloadBar("org/name", stream=stream, clock=clock) as bar:
+        bar.show("download", 0, 10 * MB)
+        clock.now += 2
+        bar.show("download", 10 * MB, 10 * MB)
+        clock.now += 60
+        bar.show("weights", 1 * MB, 10 * MB)
+    assert "loading org/name" in stream.getvalue()
+    assert capsys.readouterr().err == "org/name: fetched 10.0 MB in 2.0 s, 5.0 MB/s\n"
+
+
 def test_a_failure_leaves_its_words_to_others(capsys):
     clock = Clock()
     with pytest.raises(OSError), DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:

@@ -1,8 +1,11 @@
 """`helexa generate` and `helexa run`: prompts from everywhere, answers as text and as JSON."""
 
+import io
 import json
 
 import pytest
+
+from helexa.cli import main
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
@@ -110,11 +113,16 @@ def test_prompts_that_are_piped_in_and_a_file_of_answers_that_is_gone_on_with(he
         (["hi", "--device", "cpu"], "device, dtype and quant are up to the server"),
     ],
 )
-def test_wrong_usage_is_one_line_and_nothing_is_asked(helexa, gateway, arguments, words):
-    done = helexa("generate", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_wrong_usage_is_one_line_and_nothing_is_asked(gateway, monkeypatch, capsys, arguments, words):
+    monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
+    monkeypatch.setattr("sys.argv", ["helexa", "generate", *arguments])
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert words in err
+    assert err.count("\n") == 1
     assert gateway.requests == []
 
 

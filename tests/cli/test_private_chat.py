@@ -11,8 +11,9 @@ PROMPT = ">>> "
 
 @pytest.fixture
 def screen(environ, smollm2_gguf):
-    screen = Screen(["run", str(smollm2_gguf), "--private", "--temperature", "0", "--max-tokens", "24"], environ)
-    screen.expect(PROMPT, 120)
+    screen = Screen(["run", str(smollm2_gguf), "--private", "-v", "--temperature", "0", "--max-tokens", "24"], environ)
+    screen.expect(": private engine on cpu in ", 120)
+    screen.expect(PROMPT)
     yield screen
     screen.close()
 

@@ -17,7 +17,7 @@ app = App(
     name="helexa",
     version=f"helexa {__version__}",
     help="Serve open-weight models on hardware you own, and talk to them.",
-    help_epilogue="Start with 'helexa up', then 'helexa chat' in another terminal. "
+    help_epilogue="Start with 'helexa chat', or with 'helexa up' for a gateway that others can ask. "
     "With --debug any command shows a traceback when it fails.",
     result_action="return_value",
 )

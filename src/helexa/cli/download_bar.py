@@ -1,4 +1,4 @@
-"""A download as a person sees it: nothing while it is quick, else a bar on a terminal and one line at the end."""
+"""A model on its way, as a person sees it: nothing while that is quick, else a bar on a terminal, and one line."""
 
 import os
 import sys
@@ -12,13 +12,19 @@ from helexa.cli.terminal import PATIENCE_SECONDS, note, printable, size_text
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_DOING = {"list": "looking up", "wait": "waiting for another download of", "unpack": "unpacking"}
+_DOING = {
+    "list": "looking up",
+    "wait": "waiting for another download of",
+    "download": "fetching",
+    "unpack": "unpacking",
+    "tokenizer": "reading the tokenizer of",
+}
 _FORBIDDING = ("HF_HUB_DISABLE_PROGRESS_BARS", "CI")
 _YES = ("1", "on", "yes", "true")
 
 
 class DownloadBar:
-    """The progress of one fetch, told by `show`; leaving the block takes the bar away.
+    """The progress of one fetch, and of a load after it, told by `show`; leaving the block takes the bar away.
 
     Args:
         name: of the model.
@@ -46,6 +52,7 @@ class DownloadBar:
         self._at = ("list", 0, 0)
         self._had: int | None = None
         self._fetched = 0
+        self._fetched_at = self._started
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         # A hub that does not answer says nothing that could be shown.
@@ -63,7 +70,7 @@ class DownloadBar:
             self._draws = False
             if self._bar is not None:
                 self._bar.stop()
-        seconds = self._clock() - self._started
+        seconds = self._fetched_at - self._started
         if kind is None and self._fetched and seconds >= PATIENCE_SECONDS and not self._quiet:
             rate = size_text(int(self._fetched / seconds))
             note(f"{self._name}: fetched {size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
@@ -75,6 +82,7 @@ class DownloadBar:
             if self._had is None:
                 self._had = done
             self._fetched = max(self._fetched, done - self._had)
+            self._fetched_at = self._clock()
         self._draw()
 
     def _draw(self) -> None:
@@ -82,7 +90,7 @@ class DownloadBar:
             if not self._draws or self._clock() - self._started < PATIENCE_SECONDS:
                 return
             stage, done, total = self._at
-            text = f"{_DOING.get(stage, 'fetching')} {self._name}"
+            text = f"{_DOING.get(stage, 'loading')} {self._name}"
             if self._bar is None:
                 self._bar = _bar(self._stream)
                 self._task = self._bar.add_task(text, total=total or None, completed=done)

@@ -7,7 +7,7 @@ from helexa.cli.gateway import Gateway
 from helexa.cli.terminal import note, printable
 
 
-def choose_model(gateway: Gateway, wanted: str | None) -> str:
+def choose_model(gateway: Gateway, wanted: str | None, *, quiet: bool = False) -> str:
     """`wanted` if the gateway lists it, else the first loaded model it lists, else the first of all.
 
     Raises:
@@ -21,6 +21,6 @@ def choose_model(gateway: Gateway, wanted: str | None) -> str:
         near = difflib.get_close_matches(name, models, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(models)[:20])}"
         raise CommandError(printable(f"model '{name}' not found; {hint}"), MODEL_NOT_FOUND)
-    if not models[name]:
+    if not models[name] and not quiet:
         note(printable(f"{name} is not loaded yet: its first answer will take longer"))
     return name

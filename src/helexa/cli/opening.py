@@ -29,7 +29,8 @@ def opened(
     """
     place = where.place(name)
     if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
-        place = replace(place, model=choose_model(Gateway.from_environment(place.url), place.wanted_model))
+        gateway = Gateway.from_environment(place.url)
+        place = replace(place, model=choose_model(gateway, place.wanted_model, quiet=quiet))
     if verbose:
         _tell_all()
     model = Model(place)

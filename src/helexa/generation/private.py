@@ -154,8 +154,13 @@ class PrivateTarget:
         self._source = source
         self._registry: Registry | None = None
         self._loading = asyncio.Lock()
-        self.name = "private engine"
         self.model = spec.model_id
+
+    @property
+    def name(self) -> str:
+        """See `Target`."""
+        model = self._served()
+        return "private engine" + (f" on {model.engine.ready.device} in {model.engine.ready.dtype}" if model else "")
 
     @property
     def width(self) -> int:
