@@ -173,12 +173,17 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     """The items of a generator that lives in the background, one at a time, and its end there with ours."""
     lock = asyncio.Lock()  # closing waits until an interrupted step is over
+    last: asyncio.Task[Any] | None = None
 
     async def step() -> T | None:
+        nonlocal last
+        last = asyncio.current_task()
         async with lock:
             return await anext(items, None)
 
     async def close() -> None:
+        if last is not None:
+            last.cancel()  # Ctrl-C may have come before the caller could wait for it, and so without ending it
         async with lock:
             await items.aclose()
 
