@@ -9,13 +9,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from helexa.core.errors import ApiError, ConfigError, DoesNotFitError, HelexaError, service_unavailable
+from helexa.core.errors import ApiError, ConfigError, DoesNotFitError, service_unavailable
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.generation import environment
 from helexa.generation.completion import Delta, Usage
-from helexa.generation.errors import generation_error
+from helexa.generation.errors import ModelNotFoundError, generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin import source_text
@@ -89,7 +89,7 @@ class PrivateEngines:
         if source.scheme == "file":
             path = Path(source.name).expanduser().absolute()
             if not path.exists():
-                raise HelexaError(f"{path}: no such file")
+                raise ModelNotFoundError(f"{path}: no such file")
             source = ModelSource("file", str(path))
         spec.model_id = self._id(bare_id(model), f"{source} {quant or ''}")
         if spec.model_id != model:
