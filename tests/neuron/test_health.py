@@ -122,7 +122,8 @@ async def test_neither_reports_nor_other_readings_wait_for_a_driver(monitor: Cal
 
 async def test_nothing_that_is_polled_waits_for_an_engine(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
-    (engine,) = [child for child in psutil.Process(os.getpid()).children() if ENGINE[1] in child.cmdline()]
+    alive = [child for child in psutil.Process(os.getpid()).children() if child.status() != psutil.STATUS_ZOMBIE]
+    (engine,) = [child for child in alive if ENGINE[1] in child.cmdline()]
     engine.send_signal(signal.SIGSTOP)
     try:
         async with asyncio.timeout(20):
