@@ -13,7 +13,7 @@ import aiohttp
 
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Cell
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.results import alerts
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, cell_samples, judged, known_level

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.pages.words import change, measured, memory, number, seconds, share
 from helexa.bench.results import capacity, quality, scaling, summary, swaps
 from helexa.bench.results.archive import Archive

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.bench.api.query import Parameter, Parameters
-from helexa.bench.measures import METRICS, Metric
+from helexa.bench.metrics import METRICS, Metric
 from helexa.bench.results import (
     alerts,
     capacity,

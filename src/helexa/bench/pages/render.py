@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from helexa import __version__
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.pages import drawings, words
 
 Link = Callable[..., str | None]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.bench import verdict
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive

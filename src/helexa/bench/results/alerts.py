@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.names import build_label
 

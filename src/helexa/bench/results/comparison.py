@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import latest, scenario_order
 from helexa.bench.results.names import build_label

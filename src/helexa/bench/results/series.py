@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from helexa.bench import changepoint
-from helexa.bench.measures import METRICS
+from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.names import build_label
 from helexa.bench.store.rows import CellRow
