@@ -14,7 +14,7 @@ from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
 from helexa.bench.results.archive import Archive
 from helexa.bench.store.rows import Sample
-from helexa.bench.store.store import Store
+from helexa.bench.store.store import Store, now_ms
 
 SAMPLES = 5
 
@@ -28,6 +28,7 @@ class Bench:
         self._config = AlertsSection(metrics=["tpot_s"], **options)
         self._archive = archive
         self.watch = Watch(self._config, store, archive, SAMPLES)
+        self.calendar_ms = 0  # ahead of the right one
 
     def cell(self, build: int) -> Cell:
         return Cell(
@@ -44,19 +45,13 @@ class Bench:
         wanted = self.watch.wanted(cell)
         for _ in range(wanted - self._store.count(cell).good):
             value = tpot * self._rng.gauss(1, 0.01)
-            sample = Sample(0, 0.0, 1.0, None, True, columns={"tpot_s": value})
-            sample.started_ms = self._now()
+            sample = Sample(now_ms() + self.calendar_ms, 0.0, 1.0, None, True, columns={"tpot_s": value})
             self._store.record(cell, sample)
         return wanted
 
     def again(self) -> None:
         """Start anew, as a daemon that was killed does."""
         self.watch = Watch(self._config, self._store, self._archive, SAMPLES)
-
-    def _now(self) -> int:
-        from helexa.bench.store.store import now_ms
-
-        return now_ms()
 
 
 @pytest.fixture
@@ -117,6 +112,29 @@ def test_a_suspicion_survives_a_restart(database):
     assert bench.watch.review().suspected == 1
     bench.top_up(4, 0.012)
     assert len(bench.watch.review().regressed) == 1
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
+@pytest.mark.parametrize("then_ms", [0, 3_600_000, -3_600_000])
+def test_a_calendar_that_jumps_neither_confirms_nor_delays(database, ahead_ms, then_ms):
+    """Which samples were taken because of a suspicion does not depend on what the calendar said of either."""
+    bench = Bench(*database)
+    bench.calendar_ms = -86_400_000
+    settle(bench, 4)
+    bench.calendar_ms = ahead_ms
+    bench.top_up(4, 0.0109)
+    assert bench.watch.review().suspected == 1
+    waiting = bench.watch.review()
+    assert (waiting.suspected, waiting.regressed) == (1, [])
+    bench.calendar_ms = then_ms
+    assert bench.top_up(4, 0.010) == SAMPLES + 3  # the first were slow by chance
+    assert (bench.watch.review().suspected, database[1].reader.alerts()[0].state) == (0, "dismissed")
+
+
+@pytest.mark.parametrize(("samples", "said"), [(SAMPLES - 1, True), (SAMPLES, False)])
+def test_samples_that_no_verdict_can_come_of_are_told(database, caplog, samples, said):
+    Watch(AlertsSection(), *database, samples)
+    assert ("a verdict needs 5 samples of a build" in caplog.text) == said
 
 
 async def test_the_webhook_is_told_until_it_has_heard(database):

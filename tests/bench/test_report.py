@@ -3,10 +3,13 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from helexa.bench.alerts import EXIT_REGRESSED
+from helexa.bench.report import comparison
+from helexa.bench.results.comparison import Compared
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +41,12 @@ def test_a_comparison_says_by_its_exit_code_what_it_found(past):
     faster = bench("compare", "@closet", "@beast", "--metric", "tpot_s", "--db", str(past), "--format", "json")
     assert faster.returncode == 0
     assert {one["state"] for one in json.loads(faster.stdout)} <= {"improved", "too few"}
+
+
+def test_too_few_says_how_many_it_takes():
+    few = Compared("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
+    assert "a verdict needs 5 samples of each side" in comparison([few])
+    assert "a verdict needs" not in comparison([replace(few, state="same")])
 
 
 @pytest.mark.parametrize(

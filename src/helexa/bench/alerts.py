@@ -19,7 +19,7 @@ from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, cell_samples, judged, known_level
 from helexa.bench.store.rows import AlertRow, CellRow
 from helexa.bench.store.store import Store, now_ms
-from helexa.bench.verdict import Verdict, confirms
+from helexa.bench.verdict import MIN_SAMPLES, Verdict, confirms
 from helexa.core.logs import tell
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,9 @@ class Watch:
         self._archive = archive
         self._samples = samples
         self._wanted: dict[tuple[str, ...], int] = {}
+        if samples < MIN_SAMPLES:
+            reason = f"a verdict needs {MIN_SAMPLES} samples of a build, so every one of them will be 'too few'"
+            tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
 
     def wanted(self, cell: Cell) -> int:
         """How many good samples a cell should have: more than usual while a change of it is suspected."""
@@ -128,8 +131,7 @@ class Watch:
                 found.suspected += 1
                 self._raise(cell, metric, history, verdict)
             return
-        first = [value for value, at in zip(own.values, own.taken_ms, strict=True) if at <= alert.raised_ms]
-        extra = own.values[len(first) :]
+        first, extra = own.values[: alert.samples], own.values[alert.samples :]
         if len(extra) < self._config.extra_samples:
             found.suspected += 1
             return

@@ -77,7 +77,7 @@ class BenchSection(config.Section):
 
     Attributes:
         sweep_interval_secs: from the start of one sweep to the start of the next.
-        samples_per_version: good samples that each cell is topped up to.
+        samples_per_version: good samples that each cell is topped up to; there is no verdict on fewer than 5.
         iteration_pause_secs: between two samples.
         request_timeout_secs: longest time that a request may take.
         db_path: where results are kept.

@@ -8,6 +8,7 @@ from helexa.bench.pages.words import change, measured, memory, number, seconds, 
 from helexa.bench.results import capacity, quality, scaling, summary, swaps
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Compared
+from helexa.bench.verdict import MIN_SAMPLES
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,
@@ -49,7 +50,9 @@ def comparison(found: Sequence[Compared]) -> str:
         )
         for one in found
     ]
-    return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows)
+    few = any(one.state == "too few" for one in found)
+    note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side" if few else ""
+    return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 
 def _summary(found: Sequence[summary.SummaryRow]) -> str:

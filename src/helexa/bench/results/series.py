@@ -117,33 +117,33 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """A build's samples of one metric on one host and configuration, oldest first; `taken_ms` says when each began."""
+    """A build's samples of one metric on one host and configuration, oldest first; `at_ms` is when the first began."""
 
     build_id: int
     host_id: int
     model_id: int
     at_ms: int
     values: list[float] = field(default_factory=list[float])
-    taken_ms: list[int] = field(default_factory=list[int])
 
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
-    """Rows in order of time, put together by build; a build stands where it was measured first."""
+    """Rows put together by build, in their order; a build stands where it was measured first."""
     found: dict[tuple[int, int, int], BuildSamples] = {}
     for row in rows:
         key = (row["build_id"], row["host_id"], row["model_id"])
         samples = found.setdefault(key, BuildSamples(*key, row["started_ms"]))
         samples.values.append(row["value"])
-        samples.taken_ms.append(row["started_ms"])
+        samples.at_ms = min(samples.at_ms, row["started_ms"])
     return sorted(found.values(), key=lambda one: one.at_ms)
 
 
 def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
-    """A metric's samples of this cell and of the builds before it, on the same hardware and configuration."""
+    """A metric's samples of this cell and of the builds before it, on the same hardware and configuration; those of a
+    build in the order in which they were kept, whatever the calendar said meanwhile."""
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
         f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
-        " AND started_ms <= ? ORDER BY started_ms, id",
+        " AND started_ms <= ? ORDER BY id",
         (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
     )
     return samples_by_build([dict(row) for row in rows])
