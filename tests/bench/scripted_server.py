@@ -50,6 +50,9 @@ class ScriptedServer:
         self.arrived: list[float] = []
         self.gone: list[float] = []
 
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/chat/completions", self.answer), web.post("/v1/messages", self.answer)]
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         number = len(self.bodies)
@@ -85,8 +88,7 @@ def _frame(event: dict[str, Any] | str) -> bytes:
 async def client_of(server: ScriptedServer, kind: TargetKind = "openai", **options: Any) -> AsyncIterator[Client]:
     """A client of the server, over a Unix socket."""
     app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/v1/chat/completions", server.answer)
-    app.router.add_post("/v1/messages", server.answer)
+    app.add_routes(server.routes())
     runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True, access_log=None)
     await runner.setup()
     with tempfile.TemporaryDirectory() as folder:
@@ -114,3 +116,9 @@ def usage(prompt: int, completion: int, **more: Any) -> dict[str, Any]:
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 DONE = "[DONE]"
+
+
+def answer_in(ttft: float, tokens: int, gap: float, text: str = "b") -> Script:
+    """An answer of so many tokens, one to a chunk."""
+    steps = [Step(ttft, [said(text)]), *(Step(gap, [said(text)]) for _ in range(tokens - 1))]
+    return Script([*steps, Step(0, [ended(), usage(10, tokens), DONE])])

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from bench.scripted_server import DONE, ROLE, Script, ScriptedServer, Step, client_of, ended, said, usage
+from bench.scripted_server import (
+    DONE,
+    ROLE,
+    Script,
+    ScriptedServer,
+    Step,
+    answer_in,
+    client_of,
+    ended,
+    said,
+    usage,
+)
 from bench.virtual_time import run
 from helexa.bench.load import arrival_times, closed_loop, open_loop
 from helexa.bench.measures import Objectives, RequestMeasures, measure, measure_run
@@ -226,11 +237,6 @@ def test_nobody_listens() -> None:
             return await client.ask(ASKED)
 
     assert run(ask()).status == "error"
-
-
-def answer_in(ttft: float, tokens: int, gap: float) -> Script:
-    pieces = [Step(ttft, [said("a")]), *(Step(gap, [said("b")]) for _ in range(tokens - 1))]
-    return Script([*pieces, Step(0, [ended(), usage(10, tokens), DONE])])
 
 
 def test_throughput_and_goodput_count_failures() -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.question import Question, Turn
 from helexa.bench.record import RequestRecord
-from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
+from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
 _SPREAD = 0.5  # of the logarithm of sizes and times
@@ -52,7 +52,7 @@ class Agentic:
         return fits(model, self.system_tokens + math.ceil(turn * self.turns), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Have the conversations."""
+        """Have the conversations, to their end: one that was broken off lacks its longest turns and would look fast."""
         system = Turn("system", subject.prompts(seed).prefix(self.system_tokens))
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -60,21 +60,20 @@ class Agentic:
                 for number in range(self.conversations)
             ]
         records = sorted((record for task in tasks for record in task.result()), key=lambda record: record.sent)
-        return Outcome(records, error=load_failure(records), columns={"concurrency": self.conversations})
+        return Outcome(records, error=first_failure(records), columns={"concurrency": self.conversations})
 
     async def _converse(self, subject: Subject, system: Turn, seed: str) -> list[RequestRecord]:
         source = random.Random(seed)
         prompts = subject.prompts(source.getrandbits(53))
         turns = [system, Turn("user", f"{prompts.prefix(self.tool_tokens)}\n\nBegin.")]
         records: list[RequestRecord] = []
-        for _ in range(self.turns):
+        while True:
             question = Question(subject.model.name, list(turns), self.max_tokens)
             record = await subject.client.ask(question, role="turn")
             records.append(record)
-            if record.status != "ok":
-                break  # the conversation cannot go on from here
+            if record.status != "ok" or len(records) == self.turns:
+                return records  # it cannot go on from here, or is over
             returned = prompts.words(round(self.tool_tokens * source.lognormvariate(0, _SPREAD)))
             turns += [Turn("assistant", record.text or "..."), Turn("user", f"The tool returned: {returned}")]
             took = self.tool_secs * source.lognormvariate(0, _SPREAD)
             await subject.clock.sleep_until(subject.clock.now() + took)
-        return records

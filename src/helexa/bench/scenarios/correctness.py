@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.question import Question, Tool, Turn
 from helexa.bench.record import RequestRecord
-from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
+from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
 _MAX_TOKENS = 512
@@ -98,7 +98,7 @@ class Correctness:
         return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask all of them."""
+        """Ask all of them. An answer that never came is no wrong one: it spoils the sample."""
         del seed
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []
@@ -117,7 +117,7 @@ class Correctness:
             verdicts.append({"prompt": case.prompt, "right": right, "text": record.text, "calls": calls})
         return Outcome(
             records,
-            error=load_failure(records),
+            error=first_failure(records),
             artifact=json.dumps(verdicts, ensure_ascii=False, indent=1),
             columns={"score": sum(verdict["right"] for verdict in verdicts) / len(verdicts)},
         )

@@ -50,11 +50,11 @@ class Image:
         sent, error, answer = now(), None, None
         try:
             answer = await calls.post("/v1/images/generations", body, client.timeout_secs)
-            if not _is_png(answer):
-                error = "the answer is no PNG picture"
         except TargetError as refusal:
             error = str(refusal)
         ended = now()
+        if error is None and not _is_png(answer):
+            error = "the answer is no PNG picture"
         record = RequestRecord(sent, sent, ended, "error" if error else "ok", error=error)
         usage = answer.get("usage") if isinstance(answer, dict) else None
         return Outcome([record], error=error, columns={"e2e_s": ended - sent}, extra={"image_usage": usage})

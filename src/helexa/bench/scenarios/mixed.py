@@ -45,7 +45,7 @@ class Mixed:
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send both."""
+        """Send both. Each has to be answered: probes beside nothing are none."""
         prompts = subject.prompts(seed)
 
         async def load(scheduled: float | None) -> RequestRecord:
@@ -61,6 +61,10 @@ class Mixed:
         async with asyncio.TaskGroup() as group:
             long = group.create_task(closed_loop(load, 1, self.duration_secs, subject.clock))
             probes = group.create_task(open_loop(probe, offsets, subject.clock))
-        records = sorted([*long.result(), *probes.result().records], key=lambda record: record.sent)
         measured = probes.result().records
-        return Outcome(records, measured=measured, error=load_failure(records), columns={"concurrency": 1})
+        return Outcome(
+            sorted([*long.result(), *measured], key=lambda record: record.sent),
+            measured=measured,
+            error=load_failure(long.result()) or load_failure(measured),
+            columns={"concurrency": 1},
+        )

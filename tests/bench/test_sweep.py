@@ -1,0 +1,132 @@
+"""A whole sweep, into a real file, while somebody sets the machine's clock."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.scripted_node import ScriptedNode, connection_to
+from bench.scripted_server import Script, answer_in
+from bench.virtual_time import VirtualClock, run
+from helexa.bench.clock import SystemClock
+from helexa.bench.config import BenchConfig
+from helexa.bench.measures import Objectives
+from helexa.bench.scenarios.cancel import Cancel
+from helexa.bench.scenarios.concurrency import Concurrency
+from helexa.bench.scenarios.mixed import Mixed
+from helexa.bench.scenarios.rate import Rate
+from helexa.bench.scenarios.scenario import Scenario
+from helexa.bench.scenarios.single import Single
+from helexa.bench.scenarios.swap import Swap
+from helexa.bench.store.reader import Reader
+from helexa.bench.store.store import Store
+from helexa.bench.sweep import Sweep, SweepReport
+
+SAMPLES = 2
+GOOD = Objectives(ttft_s=1.0)
+SCENARIOS: list[Scenario] = [
+    Single(50, 8, "cold"),
+    Single(50, 8, "warm"),
+    Cancel(50, 8),
+    Mixed(200, 3.0, 8),
+    Concurrency(2, 3.0, 50, 8, GOOD),
+    Rate(2.0, "poisson", 3.0, 50, 8, GOOD),
+    Swap(50, 8),
+]
+
+
+class Clock(VirtualClock):
+    """Virtual, with the machine's calendar."""
+
+    def calendar_ms(self) -> int:
+        return SystemClock().calendar_ms()
+
+
+def swept(path: Path) -> tuple[SweepReport, SweepReport]:
+    """What came of a sweep, and of a second one."""
+
+    def answer(number: int, at: float) -> Script:
+        return answer_in(0.5, node.bodies[number]["max_tokens"], 0.1)
+
+    node = ScriptedNode(answer)
+    config = BenchConfig.model_validate({"bench": {"iteration_pause_secs": 1}})
+
+    async def work() -> tuple[SweepReport, SweepReport]:
+        async with connection_to(node) as connection:
+            with Store(path) as store:
+                first, second = (Sweep(config, store, Clock(), lambda cell: SAMPLES) for _ in range(2))
+                return await first.run([connection], SCENARIOS), await second.run([connection], SCENARIOS)
+
+    return run(work())
+
+
+def found(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """All that was measured, and when the calendar says that it was."""
+    with Reader(path) as reader:
+        runs = sorted(reader.runs(), key=lambda row: row.id)
+        parts = [[row, *reader.requests(row.id), *reader.telemetry(row.id)] for row in runs]
+    measured = [
+        {name: to_the_microsecond(value) for name, value in asdict(part).items() if name not in ("key", "started_ms")}
+        for part in itertools.chain(*parts)
+    ]
+    return measured, [row.started_ms for row in runs]
+
+
+def to_the_microsecond(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
+
+
+@pytest.fixture
+def restless_calendar(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever looks at it sees another hour: one back, a day ahead, two days back."""
+    real, jumps = time.time_ns, itertools.cycle([-3_600, 90_000, -172_800, 86_000])
+    set_to = 0
+
+    def time_ns() -> int:
+        nonlocal set_to
+        set_to += next(jumps) * 10**9
+        return real() + set_to
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", time_ns)
+        patch.setattr(time, "time", lambda: time_ns() / 1e9)
+        yield
+
+
+def test_a_calendar_that_jumps_moves_no_metric_and_loses_no_sample(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    steady, jumping = tmp_path / "steady.sqlite", tmp_path / "jumping.sqlite"
+    swept(steady)
+    request.getfixturevalue("restless_calendar")
+    first, second = swept(jumping)
+    assert (first.measured, first.failed, first.skipped) == (SAMPLES * len(SCENARIOS), 0, 0)
+    assert (second.measured, second.failed, second.skipped) == (0, 0, len(SCENARIOS))
+    (expected, _), (measured, started) = found(steady), found(jumping)
+    assert started != sorted(started)  # the calendar did jump
+    assert measured == expected
+    with Reader(jumping) as reader:
+        assert [cell.samples for cell in reader.cells()] == [SAMPLES] * len(SCENARIOS)
+        assert all(cell.first_ms < cell.last_ms for cell in reader.cells())
+        assert len(reader.latest_cells()) == len(SCENARIOS)
+
+
+def test_what_a_sweep_keeps_is_what_was_measured(tmp_path: Path) -> None:
+    swept(tmp_path / "bench.sqlite")
+    with Reader(tmp_path / "bench.sqlite") as reader:
+        runs = {row.scenario_kind: row for row in reader.runs()}
+        roles = {kind: [one.role for one in reader.requests(row.id)] for kind, row in runs.items()}
+        moments = {kind: [one.at_s for one in reader.telemetry(row.id)] for kind, row in runs.items()}
+    about = pytest.approx
+    assert all(row.ttft_s == about(0.5) for kind, row in runs.items() if kind != "cancel")  # that has no answer
+    assert (runs["single"].tpot_s, runs["single"].completion_tokens) == (about(0.1), 8)
+    assert (runs["mixed"].requests, runs["mixed"].completion_tokens) == (6, 1)  # the probes, not what is beside them
+    assert sorted(set(roles["mixed"])) == ["load", "probe"]
+    assert (runs["swap"].unload_s, runs["swap"].load_s) == (about(0.5), about(4.0))
+    assert (runs["concurrency"].concurrency, runs["concurrency"].goodput_share) == (2, 1.0)
+    assert runs["cancel"].release_s == about(0.0, abs=0.01)
+    assert moments["swap"] == about([0, 1, 2, 3, 4, 5, 5.7])  # one a second, and one at the end
