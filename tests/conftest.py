@@ -1,5 +1,6 @@
 """Fixtures that every room's tests share."""
 
+import gc
 from pathlib import Path
 
 import hypothesis
@@ -16,6 +17,11 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Files that need a real model come first: they take longest, and no worker is to end on one alone."""
     long = {item.path for item in items if "smollm2_gguf" in item.fixturenames}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests stay to the end: the collector need not look through them, which holds up everything."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from cortex.running import eventually, running_cortex
 from helexa.cortex import upstream
 
 MODEL = "Org/M"
-HANG_SECS = 1.0
+HANG_SECS = 2.0
 ERRORS = {
     500: {None, "engine_error", "upstream_error"},
     502: {"upstream_connection_error", "upstream_error"},
