@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from acp import schema
+from msgspec.structs import replace
 
 from editors.editor import Editor, agent_in_memory, allow, settings_for
 from editors.scripted_model import Answer, Call, ScriptedModel
@@ -239,6 +240,44 @@ async def test_commands_are_answered_without_the_model(tmp_path: Path, work: Pat
         assert "first" not in str(model.requests[1]["messages"])
         await editor.prompt(session, "/init briefly")
         assert "AGENTS.md" in str(model.requests[2]["messages"]) and "briefly" in str(model.requests[2]["messages"])
+
+
+async def test_compact_sums_up_what_the_model_sees_from_then_on(tmp_path: Path, work: Path):
+    model = ScriptedModel(Answer("word " * 400), Answer("THE SUMMARY"), Answer("Going on."))
+    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        await editor.prompt(session, "why " * 400)
+        assert await editor.prompt(session, "/compact keep the names") == "end_turn"
+        updates = editor.updates(session, "compaction_update")
+        assert [update["status"] for update in updates] == ["in_progress", "completed"]
+        assert editor.updates(session, "compaction_summary_chunk")
+        assert "keep the names" in str(model.requests[1]["messages"])
+        await editor.prompt(session, "second question")
+        seen = str(model.requests[2]["messages"])
+        assert 0 < seen.find("THE SUMMARY") < seen.find("second question")
+
+
+async def test_models_are_grouped_by_their_endpoints_and_a_choice_is_asked_from_then_on(tmp_path: Path, work: Path):
+    one, other = ScriptedModel(Answer("From one.")), ScriptedModel(Answer("From the other."))
+    async with one.serving(), other.serving():
+        settings = settings_for(one.url, tmp_path)
+        second = replace(
+            settings.endpoints[0], name="other", base_url=settings_for(other.url, tmp_path).endpoints[0].base_url
+        )
+        async with agent_in_memory(replace(settings, endpoints=(*settings.endpoints, second))) as editor:
+            session = await editor.new(work)
+            options = {"configId": "model", "value": "other:scripted"}
+            changed = (await editor.ask("session/set_config_option", sessionId=session, **options))["configOptions"]
+            (model,) = [option for option in changed if option["id"] == "model"]
+            assert [group["group"] for group in model["options"]] == ["default", "other"]
+            assert [option["value"] for group in model["options"] for option in group["options"]] == [
+                "default:scripted",
+                "other:scripted",
+            ]
+            await editor.prompt(session, "Who are you?")
+            assert editor.text(session) == "From the other."
+            assert not one.requests
 
 
 async def test_a_prompt_may_have_pictures_links_and_files(tmp_path: Path, work: Path):
