@@ -11,11 +11,12 @@ from typing import Any
 import aiohttp
 
 from cortex.fake_node import FakeNode
+from helexa.core.address import Address
 from helexa.core.catalogue import Catalogue
 from helexa.core.catalogue import load as load_catalogue
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
-from helexa.cortex.config import Address, CortexConfig, load
+from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.http.listener import Listener, bind

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from helexa.core import catalogue
+from helexa.core.address import Address
 from helexa.core.errors import ConfigError
-from helexa.cortex.config import Address, load
+from helexa.cortex.config import load
 
 DOCS = Path(__file__).parents[2] / "docs"
 

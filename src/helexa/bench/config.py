@@ -3,56 +3,21 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from helexa.bench.identity import TargetKind
 from helexa.core import config
+from helexa.core.address import Address, Listen, base_url
 
 ENV_PREFIX = "BENCH_"
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Address(NamedTuple):
-    """Where to listen; port 0 lets the system choose."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-def parse_address(text: object) -> object:
-    """Read `host:port` or `[v6]:port`.
-
-    Raises:
-        ValueError: it is anything else.
-    """
-    if isinstance(text, Address):
-        return text
-    host, colon, port = str(text).rpartition(":")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"{text!r} is not an address; write ip:port")
-    return Address(host, int(port))
-
-
-def _base_url(text: str) -> str:
-    if "@" in text:  # not repeated here: it may hold a password
-        raise ValueError("a URL with a user name or password is not supported; use 'bearer'")
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port, parts = None, 0, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
-        raise ValueError(f"'{text}' is not a URL; write http://host:port")
-    return text.rstrip("/").removesuffix("/v1")
+def _server(text: str) -> str:
+    return base_url(text).removesuffix("/v1")
 
 
 def _name(text: str) -> str:
@@ -61,8 +26,7 @@ def _name(text: str) -> str:
     return text
 
 
-Listen = Annotated[Address, BeforeValidator(parse_address)]
-BaseUrl = Annotated[str, AfterValidator(_base_url)]
+BaseUrl = Annotated[str, AfterValidator(_server)]
 Name = Annotated[str, AfterValidator(_name)]
 
 

@@ -49,10 +49,11 @@ def serve(
         log_format: lines for people, or JSON objects.
     """
     from helexa.core import catalogue, logs
+    from helexa.core.address import parse_address
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
     from helexa.cortex.access.exposure import check_exposure
-    from helexa.cortex.config import load, parse_address
+    from helexa.cortex.config import load
     from helexa.http.loop import run
 
     logs.configure(log_format)

@@ -6,10 +6,11 @@ import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from helexa.core.address import Address
 from helexa.core.catalogue import Catalogue
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
-from helexa.cortex.config import Address, CortexConfig
+from helexa.cortex.config import CortexConfig
 from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.http.listener import Listener, bind, collect_seldom
 

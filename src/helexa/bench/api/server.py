@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from helexa.bench.api.app import create_app
-from helexa.bench.config import Address
+from helexa.core.address import Address
 from helexa.http.listener import Listener, bind
 
 log = logging.getLogger(__name__)

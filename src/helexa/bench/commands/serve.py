@@ -24,8 +24,8 @@ def serve(
         log_format: Lines for people, or JSON objects.
     """
     from helexa.bench.api import server
-    from helexa.bench.config import Address, parse_address
     from helexa.core import logs
+    from helexa.core.address import Address, parse_address
     from helexa.core.errors import ConfigError
     from helexa.http.loop import run
 

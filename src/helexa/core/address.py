@@ -1,0 +1,56 @@
+"""Addresses in configurations: where to listen, and the base URLs of servers."""
+
+from typing import Annotated, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator
+
+
+class Address(NamedTuple):
+    """Where to listen; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: object) -> object:
+    """Read `host:port` or `[v6]:port`; an `Address` is one already.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if isinstance(text, Address):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not an address; write ip:port")
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ValueError(f"'{text}' is not an address; write ip:port")
+    return Address(host, int(port))
+
+
+def base_url(text: str) -> str:
+    """An http or https URL without a slash at its end.
+
+    Raises:
+        ValueError: it is anything else, or has a password in it.
+    """
+    if "@" in text:  # not repeated here: it may hold a password
+        raise ValueError("a URL with a user name or password is not supported")
+    try:
+        parts = urlsplit(text)
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        host, port, parts = b"", 0, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
+        raise ValueError(f"'{text}' is not a URL; write http://host:port")
+    return text.rstrip("/")
+
+
+Listen = Annotated[Address, BeforeValidator(parse_address)]
+BaseUrl = Annotated[str, AfterValidator(base_url)]
