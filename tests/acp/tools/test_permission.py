@@ -36,9 +36,9 @@ def write(path: str, *, plans: bool = False) -> Writes:
     return Writes(Place(place, place, plans=plans, guarded=".git" in place.parts))
 
 
-_WRITE = write("/work/src/a.py")
+_WRITE = write("/home/ada/src/a.py")
 _PLAN = write("/plans/plan.md", plans=True)
-_HOOK = write("/work/.git/hooks/pre-commit")
+_HOOK = write("/home/ada/.git/hooks/pre-commit")
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_the_modes(act: Act, default: type, edits: type, plan: type, bypass: typ
 def test_always_covers_the_folder_of_a_file_and_what_is_below() -> None:
     remembered = Remembered()
     assert remembered.always(_WRITE).label == "edits in src/"
-    assert isinstance(decide(write("/work/src/b/c.py"), "default", remembered), Allowed)
-    assert isinstance(decide(write("/work/b.py"), "default", remembered), Asked)
-    assert isinstance(decide(write("/work/src2/b.py"), "default", remembered), Asked)
-    assert isinstance(decide(write("/work/src/.git/config"), "default", remembered), Asked)
+    assert isinstance(decide(write("/home/ada/src/b/c.py"), "default", remembered), Allowed)
+    assert isinstance(decide(write("/home/ada/b.py"), "default", remembered), Asked)
+    assert isinstance(decide(write("/home/ada/src2/b.py"), "default", remembered), Asked)
+    assert isinstance(decide(write("/home/ada/src/.git/config"), "default", remembered), Asked)
     assert isinstance(decide(_WRITE, "plan", remembered), Denied)
 
 
