@@ -112,10 +112,10 @@ class ScriptedEngine:
     def open_streams(self) -> int:
         return len(self._tasks)
 
-    def generate(self, prompt: list[int], **settings: Any) -> TokenStream:
+    def generate(self, prompt: list[int], gather: int = 1, **settings: Any) -> TokenStream:
         message = Generate(id=len(self.requests) + 1, prompt=prompt, **settings)
         self.requests.append(message)
-        return TokenStream(self, message)  # type: ignore[arg-type]
+        return TokenStream(self, message, gather)  # type: ignore[arg-type]
 
     async def submit(self, stream: TokenStream, message: Generate) -> None:
         def say(**fields: object) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
@@ -331,7 +332,7 @@ class Model:
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Delta | Completion, None]:
         target = await background().targets.find(self._place)
-        async with aclosing(pieces(target, request)) as said:
+        async with aclosing(pieces(target, replace(request, streamed=True))) as said:
             async for piece in said:
                 yield piece
 

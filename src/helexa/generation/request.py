@@ -49,17 +49,22 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation that wants its next turn. `seed` is that of `sampling`."""
+    """A conversation that wants its next turn. `seed` is that of `sampling`.
+
+    Attributes:
+        streamed: its pieces are wanted as they come.
+    """
 
     messages: list[dict[str, Any]]
     sampling: Sampling
     seed: int
     schema: AnswerSchema | None = None
     think: bool | None = None
+    streamed: bool = False
 
     def body(self, model: str) -> dict[str, Any]:
         """What it is in OpenAI's chat dialect."""
-        body = {"model": model, "messages": self.messages, **self.sampling.body()}
+        body = {"model": model, "messages": self.messages, "stream": self.streamed, **self.sampling.body()}
         if self.schema is not None:
             body["response_format"] = self.schema.response_format
         if self.think is not None:

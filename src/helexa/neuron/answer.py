@@ -36,6 +36,11 @@ class AnswerForm:
     spelled_thoughts: bool = False
     thinking_budget: int | None = None
 
+    @property
+    def runs_on(self) -> bool:
+        """The answer ends where the engine ends it, and nowhere before."""
+        return self.parallel and self.thinking_budget is None
+
 
 class AnswerReader:
     """Reads what a sequence's outputs say.

@@ -26,6 +26,7 @@ from helexa.neuron.run_end import RunEnd
 DEFAULT_TEMPERATURE = 0.7
 DEFAULT_OUTPUT_TOKENS = 8192
 
+_GATHERED = 64  # tokens: no more than a page, as the gate is to know what is held
 _GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
@@ -92,6 +93,8 @@ async def _one(
         logprobs=sampling.logprobs is not None,
     )
     end = RunEnd(model, len(prompt), reader)
+    # Whoever wants the whole answer is not woken for each token, unless the reader may end it at any.
+    gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
 
     def generate() -> TokenStream:
         return model.engine.generate(
@@ -103,6 +106,7 @@ async def _one(
             turn=turn,
             said=len(reader.written),
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
+            gather=gather,
         )
 
     try:

@@ -183,8 +183,11 @@ class EngineClient:
         turn: int = 0,
         said: int = 0,
         grammar: str = "",
+        gather: int = 1,
     ) -> TokenStream:
-        """Continue `prompt`. The request is sent when the stream is first awaited. See `Generate` for the arguments.
+        """Continue `prompt`. The request is sent when the stream is first awaited.
+
+        See `Generate` and `TokenStream` for the arguments.
 
         Raises:
             ApiError: 503, the engine is gone.
@@ -201,7 +204,7 @@ class EngineClient:
             said=said,
             grammar=grammar,
         )
-        return TokenStream(self, message)
+        return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
         """The vector of `prompt`, or why there is none. See `Embed` for the arguments. A cancelled wait drops it.

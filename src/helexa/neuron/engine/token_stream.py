@@ -24,11 +24,17 @@ class TokenStream(AsyncIterator[TokenOutput]):
 
     What arrives while the consumer is away is merged into one output, so a slow consumer costs no more memory than
     its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
+
+    Args:
+        gather: tokens behind the first that the consumer is woken for, and at the end: each time costs as much as many
+            tokens do.
     """
 
-    def __init__(self, client: Submits, message: Generate | Embed) -> None:
+    def __init__(self, client: Submits, message: Generate | Embed, gather: int = 1) -> None:
         self._client = client
         self._message = message
+        self._gather = gather
+        self._wanted = 1
         self._submitted = False
         self._news = asyncio.Event()
         self._tokens: list[int] = []
@@ -47,6 +53,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         if self._ended:
             raise StopAsyncIteration
         self._news.clear()
+        self._wanted = self._gather
         tokens, self._tokens = self._tokens, []
         logprobs, self._logprobs = self._logprobs, []
         cached, self._cached_tokens = self._cached_tokens, 0
@@ -62,7 +69,8 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._cached_tokens += output.cached_tokens
         if output.finish is not None:
             self._last = output
-        self._news.set()
+        if self._last is not None or len(self._tokens) >= self._wanted:
+            self._news.set()
 
     async def aclose(self) -> None:
         """End the stream; a request that has not finished is cancelled in the engine at once."""
