@@ -7,7 +7,6 @@ python benchmarks/verdicts.py replay samples.json
 import argparse
 import asyncio
 import json
-import random
 import statistics
 import time
 from pathlib import Path
@@ -16,26 +15,30 @@ import numpy as np
 
 from helexa.bench.client import Client, dialect_of, open_session
 from helexa.bench.clock import SystemClock
+from helexa.bench.identity import Model
 from helexa.bench.measures import measure
-from helexa.bench.question import Question, Turn
+from helexa.bench.prompts import sample_seed
+from helexa.bench.scenarios.scenario import Subject
+from helexa.bench.scenarios.single import Single
+from helexa.bench.targets.target import ServedModel
 from helexa.bench.verdict import confirms, judge
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
-WORDS = ("stone", "river", "cloud", "lamp", "ferry", "orchard", "violin", "harbour")
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # as a sweep has them by default
 
 
-async def take(endpoint: str, model: str, samples: int, tokens: int) -> dict[str, list[float]]:
-    """Samples of an unchanged server, one request each, one after the other."""
-    rng = random.Random(1)
+async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
+    """Samples of an unchanged server, as a sweep takes them of its cold single stream."""
+    scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
+    served = ServedModel(Model(name=model))
     found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     async with open_session() as session:
         client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
         for number in range(samples + 3):
-            text = " ".join(f"{rng.choice(WORDS)}{rng.randrange(10**6)}" for _ in range(16))
-            question = Question(model, [Turn("user", f"{text}. Tell a long story.")], tokens, fixed_length=True)
-            record = await client.ask(question)
-            measured = measure(record)
-            if number >= 3 and record.status == "ok":
+            subject = Subject(client, served, SystemClock(), salt=f"{time.time_ns()}")
+            outcome = await scenario.run(subject, sample_seed(0, scenario.key.name, number))
+            if number >= 3 and outcome.error is None:
+                measured = measure(outcome.records[0])
                 assert measured.ttft_s and measured.tpot_s
                 found["ttft_s"].append(round(measured.ttft_s, 6))
                 found["tpot_s"].append(round(measured.tpot_s, 7))
@@ -94,7 +97,6 @@ def main() -> None:
     measuring.add_argument("endpoint")
     measuring.add_argument("model")
     measuring.add_argument("--samples", type=int, default=300)
-    measuring.add_argument("--tokens", type=int, default=32)
     measuring.add_argument("--out", type=Path, required=True)
     replaying = verbs.add_parser("replay")
     replaying.add_argument("samples", type=Path)
@@ -102,7 +104,7 @@ def main() -> None:
     if arguments.verb == "replay":
         replay(arguments.samples)
         return
-    metrics = asyncio.run(take(arguments.endpoint, arguments.model, arguments.samples, arguments.tokens))
+    metrics = asyncio.run(take(arguments.endpoint, arguments.model, arguments.samples))
     taken = {"model": arguments.model, "taken": time.strftime("%Y-%m-%d", time.gmtime()), "metrics": metrics}
     arguments.out.write_text(json.dumps(taken, separators=(",", ":")) + "\n")
 
