@@ -367,11 +367,13 @@ def test_what_is_asked() -> None:
         "model": "m",
         "messages": [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}],
         "max_tokens": 7,
-        "temperature": 0,
+        "temperature": 1,
+        "top_p": 1,
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
     assert second["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert "ignore_eos" not in second
+    assert second["temperature"] == 0
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer key"}

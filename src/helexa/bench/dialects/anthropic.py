@@ -29,7 +29,7 @@ class AnthropicMessages:
             "model": question.model,
             "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns if turn.role != "system"],
             "max_tokens": question.max_tokens,
-            "temperature": 0,
+            **question.sampling,
             "stream": True,
         }
         if system:

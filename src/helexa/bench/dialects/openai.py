@@ -25,7 +25,7 @@ class OpenAIChat:
             "model": question.model,
             "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns],
             "max_tokens": question.max_tokens,
-            "temperature": 0,
+            **question.sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
