@@ -51,7 +51,7 @@ def comparison(found: Sequence[Compared]) -> str:
         for one in found
     ]
     few = any(one.state == "too few" for one in found)
-    note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side" if few else ""
+    note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if few else ""
     return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 

@@ -78,5 +78,5 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
 
 
 def _told(measured: int, failed: int, skipped: int, unreachable: int) -> int:
-    print(f"{measured} measured, {failed} failed, {skipped} cells complete, {unreachable} targets unreachable")
+    print(f"{measured} measured, {failed} failed, {skipped} cells were complete, {unreachable} targets unreachable")
     return 1 if failed or unreachable else 0
