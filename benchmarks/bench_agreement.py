@@ -95,7 +95,7 @@ def theirs(load: Load, program: Path, folder: Path) -> Taken:
     backend = {"kind": "openai_http", "target": load.endpoint, "model": load.model}
     command = [
         *(str(program), "run", "--disable-console"),
-        *("--backend", json.dumps(backend | {"extras": {"body": {"temperature": 0}}})),
+        *("--backend", json.dumps(backend | {"extras": {"body": {"temperature": 1, "top_p": 1}}})),
         *("--profile", f"kind=concurrent,streams={load.concurrency}"),
         *("--constraint", f"kind=max_requests,count={load.requests}"),
         *("--data", f"kind=json_file,path={data}"),

@@ -21,17 +21,23 @@ MIN_SAMPLES = 5
 MIN_EFFECT = 0.03
 MAD_FACTOR = 2.0
 CONFIDENCE = 0.95
+CONFIRMING_CONFIDENCE = 0.98  # of an alert: each build has many cells, and each of them a chance to be wrong
 RESAMPLES = 2000
 _SEED = 20_260_613
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A ratio of medians and its confidence interval."""
+    """A ratio of medians and its confidence interval.
+
+    Attributes:
+        sure: an interval of `CONFIRMING_CONFIDENCE` excludes 1, too.
+    """
 
     ratio: float
     low: float
     high: float
+    sure: bool
 
     def excludes_one(self) -> bool:
         """Whether the two medians differ beyond their scatter."""
@@ -110,7 +116,7 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
         return False
     base = median([*first, *extra]) / verdict.interval.ratio
     ratio = median(extra) / base
-    return abs(ratio - 1) > verdict.threshold and (ratio > 1) == (verdict.interval.ratio > 1)
+    return verdict.interval.sure and abs(ratio - 1) > verdict.threshold and (ratio > 1) == (verdict.interval.ratio > 1)
 
 
 def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFFECT) -> float:
@@ -136,9 +142,10 @@ def median_ratio(base: Sequence[Sequence[float]], samples: Sequence[float]) -> I
     new = np.asarray(samples, dtype=float)
     resampled = _medians(new[random.integers(len(new), size=(RESAMPLES, len(new)))])
     ratios = resampled / _resampled_medians([np.asarray(build, dtype=float) for build in base], random)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(ratios, (tail, 1 - tail))
-    return Interval(median(samples) / median(chain(*base)), float(low), float(high))
+    tail, outer = (1 - CONFIDENCE) / 2, (1 - CONFIRMING_CONFIDENCE) / 2
+    lowest, low, high, highest = np.quantile(ratios, (outer, tail, 1 - tail, 1 - outer))
+    sure = bool(lowest > 1 or highest < 1)
+    return Interval(median(samples) / median(chain(*base)), float(low), float(high), sure)
 
 
 def _resampled_medians(builds: list[np.ndarray], random: np.random.Generator) -> np.ndarray:
