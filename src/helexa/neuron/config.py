@@ -14,7 +14,7 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse
+from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, Kernels, PrefixReuse
 
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
@@ -137,6 +137,7 @@ class TorchConfig(Section):
     sources: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
     device: str = Field(default="auto", pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kernels: Kernels = "auto"
     threads: int = Field(default=0, ge=0)
     max_step_tokens: int = Field(default=512, ge=1)
     max_prefill_beside_decode: int = Field(default=128, ge=0)
@@ -158,6 +159,7 @@ class TorchConfig(Section):
         return EngineOptions(
             device=device,
             dtype=self.dtype,
+            kernels=self.kernels,
             threads=self.threads,
             max_step_tokens=self.max_step_tokens,
             max_prefill_beside_decode=self.max_prefill_beside_decode,

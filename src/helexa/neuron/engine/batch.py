@@ -5,6 +5,7 @@ Tokens of all sequences lie flat, [T]: first sequences that advance by one token
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,6 +84,34 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Tables:
+    """Where the spans of a batch lie, as kernels of a GPU read it: int32, on the device.
+
+    A row that stands for nothing, as it fills a batch up to the size of a recorded one, has the slot -1 in
+    `Batch.slots`: nothing is stored for it. A span that stands for nothing has no rows.
+
+    Attributes:
+        pages: [B, P] page numbers of each span; what lies behind its own is not to be read.
+        starts: [B + 1], each span's first row in the flat batch, and the end of the last one.
+        prefixes: [B] positions before its first row.
+        settled: [B] rows that are its own and no drafts.
+        state_slots: [B] of its recurrent state.
+        singles: spans of one row; they come first.
+        longest_single: an upper bound of positions up to the last row of any single span.
+        most_rows: an upper bound of the rows of any other span; 0 if there is none.
+    """
+
+    pages: Tensor
+    starts: Tensor
+    prefixes: Tensor
+    settled: Tensor
+    state_slots: Tensor
+    singles: int
+    longest_single: int
+    most_rows: int
+
+
+@dataclass(frozen=True)
 class Batch:
     """One step.
 
@@ -103,6 +132,27 @@ class Batch:
     pooled: int
     spans: list[Span]
     capacity: Capacity
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The same as `spans`, on the device."""
+        width = max(len(span.pages) for span in self.spans)
+        lengths = [span.rows.stop - span.rows.start for span in self.spans]
+        singles = lengths.count(1)
+
+        def on_device(values: list[Any]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=self.tokens.device)
+
+        return Tables(
+            pages=on_device([span.pages + [0] * (width - len(span.pages)) for span in self.spans]),
+            starts=on_device([span.rows.start for span in self.spans] + [self.spans[-1].rows.stop]),
+            prefixes=on_device([span.prefix for span in self.spans]),
+            settled=on_device([span.settled for span in self.spans]),
+            state_slots=on_device([span.slot for span in self.spans]),
+            singles=singles,
+            longest_single=max((span.prefix + 1 for span in self.spans[:singles]), default=0),
+            most_rows=max(lengths[singles:], default=0),
+        )
 
     @cached_property
     def decodes(self) -> list[DecodeGroup]:

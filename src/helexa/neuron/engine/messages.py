@@ -17,6 +17,7 @@ _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
+Kernels = Literal["auto", "torch", "triton"]
 PrefixReuse = Literal["principal", "all", "off"]
 Pooling = Literal["mean", "last", "cls"]
 Logprob = tuple[float, list[tuple[int, float]]]
@@ -29,6 +30,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
+        kernels: `auto` for the fastest that work, `torch` for plain torch alone, `triton` for those of GPUs, which run on
+            a CPU in Triton's interpreter, slowly.
         quant: what plain weights become while they load, one of the names in `weights.quant_form`; empty leaves them.
         threads: CPU threads, 0 for one per physical core.
         max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.
@@ -54,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str = "cpu"
     dtype: str = "auto"
+    kernels: Kernels = "auto"
     quant: str = ""
     threads: int = 0
     max_step_tokens: int = 512

@@ -271,7 +271,15 @@ def _policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Re
 def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:
     kv_bits = 8 if options.kv_dtype == "int8" else 16
     x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
-    choice = ops.choose(device, _DTYPES.get(options.dtype), config, kv_bits=kv_bits, x_bits=x_bits, half=half)
+    choice = ops.choose(
+        device,
+        _DTYPES.get(options.dtype),
+        config,
+        kv_bits=kv_bits,
+        x_bits=x_bits,
+        half=half,
+        kernels=options.kernels,
+    )
     _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
     if kv_bits == 8 and choice.ops.kv_bits != 8:
         _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", choice.ops.dtype)

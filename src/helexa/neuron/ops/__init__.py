@@ -1,11 +1,14 @@
 """The one choice point for kernels; `reference` is the plain-torch oracle."""
 
+import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from helexa.neuron.device_choice import accelerator_dtype
+from helexa.neuron.engine.messages import Kernels
 from helexa.neuron.ops.reference import ReferenceOps
 
 
@@ -16,6 +19,9 @@ class Choice:
     ops: ReferenceOps
     reason: str
 
+
+OLDEST = (7, 5)
+"""The compute capability from which on Triton's kernels work."""
 
 NARROW = 2048
 """Models of this hidden size and below say something else when products round their input to 8 bits."""
@@ -29,6 +35,7 @@ def choose(
     kv_bits: int = 16,
     x_bits: int | None = None,
     half: bool = True,
+    kernels: Kernels = "auto",
 ) -> Choice:
     """The fastest kernels that work for this device, activation dtype and model.
 
@@ -38,7 +45,17 @@ def choose(
         kv_bits: of K and V in the cache, 16 or 8; only the native kernels know 8.
         x_bits: to which the native kernels' products round their input, 16 or 8; None for what suits the model.
         half: the model's activations stay within float16.
+        kernels: `auto` or those that are wanted.
     """
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        reason = _refusal_of_triton(device)
+        if reason is None:
+            from helexa.neuron.ops.gpu import GpuOps
+
+            return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
+    if kernels == "torch":
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was asked for")
     if device.type != "cpu":
         return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
@@ -59,6 +76,20 @@ def choose(
     return Choice(ReferenceOps(device, dtype or torch.float32), reason)
 
 
+def _refusal_of_triton(device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton runs on a CPU in its interpreter alone (TRITON_INTERPRET=1)"
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < OLDEST:
+        return (
+            f"Triton needs compute capability {OLDEST[0]}.{OLDEST[1]}, this device has {capability[0]}.{capability[1]}"
+        )
+    return None
+
+
 def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return getattr(torch, accelerator_dtype(device.type, capability, half=half))
