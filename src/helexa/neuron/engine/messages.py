@@ -30,8 +30,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
-        kernels: `auto` for the fastest that work, `torch` for plain torch alone, `triton` for those of GPUs, which run on
-            a CPU in Triton's interpreter, slowly.
+        kernels: `auto` for the fastest that work, `torch` for plain torch alone, `triton` for those of GPUs, which run
+            on a CPU in Triton's interpreter, slowly.
         quant: what plain weights become while they load, one of the names in `weights.quant_form`; empty leaves them.
         threads: CPU threads, 0 for one per physical core.
         max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.

@@ -1,4 +1,4 @@
-"""The kernels of GPUs: Triton where it pays, torch's own for the rest. Their twins in plain torch are in `reference`."""
+"""The kernels of GPUs: Triton where it pays, torch's own for the rest; their twins are in `reference`."""
 
 import torch
 
