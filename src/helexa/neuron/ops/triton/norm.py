@@ -1,0 +1,54 @@
+"""The norm of the residual stream: one program adds, measures and scales a row."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helexa.neuron.ops.triton.launch import launch
+
+
+class RmsNorm:
+    """See `NormOp`.
+
+    Args:
+        weight: [H], float32.
+        dtype: of the result.
+    """
+
+    def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
+        self._weight = weight.contiguous()
+        self._eps = eps
+        self._dtype = dtype
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See `NormOp`; numbers of a row lie side by side."""
+        rows, width = x.shape
+        out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
+        block = triton.next_power_of_2(width)
+        delta_stride = 0 if delta is None else delta.stride(0)
+        strides = (x.stride(0), delta_stride)
+        arguments = (x, delta, self._weight, out, *strides, self._eps)
+        launch(_add_rms_norm, (rows,), *arguments, warps=_warps(block), WIDTH=width, BLOCK=block)
+        return out
+
+
+def _warps(block: int) -> int:
+    """A thread holds 16 numbers of a row, or 8 of a short one: the more threads, the more loads are under way."""
+    return max(1, min(16, block // 256))
+
+
+@triton.jit
+def _add_rms_norm(x, delta, weight, out, x_stride, delta_stride, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    within = columns < WIDTH
+    numbers = tl.load(x + row * x_stride + columns, within, 0.0)
+    if delta is not None:
+        added = numbers.to(tl.float32) + tl.load(delta + row * delta_stride + columns, within, 0.0).to(tl.float32)
+        numbers = added.to(x.dtype.element_ty)
+        tl.store(x + row * x_stride + columns, numbers, within)
+    numbers = numbers.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(numbers * numbers) / WIDTH + eps)
+    scaled = numbers * scale * tl.load(weight + columns, within, 0.0)
+    tl.store(out + row * WIDTH + columns, scaled.to(out.dtype.element_ty), within)
