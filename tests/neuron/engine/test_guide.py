@@ -26,6 +26,7 @@ from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.ops.reference import ReferenceOps
 
 WIDTH = 49152
 END = 2
@@ -49,6 +50,9 @@ def tokenizer(smollm2_gguf: Path) -> LLTokenizer:
     return read_vocabulary(smollm2_gguf, WIDTH)
 
 
+OPS = ReferenceOps(torch.device("cpu"), torch.float32)
+
+
 class Speaker:
     """Runs plans with logits that depend on the tokens before alone, and checks what the cache would hold."""
 
@@ -62,7 +66,7 @@ class Speaker:
         if not rows:
             return []
         logits = torch.stack([_logits((*row.sequence.tokens, *row.drafts)) for row in rows])
-        return sample(logits, rows, refused=partial(refused, plan))
+        return sample(OPS, logits, rows, refused=partial(refused, plan))
 
 
 def _logits(tokens: tuple[int, ...]) -> torch.Tensor:
@@ -233,7 +237,7 @@ def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer
     for seed in range(draws):
         one = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
         plan = [PlanEntry(one, len(one.tokens))]
-        counts[sample(logits[None].clone(), rows_of(plan), refused=partial(refused, plan))] += 1
+        counts[sample(OPS, logits[None].clone(), rows_of(plan), refused=partial(refused, plan))] += 1
     shares = weights / weights.sum()
     assert counts[allowed].sum() == draws
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()

@@ -7,10 +7,17 @@ import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.plan import UNSOUND, PlanEntry
-from helexa.neuron.engine.sampler import Row, rows_of, sample, uniform
+from helexa.neuron.engine.sampler import Refused, Row, rows_of, uniforms
+from helexa.neuron.engine.sampler import sample as sample_with
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.reference import ReferenceOps
 
 VOCABULARY = 1000
+OPS = ReferenceOps(torch.device("cpu"), torch.float32)
+
+
+def sample(logits: torch.Tensor, rows: list[Row], refused: Refused | None = None) -> list[int]:
+    return sample_with(OPS, logits, rows, refused)
 
 
 def row(
@@ -163,7 +170,9 @@ def test_rows_keep_their_own_settings_in_one_batch() -> None:
 
 
 def test_uniform_is_uniform_and_depends_on_seed_and_position() -> None:
-    values = [uniform(seed, position) for seed in range(60) for position in range(60)]
+    pairs = [(seed, position) for seed in range(60) for position in range(60)]
+    values = uniforms(*zip(*pairs, strict=True)).tolist()
+    assert uniforms([7, 3, -1], [9, 5, 2]).tolist() == [uniforms([s], [p])[0] for s, p in ((7, 9), (3, 5), (-1, 2))]
     assert len(set(values)) == len(values)
     assert all(0 <= value < 1 for value in values)
     assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)

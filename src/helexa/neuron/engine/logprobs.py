@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import Logprob
+from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sampler import Row
 
 
@@ -21,23 +22,37 @@ class Logprobs:
     def __init__(self, logits: Tensor, rows: Rows[Row]) -> None:
         self._alternatives = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
         if self._alternatives:
-            self._table = torch.log_softmax(logits[list(self._alternatives)].float(), dim=-1)
+            self._rows = torch.tensor(list(self._alternatives), device=logits.device)
+            self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
+
+    def begin(self, chosen: Tensor) -> None:
+        """Compute what `of` tells, without waiting for the device.
+
+        Args:
+            chosen: the tokens [S] on the device.
+        """
+        if self._alternatives:
+            top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
+            own = self._of_tokens(chosen[self._rows])
+            self._begun = [Readback(part) for part in (chosen, own, top.indices, top.values)]
 
     def of(self, tokens: list[int]) -> dict[int, Logprob]:
         """For each row that asks: that of the token chosen for it, and the likeliest ones, those first.
 
         Args:
-            tokens: one for each row; of one that is no token nothing is said.
+            tokens: one for each row, chosen on the device or instead of one that was; of one that is no token nothing
+                is said.
         """
         if not self._alternatives:
             return {}
-        chosen = torch.tensor([tokens[row] for row in self._alternatives], device=self._table.device)
-        own = self._table.gather(1, chosen.clamp(min=0).unsqueeze(1)).squeeze(1).tolist()
-        most = min(max(self._alternatives.values()), self._table.shape[1])
-        top = self._table.topk(most)
-        likeliest = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        chosen, own, *top = (part.wait().tolist() for part in self._begun)
+        if tokens != chosen:
+            own = self._of_tokens(torch.tensor(tokens, device=self._table.device)[self._rows]).tolist()
         return {
             row: (logprob, list(zip(ids[:count], values[:count], strict=True)))
-            for (row, count), logprob, (ids, values) in zip(self._alternatives.items(), own, likeliest, strict=True)
+            for (row, count), logprob, ids, values in zip(self._alternatives.items(), own, *top, strict=True)
             if tokens[row] >= 0
         }
+
+    def _of_tokens(self, tokens: Tensor) -> Tensor:
+        return self._table.gather(1, tokens.clamp(min=0).unsqueeze(1)).squeeze(1)

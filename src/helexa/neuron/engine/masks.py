@@ -4,9 +4,6 @@ A token is chosen first, as if there were no grammar, and shown to it: that cost
 vocabulary, and what is done with it, costs a hundred times that, and is needed where a token is refused alone.
 """
 
-import numpy as np
-from numpy.typing import NDArray
-
 from helexa.neuron.engine.guide import Mask
 from helexa.neuron.engine.plan import Plan
 
@@ -26,8 +23,3 @@ def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
                 masks[row + place] = mask
         row += count
     return masks
-
-
-def allowed(mask: Mask, vocabulary: int) -> NDArray[np.int64]:
-    """The tokens of a vocabulary of this size that a mask leaves, ascending."""
-    return np.unpackbits(mask, bitorder="little", count=vocabulary).view(np.bool_).nonzero()[0]

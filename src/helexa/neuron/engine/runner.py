@@ -22,7 +22,7 @@ from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logpro
 from helexa.neuron.engine.needs import free_memory, needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
-from helexa.neuron.engine.sampler import rows_of, sample
+from helexa.neuron.engine.sampler import launch, rows_of
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
@@ -181,7 +181,9 @@ class Runner:
         if not rows:
             return Outcome([], hidden=sums)
         logprobs = Logprobs(logits, rows)
-        tokens = sample(logits, rows, self.ops.argmax, partial(refused, plan))
+        sampled = launch(self.ops, logits, rows)
+        logprobs.begin(sampled.tokens)
+        tokens = sampled.read(partial(refused, plan))
         return Outcome(tokens, logprobs.of(tokens), sums)
 
     def forward(self, plan: Plan) -> Tensor:

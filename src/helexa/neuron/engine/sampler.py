@@ -1,15 +1,14 @@
 """The sampler: logits of several rows to one token each, every row with settings of its own.
 
-Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw. A draw is the inverse of the cumulative
-distribution at one uniform number that depends on the row's seed and position alone, so neither the batch nor a
-preemption changes what a seed yields.
+Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw (see `ops.sampling` for the last five). The
+number that a draw takes depends on the row's seed and position alone, so neither the batch nor a preemption changes
+what a seed yields.
 
 A token that a row's grammar refuses is chosen again, with another such number, from what the grammar leaves. So without
 top-k and the like every draw is one from the distribution over that (rejection sampling); with them, a token that they
 keep of the whole vocabulary is not lost to those that they would keep of what the grammar leaves.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -20,25 +19,30 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from helexa.neuron.engine.guide import Mask
-from helexa.neuron.engine.masks import allowed
 from helexa.neuron.engine.messages import SamplingParams
-from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.sampling import Settings
 
 Refused = Callable[[list[int]], dict[int, Mask]]
 """Takes a token for each row; returns, by row, what may be chosen instead of those that may not."""
 
-_BLOCK = 256  # of tokens whose weights are summed up first
-_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
 _MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """Whose next token a row of logits is for: that of `sequence` if `drafts` came after its tokens."""
+    """Whose next token a row of logits is for: that of `sequence` if `drafts` came after its tokens.
+
+    Attributes:
+        ahead: tokens of the sequence that are chosen, but not read yet.
+    """
 
     sequence: Sequence
     drafts: tuple[int, ...] = ()
+    ahead: int = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -48,7 +52,7 @@ class Row:
     @property
     def position(self) -> int:
         """Where the token that it is for will be."""
-        return len(self.sequence.tokens) + len(self.drafts)
+        return len(self.sequence.tokens) + self.ahead + len(self.drafts)
 
 
 def rows_of(plan: Plan) -> list[Row]:
@@ -61,132 +65,116 @@ def rows_of(plan: Plan) -> list[Row]:
     ]
 
 
-def sample(
-    logits: Tensor,
-    rows: Rows[Row],
-    argmax: Callable[[Tensor], Tensor] | None = None,
-    refused: Refused | None = None,
-) -> list[int]:
-    """Choose a token for each row.
+class Sampled:
+    """Tokens that are chosen on the device, whether or not it has come to that yet.
+
+    Attributes:
+        tokens: int64 [S] on the device; `UNSOUND` where the largest logit is no finite number.
+    """
+
+    def __init__(self, ops: ReferenceOps, logits: Tensor, rows: Rows[Row], tokens: Tensor) -> None:
+        self.tokens = tokens
+        self._ops = ops
+        self._logits = logits
+        self._rows = rows
+        self._copy = Readback(tokens)
+
+    def read(self, refused: Refused | None = None) -> list[int]:
+        """The tokens, as soon as they are there.
+
+        Args:
+            refused: which of them may not be chosen; none if None. Where there are such, the logits must still be what
+                they were.
+        """
+        tokens: list[int] = self._copy.wait().tolist()
+        masks = refused(tokens) if refused is not None else {}
+        if masks:
+            settings = _settings([self._rows[place] for place in masks], again=True)
+            for place, token in zip(masks, self._ops.choose_of(self._logits, masks, settings), strict=True):
+                tokens[place] = token
+        return tokens
+
+
+def launch(ops: ReferenceOps, logits: Tensor, rows: Rows[Row]) -> Sampled:
+    """Choose a token for each row, without waiting for the device.
 
     Args:
-        logits: [S, vocabulary], any float dtype; may be changed.
+        logits: [S, vocabulary], any float dtype; may be changed, and is kept for what a grammar refuses.
         rows: what the S rows are for.
-        argmax: float32 [S, vocabulary] -> [S], the first of the largest in each row; torch's if None.
-        refused: which tokens may not be chosen; none if None.
-
-    Returns:
-        The tokens; `UNSOUND` where the largest logit is no finite number, as it is in a row computed from such.
     """
-    logits = _adjust(logits.float(), rows)
-    params = [row.params for row in rows]
-    chosen = logits.argmax(-1) if argmax is None else argmax(logits)
-    sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
-    drawn = [row for row, p in enumerate(params) if p.temperature > 0]
-    if drawn:
-        own = logits if len(drawn) == len(rows) else logits[drawn]
-        uniforms = [uniform(params[row].seed, rows[row].position) for row in drawn]
-        chosen[drawn] = _draw(own, [params[row] for row in drawn], uniforms)
-    tokens = chosen.where(sound, UNSOUND).tolist()
-    for row, mask in (refused(tokens) if refused is not None else {}).items():
-        tokens[row] = _choose_of(allowed(mask, logits.shape[1]), logits[row], rows[row])
-    return tokens
+    logits = _adjust(logits, rows)
+    return Sampled(ops, logits, rows, ops.choose(logits, _settings(rows)))
 
 
-def _choose_of(tokens: NDArray[np.int64], logits: Tensor, row: Row) -> int:
-    """One of some tokens, again, from the logits [vocabulary] of a row."""
-    if len(tokens) == 1:
-        return int(tokens[0])
-    left = logits.index_select(0, torch.from_numpy(tokens).to(logits.device)).unsqueeze(0)
-    p = row.params
-    if p.temperature > 0:
-        return int(tokens[int(_draw(left, [p], [uniform(p.seed, row.position, again=True)]))])
-    return int(tokens[int(left.argmax())])
+def sample(ops: ReferenceOps, logits: Tensor, rows: Rows[Row], refused: Refused | None = None) -> list[int]:
+    """The same, and wait for it."""
+    return launch(ops, logits, rows).read(refused)
 
 
-def uniform(seed: int, position: int, again: bool = False) -> float:
-    """A number in [0, 1), and another one `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
-    state = seed * 0xD1342543DE82EF95 + position * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019
-    state = (state + again * 0xD6E8FEB86659FD93) & _MASK64
+def uniforms(seeds: Rows[int], positions: Rows[int], again: bool = False) -> NDArray[np.float64]:
+    """Numbers in [0, 1), and others `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
+    state = np.array([seed & _MASK64 for seed in seeds], np.uint64) * np.uint64(0xD1342543DE82EF95)
+    state += np.array(positions, np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state += np.uint64((0x632BE59BD9B4E019 + again * 0xD6E8FEB86659FD93) & _MASK64)
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
-        state = ((state ^ (state >> shift)) * multiplier) & _MASK64
-    return ((state ^ (state >> 31)) >> 11) / (1 << 53)
+        state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / float(1 << 53)
+
+
+def _settings(rows: Rows[Row], again: bool = False) -> Settings:
+    settings = np.zeros((5, len(rows)), np.float32)
+    drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        params = [rows[place].params for place in drawn]
+        settings[:4, drawn] = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params]).T
+        settings[4, drawn] = uniforms([p.seed for p in params], [rows[place].position for place in drawn], again)
+    return settings
+
+
+class _Cells:
+    """Cells of logits, counted through all rows, and a number for each."""
+
+    def __init__(self) -> None:
+        self._places: list[NDArray[np.int64]] = []
+        self._values: list[NDArray[np.float32]] = []
+
+    def add(self, start: int, tokens: NDArray[np.int64], values: NDArray[np.floating] | float) -> None:
+        """Tokens of the row that begins at `start`, each once."""
+        self._places.append(start + tokens)
+        self._values.append(np.broadcast_to(values, tokens.shape).astype(np.float32))
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cells and numbers there."""
+        places, values = (torch.from_numpy(np.concatenate(parts)) for parts in (self._places, self._values))
+        return places.to(device), values.to(device)
 
 
 def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:
-    """Bias and penalties, only on rows that ask for them."""
-    for row, (sequence, drafts, p) in enumerate((row.sequence, row.drafts, row.params) for row in rows):
+    """Bias and penalties, only on rows that ask for them; float32 if there is any."""
+    bias, repeated, said = _Cells(), _Cells(), _Cells()
+    for place, row in enumerate(rows):
+        p, start = row.params, place * logits.shape[1]
         if p.logit_bias:
-            ids = torch.tensor(list(p.logit_bias), device=logits.device)
-            logits[row, ids] += torch.tensor(list(p.logit_bias.values()), device=logits.device)
+            bias.add(start, np.array(list(p.logit_bias)), np.array(list(p.logit_bias.values())))
         if p.repetition_penalty != 1.0:
-            ids = torch.tensor(sorted({*sequence.tokens, *drafts}), device=logits.device)
-            seen = logits[row, ids]
-            logits[row, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
-        if (p.frequency_penalty or p.presence_penalty) and (said := [*sequence.said, *drafts]):
-            counts = Counter(said)
-            ids = torch.tensor(list(counts), device=logits.device)
-            times = torch.tensor(list(counts.values()), device=logits.device, dtype=logits.dtype)
-            logits[row, ids] -= p.presence_penalty + p.frequency_penalty * times
+            repeated.add(start, np.array(list({*row.sequence.tokens, *row.drafts})), p.repetition_penalty)
+        if (p.frequency_penalty or p.presence_penalty) and (output := [*row.sequence.said, *row.drafts]):
+            tokens, times = np.unique(output, return_counts=True)
+            said.add(start, tokens, p.presence_penalty + p.frequency_penalty * times)
+    if not (bias or repeated or said):
+        return logits
+    logits = logits.float().contiguous()
+    flat = logits.view(-1)
+    if bias:
+        cells, values = bias.on(logits.device)
+        flat[cells] += values
+    if repeated:
+        cells, values = repeated.on(logits.device)
+        flat[cells] = torch.where(flat[cells] > 0, flat[cells] / values, flat[cells] * values)
+    if said:
+        cells, values = said.on(logits.device)
+        flat[cells] -= values
     return logits
-
-
-def _draw(logits: Tensor, params: Rows[SamplingParams], uniforms: list[float]) -> Tensor:
-    """One token per row, [R], from rows of logits that all have a temperature above 0."""
-    probabilities = torch.softmax(logits / _column(logits, [p.temperature for p in params]), dim=-1)
-    truncated = [row for row, p in enumerate(params) if p.top_k > 0 or p.top_p < 1 or p.min_p > 0]
-    if truncated:
-        rows = torch.tensor(truncated, device=logits.device)
-        least = _least_kept(probabilities[rows], [params[row] for row in truncated])
-        probabilities[rows] *= probabilities[rows] >= least
-    return _inverse(probabilities, _column(logits, uniforms))
-
-
-def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
-    """By row, the first token at which the cumulative weight [R, vocabulary] passes a share [R, 1] of the whole: [R].
-
-    In order of token ids, so that neither ties nor the company of other rows change what a draw yields; first among
-    blocks and then within one, as running sums of a whole vocabulary are slow.
-    """
-    if weights.shape[1] <= _BLOCK:
-        return _passed(weights, shares).squeeze(1)
-    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
-    masses = blocks.sum(-1)
-    block = _passed(masses, shares)
-    mass = masses.gather(1, block)
-    rest = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
-    place = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), rest)
-    # Logits that are not numbers find no token at all; whatever is chosen then must be one that the model has.
-    return (block * _BLOCK + place).clamp_(max=weights.shape[1] - 1).squeeze(1)
-
-
-def _passed(weights: Tensor, shares: Tensor) -> Tensor:
-    """Where running sums of weights [R, N] pass shares [R, 1] of the whole: [R, 1]."""
-    cumulative = weights.cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, shares * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
-    return torch.minimum(found, last).clamp_(max=weights.shape[1] - 1)
-
-
-def _least_kept(probabilities: Tensor, params: Rows[SamplingParams]) -> Tensor:
-    """The smallest probability, [R, 1], that top-k, then top-p, then min-p leave in each row; ties stay together."""
-    vocabulary = probabilities.shape[-1]
-    top_k = _column(probabilities, [p.top_k if p.top_k > 0 else vocabulary for p in params])
-    top_p = _column(probabilities, [p.top_p for p in params])
-    min_p = _column(probabilities, [p.min_p for p in params])
-    ordered = probabilities.topk(min(_CANDIDATES, vocabulary)).values
-    enough = ((top_p < 1) & (ordered.sum(-1, keepdim=True) >= top_p)) | (ordered[:, -1:] < min_p * ordered[:, :1])
-    settled = (top_k <= _CANDIDATES) | ((top_k >= vocabulary) & enough)
-    if not bool(settled.all()):
-        ordered = probabilities.sort(descending=True).values
-    ranked = ordered * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
-    mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
-    # A token stays while the mass before it is below top_p, so the most likely one always does.
-    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-    kept = (ranked > 0) & ((before < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
-    return ranked.where(kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values
-
-
-def _column(like: Tensor, values: list[float]) -> Tensor:
-    return torch.tensor(values, device=like.device, dtype=like.dtype).unsqueeze(1)

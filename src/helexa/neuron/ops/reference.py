@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
+from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing
@@ -178,6 +179,14 @@ class ReferenceOps:
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest in each row of float32 [S, V], int64 [S]."""
         return logits.argmax(-1)
+
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """A token for each row of [S, V], any float dtype (see `sampling.choose`); not waited for."""
+        return sampling.choose(logits.float(), settings, self.argmax)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """The same for some rows, of what their masks leave (see `sampling.choose_of`)."""
+        return sampling.choose_of(logits.float(), masks, settings)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""

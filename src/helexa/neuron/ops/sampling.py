@@ -1,0 +1,107 @@
+"""Draws from logits in plain torch: temperature, top-k, top-p, min-p, and one uniform number for each row.
+
+A draw is the inverse of the cumulative distribution at its row's number, over tokens in the order of their ids, so that
+neither ties nor the company of other rows change what a number yields.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from helexa.neuron.engine.plan import UNSOUND
+
+Settings = NDArray[np.float32]
+"""[5, S]: of each row its temperature (0 takes the largest), top-k (0 is off), top-p, min-p and number in [0, 1)."""
+
+Masks = Mapping[int, NDArray[np.uint8]]
+"""Of some rows, by row, which tokens may be chosen: one bit for each, the lowest of each byte first."""
+
+_BLOCK = 256  # of tokens whose weights are summed up first
+_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
+
+
+def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
+    """A token for each row of float32 [S, vocabulary], int64 [S]; `UNSOUND` where the largest is no finite number."""
+    chosen = argmax(logits)
+    sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
+    drawn = np.flatnonzero(settings[0] > 0)
+    if len(drawn) == len(logits):
+        chosen = _draw(logits, settings)
+    elif len(drawn):
+        chosen[drawn] = _draw(logits[drawn], settings[:, drawn])
+    return chosen.where(sound, UNSOUND)
+
+
+def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
+    """A token for each of some rows of float32 [S, vocabulary], of those that its mask leaves; settings of these."""
+    tokens: list[int] = []
+    for (place, mask), of_row in zip(masks.items(), settings.T[:, :, None], strict=True):
+        left = np.unpackbits(mask, bitorder="little", count=logits.shape[1]).view(np.bool_).nonzero()[0]
+        if len(left) > 1:
+            some = logits[place].index_select(0, torch.from_numpy(left).to(logits.device)).unsqueeze(0)
+            tokens.append(int(left[int(_draw(some, of_row) if of_row[0] > 0 else some.argmax())]))
+        else:
+            tokens.append(int(left[0]))
+    return tokens
+
+
+def _draw(logits: Tensor, settings: Settings) -> Tensor:
+    """One token per row, [R], from rows of logits that all have a temperature above 0."""
+    temperature, top_k, top_p, min_p, uniform = settings
+    probabilities = torch.softmax(logits / _column(logits, temperature), dim=-1)
+    truncated = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
+    if len(truncated):
+        rows = torch.from_numpy(truncated).to(logits.device)
+        probabilities[rows] *= probabilities[rows] >= _least_kept(probabilities[rows], settings[:, truncated])
+    return _inverse(probabilities, _column(logits, uniform))
+
+
+def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
+    """By row, the first token at which the cumulative weight [R, vocabulary] passes a share [R, 1] of the whole: [R].
+
+    First among blocks and then within one, as running sums of a whole vocabulary are slow.
+    """
+    if weights.shape[1] <= _BLOCK:
+        return _passed(weights, shares).squeeze(1)
+    blocks = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    masses = blocks.sum(-1)
+    block = _passed(masses, shares)
+    mass = masses.gather(1, block)
+    rest = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
+    place = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), rest)
+    # Logits that are not numbers find no token at all; whatever is chosen then must be one that the model has.
+    return (block * _BLOCK + place).clamp_(max=weights.shape[1] - 1).squeeze(1)
+
+
+def _passed(weights: Tensor, shares: Tensor) -> Tensor:
+    """Where running sums of weights [R, N] pass shares [R, 1] of the whole: [R, 1]."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:].contiguous()
+    found = torch.searchsorted(cumulative, shares * total, right=True)
+    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
+    return torch.minimum(found, last).clamp_(max=weights.shape[1] - 1)
+
+
+def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
+    """The smallest probability, [R, 1], that top-k, then top-p, then min-p leave in each row; ties stay together."""
+    vocabulary = probabilities.shape[-1]
+    top_k, top_p, min_p = (_column(probabilities, column) for column in settings[1:4])
+    top_k = top_k.where(top_k > 0, vocabulary)
+    ordered = probabilities.topk(min(_CANDIDATES, vocabulary)).values
+    enough = ((top_p < 1) & (ordered.sum(-1, keepdim=True) >= top_p)) | (ordered[:, -1:] < min_p * ordered[:, :1])
+    settled = (top_k <= _CANDIDATES) | ((top_k >= vocabulary) & enough)
+    if not bool(settled.all()):
+        ordered = probabilities.sort(descending=True).values
+    ranked = ordered * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
+    mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
+    # A token stays while the mass before it is below top_p, so the most likely one always does.
+    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    kept = (ranked > 0) & ((before < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
+    return ranked.where(kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values
+
+
+def _column(like: Tensor, values: Settings) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(like.device).unsqueeze(1)
