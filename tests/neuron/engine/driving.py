@@ -8,6 +8,7 @@ from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.steps import Steps
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -20,16 +21,24 @@ def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler
 
 
 def generate(
-    runner: Runner, scheduler: Scheduler, prompts: Rows[list[int]], max_tokens: int, sampling: SamplingParams = GREEDY
+    runner: Runner,
+    scheduler: Scheduler,
+    prompts: Rows[list[int]],
+    max_tokens: int,
+    sampling: SamplingParams = GREEDY,
+    *,
+    stop_ids: Rows[int] = (),
+    overlap: bool = False,
 ) -> list[list[int]]:
     """The output tokens of each prompt, all run together."""
     for number, prompt in enumerate(prompts):
-        request = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling)
+        request = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids))
         assert scheduler.add(Sequence(request)) is None
     tokens: list[list[int]] = [[] for _ in prompts]
-    while not scheduler.idle:
-        plan = scheduler.plan()
-        for output in scheduler.commit(plan, runner.run(plan).tokens):
+    steps = Steps(runner, scheduler, overlap)
+    while not steps.idle:
+        for output in steps.advance():
+            assert output.error is None
             tokens[output.id] += output.tokens
     scheduler.check_idle()
     return tokens

@@ -1,7 +1,10 @@
 """A KV cache that remembers which tokens each slot was computed from, in place of a model."""
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
 
+from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduler import Scheduler
 
@@ -14,6 +17,10 @@ class SimulatedCache:
         self.next_token = next_token
         self._slots: dict[tuple[int, int], tuple[str, list[int]]] = {}
         self._states: dict[int, tuple[str, list[int]]] = {}  # what recurrent layers keep, by state slot
+
+    def launch(self, plan: Plan, after: "SimulatedStep | None" = None) -> "SimulatedStep":
+        """A step that the host hears of later; it takes the tokens that are not known yet from the one before."""
+        return SimulatedStep(self.run([_known(entry, after) for entry in plan]))
 
     def run(self, plan: Plan) -> list[int]:
         """One step; tokens for each entry that samples: one, and one more per draft."""
@@ -58,6 +65,27 @@ class SimulatedCache:
         for entry in plan:
             if entry.save is not None and entry.sequence.slot is not None:
                 self._states[entry.save] = self._states[entry.sequence.slot]
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """What a step brought."""
+
+    tokens: list[int]
+
+    def read(self) -> Outcome:
+        """The same, when the host asks."""
+        return Outcome(self.tokens)
+
+
+def _known(entry: PlanEntry, after: SimulatedStep | None) -> PlanEntry:
+    """The same entry of a sequence that has all its tokens."""
+    sequence = copy(entry.sequence)
+    sequence.tokens = [token if token >= 0 or after is None else after.tokens[token] for token in sequence.tokens]
+    assert all(token >= 0 for token in sequence.tokens[: sequence.computed]), "computed from what is no token"
+    known = copy(entry)
+    known.sequence = sequence
+    return known
 
 
 def _tokens(entry: PlanEntry) -> list[int]:

@@ -4,12 +4,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.messages import (
     Embed,
     EngineOptions,
@@ -24,9 +26,10 @@ from helexa.neuron.engine.messages import (
 )
 from helexa.neuron.engine.plan import UNSOUND, Plan
 from helexa.neuron.engine.process import Engine
-from helexa.neuron.engine.runner import ModelFacts, Outcome
+from helexa.neuron.engine.runner import ModelFacts
 
 GREEDY = SamplingParams(temperature=0)
+OPTIONS = EngineOptions()
 FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
     "model_type": "none",
     "quant": "",
@@ -43,11 +46,24 @@ class Runner:
     facts = ModelFacts(**FACTS)
 
     def __init__(self, step: Callable[[Plan], list[int]]) -> None:
-        self.run = lambda plan: Outcome(step(plan), {}, hidden_of(plan))
+        self._step = step
         self.cleared: list[int] = []
+
+    def launch(self, plan: Plan, after: object) -> "Computed":
+        return Computed(Outcome(self._step(plan), {}, hidden_of(plan)))
 
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
+
+
+@dataclass
+class Computed:
+    """A step that is over."""
+
+    outcome: Outcome
+
+    def read(self) -> Outcome:
+        return self.outcome
 
 
 def hidden_of(plan: Plan) -> dict[int, torch.Tensor]:
@@ -90,11 +106,17 @@ class Served:
         self._socket.sendall(encode(Shutdown()))
 
 
+@pytest.fixture(params=[False, True], ids=["", "overlap"], autouse=True)
+def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds whether or not a step is launched before the one before it is read."""
+    monkeypatch.setattr(f"{__name__}.OPTIONS", EngineOptions(speculation=False, overlap=request.param))
+
+
 @contextmanager
 def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
     ours, theirs = socket.socketpair()
     runner = Runner(step)
-    engine = Engine(theirs, runner, EngineOptions(speculation=False), Path("no model"))  # type: ignore[arg-type]
+    engine = Engine(theirs, runner, OPTIONS, Path("no model"))  # type: ignore[arg-type]
 
     def serve() -> None:
         with theirs, suppress(SystemExit):

@@ -66,6 +66,15 @@ def test_however_it_is_scheduled(runner: Runner, alone: list[list[int]], options
     assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == alone
 
 
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
+def test_overlap_changes_nothing(runner: Runner, alone: list[list[int]], options: dict[str, int]) -> None:
+    overlapping = scheduler(runner, speculation=False, **options)
+    assert generate(runner, overlapping, PROMPTS, TOKENS, overlap=True) == alone
+    longer = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    from_snapshots = generate(runner, overlapping, longer, TOKENS, overlap=True)
+    assert from_snapshots == generate(runner, scheduler(runner, prefix_reuse="off", speculation=False), longer, TOKENS)
+
+
 class Foresight:
     """Guesses two tokens right and a third one wrong, every time."""
 
@@ -108,8 +117,8 @@ def prefill(
     assert scheduler.add(sequence) is None
     seen: list[Tensor] = []
 
-    def spy(plan: Plan) -> tuple[Tensor, None]:
-        seen.append(Runner.compute(runner, plan)[0].clone())
+    def spy(plan: Plan, last: Tensor | None) -> tuple[Tensor, None]:
+        seen.append(Runner.compute(runner, plan, last)[0].clone())
         return seen[-1], None
 
     while True:

@@ -72,6 +72,18 @@ def test_preemption_gives_the_same_tokens(
     assert resumed, "no sequence had a full page to come back to"
 
 
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 7}], ids=["plain", "chunked", "preempted"])
+def test_overlap_gives_the_same_tokens(runner: Runner, alone: list[list[int]], options: dict[str, int]) -> None:
+    scheduler = scheduler_of(runner, **options)  # type: ignore[arg-type]
+    assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == alone
+
+
+def test_overlap_ends_at_the_token_that_ends_an_answer(runner: Runner, alone: list[list[int]]) -> None:
+    stop = alone[-1][TOKENS // 2]
+    expected = [tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in alone]
+    assert generate(runner, scheduler_of(runner), PROMPTS, TOKENS, stop_ids=[stop], overlap=True) == expected
+
+
 def test_a_prefix_hit_gives_the_same_tokens(runner: Runner, alone: list[list[int]]) -> None:
     scheduler = scheduler_of(runner)
     long = PROMPTS[-1]
@@ -90,6 +102,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(runner: Runner) -> None:
     (alone,) = generate(runner, scheduler_of(runner), [START], TOKENS, seeded)
     together = generate(runner, scheduler_of(runner, max_step_tokens=16), [START] * 4, TOKENS, seeded)
     assert together == [alone] * 4
+    assert generate(runner, scheduler_of(runner), [START] * 4, TOKENS, seeded, overlap=True) == [alone] * 4
     assert generate(runner, scheduler_of(runner), [START], TOKENS, other) != [alone]
 
 

@@ -20,7 +20,7 @@ PAGE = 64
 
 
 @asynccontextmanager
-async def running(model: Path, **options: int) -> AsyncIterator[EngineClient]:
+async def running(model: Path, **options: int | bool) -> AsyncIterator[EngineClient]:
     client = await EngineClient.start(model, EngineOptions(**({"kv_cache_mb": 64} | options)))
     try:
         yield client
@@ -57,8 +57,20 @@ async def until_idle(client: EngineClient) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[False, True], ids=["", "overlap"])
+async def any_client(request: pytest.FixtureRequest, client: EngineClient, smollm2_gguf: Path):
+    """An engine that reads each step before the next one, and one that does not."""
+    if not request.param:
+        yield client
+        return
+    async with running(smollm2_gguf, overlap=True, speculation=False) as overlapping:
+        yield overlapping
+
+
 @pytest.mark.asyncio(loop_scope="module")
-async def test_half_of_many_streams_hang_up_and_nothing_is_lost_or_left(client: EngineClient):
+async def test_half_of_many_streams_hang_up_and_nothing_is_lost_or_left(any_client: EngineClient):
+    client = any_client
+
     async def hang_up(stream: TokenStream) -> None:
         await anext(stream)
         await anext(stream)

@@ -133,6 +133,11 @@ class Batch:
     spans: list[Span]
     capacity: Capacity
 
+    def take_tokens(self, last: Tensor) -> None:
+        """Put the tokens [N] of the step before in the places that stand for them (see `overlap.as_after`)."""
+        from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a row of no numbers must not ask for a token -1
+        torch.where(self.tokens < 0, from_last, self.tokens, out=self.tokens)
+
     @cached_property
     def tables(self) -> Tables:
         """The same as `spans`, on the device."""

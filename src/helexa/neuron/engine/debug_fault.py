@@ -129,12 +129,12 @@ class Faults:
             return
         compute = runner.compute
 
-        def struck(plan: Plan) -> tuple[Tensor, Tensor | None]:
+        def struck(plan: Plan, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             self._step += 1
             due = [fault for fault in self._faults if fault.due(self._step, plan)]
             for fault in due:
                 fault.strike()
-            logits, hidden = compute(plan)
+            logits, hidden = compute(plan, last)
             for fault in due:
                 if fault.kind == "nan":
                     _spoil(logits, plan, fault)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.messages import PrefixReuse
 from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 
@@ -106,17 +107,23 @@ class Memory:
             return None
         if not sequence.decoding and end != self._next_mark(sequence):
             return None
-        page = end // self._pages.page_size
-        page_hash.extend(sequence.chain, sequence.tokens, page, self._pages.page_size)
-        return None if self._states.holds(sequence.chain[page]) else self._states.reserve()
+        if sequence.tokens[end - 1] >= 0:  # else what the page will hold is not known yet
+            page = end // self._pages.page_size
+            page_hash.extend(sequence.chain, sequence.tokens, page, self._pages.page_size)
+            if self._states.holds(sequence.chain[page]):
+                return None
+        return self._states.reserve()
 
-    def take_snapshot(self, sequence: Sequence, count: int, save: int | None) -> None:
-        """Remember what a step of `count` tokens has saved; of a sequence that decodes, only its latest is kept."""
-        if self._states is None or save is None:
+    def take_snapshot(self, entry: PlanEntry) -> None:
+        """Remember what a step has saved; of a sequence that decodes, only its latest is kept."""
+        if self._states is None or entry.save is None:
             return
-        page = sequence.chain[(sequence.computed + count) // self._pages.page_size]
-        self._states.register(save, page)
-        if sequence.decoding:
+        sequence, size = entry.sequence, self._pages.page_size
+        count = (sequence.computed + entry.count) // size
+        page_hash.extend(sequence.chain, sequence.tokens, count, size)
+        page = sequence.chain[count]
+        self._states.register(entry.save, page)
+        if entry.decoding:
             if sequence.follower is not None:
                 self._states.forget(sequence.follower)
             sequence.follower = page

@@ -51,6 +51,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
             is the same.
         speculation_max_sequences: while more than these decode, nothing is guessed.
+        graphs: record steps of decoding once and run them again whole, where the kernels can.
+        overlap: launch a step before the one before it is read; None where that pays, on GPUs.
         prefix_reuse: whose prompts share pages of the KV cache when they begin alike: those with the same salt, `all`,
             or nobody's.
     """
@@ -73,6 +75,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
     speculation_max_sequences: int = 4
+    graphs: bool = True
+    overlap: bool | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

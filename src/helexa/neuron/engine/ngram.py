@@ -27,14 +27,16 @@ class Drafter:
             grams = zip(*(tokens[i:-1] for i in range(n)), strict=False)
             self._index.update(zip(grams, range(n, len(tokens)), strict=True))
 
+    @property
+    def may_draft(self) -> bool:
+        """Whether there may be guesses when one more token is known; else there are none, whichever it is."""
+        self._read()
+        return self._match <= _SHORT or tuple(self._tokens[-_SHORT:]) in self._index
+
     def draft(self, limit: int) -> tuple[int, ...]:
         """Guesses of the next tokens, at most `limit`; none when nothing promising was found."""
+        self._read()
         tokens = self._tokens
-        for end in range(self._indexed, len(tokens)):
-            for n in (_SHORT, _LONG):
-                if end >= n:
-                    self._index[tuple(tokens[end - n : end])] = end
-        self._indexed = len(tokens)
         place = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
         if place is None or tokens[max(place - self._match, 0) : place] != tokens[-self._match :]:
             return ()
@@ -52,3 +54,12 @@ class Drafter:
         else:
             self._depth = max(self._depth // 2, _LEAST_DEPTH)
             self._match = min(self._match * 2, _MOST_MATCH)
+
+    def _read(self) -> None:
+        """Index the n-grams that have got a token after them."""
+        tokens = self._tokens
+        for end in range(self._indexed, len(tokens)):
+            for n in (_SHORT, _LONG):
+                if end >= n:
+                    self._index[tuple(tokens[end - n : end])] = end
+        self._indexed = len(tokens)

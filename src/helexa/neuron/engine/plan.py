@@ -1,6 +1,6 @@
 """The plan of a step: what is computed of which sequences."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.sequence import Sequence
@@ -12,7 +12,7 @@ MOST_DRAFTS = 16
 """Rows that speculation may add to a sequence."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PlanEntry:
     """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
 
@@ -20,6 +20,11 @@ class PlanEntry:
     They are computed along, and kept as far as they are what is sampled in their places. `restore` and `save` are slots
     of snapshots (see `states`): where the recurrent state of the sequence comes from before the step, and where a copy
     of it goes after.
+
+    Attributes:
+        completes: all that is known of the sequence is computed after the step.
+        samples: the step yields a new token for it.
+        decoding: all that it computes of the sequence is what the last step brought.
     """
 
     sequence: Sequence
@@ -28,16 +33,14 @@ class PlanEntry:
     restore: int | None = None
     save: int | None = None
     drafter: Drafter | None = None
+    completes: bool = field(init=False)
+    samples: bool = field(init=False)
+    decoding: bool = field(init=False)
 
-    @property
-    def samples(self) -> bool:
-        """Whether this step yields a new token for the sequence."""
-        return self.completes and self.sequence.pooled is None
-
-    @property
-    def completes(self) -> bool:
-        """Whether all that is known of the sequence is computed after the step."""
-        return self.count == self.sequence.pending
+    def __post_init__(self) -> None:
+        self.completes = self.count == self.sequence.pending
+        self.samples = self.completes and self.sequence.pooled is None
+        self.decoding = self.sequence.decoding
 
 
 Plan = list[PlanEntry]

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import torch
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import lifeline
 from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
 from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
@@ -40,11 +38,11 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import UNSOUND, Plan
-from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Outcome, Runner, load
+from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner, load
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.steps import Steps
 
 _log = logging.getLogger("helexa.neuron.engine")
 _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
@@ -60,7 +58,6 @@ class Engine:
 
     def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
         self._connection = connection
-        self._runner = runner
         self._decoder = FrameDecoder(ToEngine)
         facts = runner.facts
         pages = PagePool(facts.kv_pages, PAGE_SIZE)
@@ -70,7 +67,8 @@ class Engine:
         )
         self._scheduler = Scheduler(bounded, pages, states)
         self._grammars = Grammars(model, facts.vocab_size)
-        self._strikes = Strikes()
+        overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
+        self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
         """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
@@ -85,9 +83,7 @@ class Engine:
         if not self._receive(outputs):
             return False
         try:
-            plan = scheduler.plan()
-            if plan:
-                outputs += self._step(plan)
+            outputs += self._steps.advance()
             scheduler.check_idle()
         except Exception as error:
             _log.exception("this engine process ends")
@@ -96,44 +92,9 @@ class Engine:
         self._report(outputs)
         return True
 
-    def _step(self, plan: Plan) -> list[TokenOutput]:
-        """Run a plan. What a request brings about ends that request.
-
-        Raises:
-            Exception: the device, or this process, can no longer be trusted.
-        """
-        begun = time.perf_counter()
-        try:
-            outcome = self._runner.run(plan)
-        except Exception as error:
-            exhausted = is_out_of_memory(error)
-            if is_device_fault(error) or (exhausted and self._strikes.out()):
-                raise
-            _log.exception("a step of %d sequences failed", len(plan))
-            if exhausted and self._runner.device.type == "cuda":
-                torch.cuda.empty_cache()
-            return self._scheduler.isolate(plan, f"the step failed: {type(error).__name__}")
-        sampled, seconds = outcome.tokens, time.perf_counter() - begun
-        sound = [token != UNSOUND for token in sampled] + _sound_vectors(plan, outcome)
-        if all(sound):
-            if sound:  # a piece of a prompt proves nothing
-                self._strikes.sound()
-            return self._commit(plan, outcome, seconds)
-        _log.error("%d of %d rows of logits and vectors are no finite numbers", sound.count(False), len(sound))
-        several = sum(entry.completes for entry in plan) > 1
-        if self._strikes.out() or (several and not any(sound)):
-            raise ArithmeticError("the device computes no numbers any more")
-        return self._commit(plan, outcome, seconds)
-
-    def _commit(self, plan: Plan, outcome: Outcome, seconds: float) -> list[TokenOutput]:
-        outputs = self._scheduler.commit(plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden)
-        if unsound := self._scheduler.take_unsound():
-            self._runner.clear(unsound)
-        return outputs
-
     def _receive(self, outputs: list[TokenOutput]) -> bool:
         """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
-        timeout = None if self._scheduler.idle else 0
+        timeout = None if self._steps.idle else 0
         while ready := select.select([self._connection, self._grammars], [], [], timeout)[0]:
             timeout = 0
             for sequence, failure in self._grammars.fetch() if self._grammars in ready else ():
@@ -184,15 +145,6 @@ class Engine:
             cached_tokens=scheduler.cached_tokens,
         )
         self._connection.sendall(encode(report))
-
-
-def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:
-    """Of each vector that this step completes, whether it is all finite numbers."""
-    return [
-        pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
-        for entry in plan
-        if entry.completes and (pooled := entry.sequence.pooled) is not None
-    ]
 
 
 def main() -> None:

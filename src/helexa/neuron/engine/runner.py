@@ -3,8 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
 from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
 from helexa.neuron.engine.fit import alone
+from helexa.neuron.engine.launched import Launched, Outcome
 from helexa.neuron.engine.logprobs import Logprobs
-from helexa.neuron.engine.masks import refused
-from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Logprob, Needs, SamplingParams
+from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
 from helexa.neuron.engine.needs import free_memory, needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
@@ -31,7 +30,7 @@ from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.quant_form import AUTO, quant_named
 from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
 
-__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Outcome", "Runner", "load"]
+__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Runner", "load"]
 
 _log = logging.getLogger("helexa.neuron.engine")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,21 +74,6 @@ class ModelFacts:
     max_sequences: int
     memory_bytes: int
     quant: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step brought.
-
-    Attributes:
-        tokens: for each entry that samples, in plan order: one, and one more per draft.
-        logprobs: of those of them whose sequences ask, by their place in `tokens`.
-        hidden: of sequences whose vector is wanted, by their ids, the sum of the step's hidden states that count.
-    """
-
-    tokens: list[int]
-    logprobs: dict[int, Logprob] = field(default_factory=dict[int, Logprob])
-    hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
 
 class Runner:
@@ -170,31 +154,43 @@ class Runner:
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
         self._check(config.get("bos_token_id"), model_path.name)
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> Outcome:
         """Run one step."""
+        return self.launch(plan).read()
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
+        """Have the device run one step; on a GPU this returns before it has.
+
+        Args:
+            after: the step before, of which this one takes tokens; its sequences stand `as_after` it.
+        """
         rows = rows_of(plan)
         self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
-        logits, hidden = self.compute(plan)
+        logits, hidden = self.compute(plan, None if after is None or after.sampled is None else after.sampled.tokens)
         self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
-        sums = _sums(plan, hidden)
         if not rows:
-            return Outcome([], hidden=sums)
+            return Launched(plan, hidden=hidden)
         logprobs = Logprobs(logits, rows)
         sampled = launch(self.ops, logits, rows)
         logprobs.begin(sampled.tokens)
-        tokens = sampled.read(partial(refused, plan))
-        return Outcome(tokens, logprobs.of(tokens), sums)
+        return Launched(plan, sampled, logprobs, hidden)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
         return self.compute(plan)[0]
 
     @torch.inference_mode()
-    def compute(self, plan: Plan) -> tuple[Tensor, Tensor | None]:
-        """What `forward` returns, and the hidden states [P, H] that are pooled, if any, in plan order."""
+    def compute(self, plan: Plan, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What `forward` returns, and the hidden states [P, H] that are pooled, if any, in plan order.
+
+        Args:
+            last: int64 [N], the tokens that the step before yields, if any are still to come from there.
+        """
         model, settings = self._model, self._model.settings
         batch = self._layout.lay_out(plan)
+        if last is not None:
+            batch.take_tokens(last)
         group = settings.heads // settings.kv_heads
         if not batch.pooled:
             logits = self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
@@ -223,21 +219,6 @@ class Runner:
             if source is not None and target is not None:
                 for state in self._states:
                     state.copy(source, target)
-
-
-def _sums(plan: Plan, hidden: Tensor | None) -> dict[int, Tensor]:
-    """By sequence, the sums of the rows [P, H] that it wants, in float32 on the CPU."""
-    sums: dict[int, Tensor] = {}
-    if hidden is None:
-        return sums
-    first = 0
-    for sequence, count in ((entry.sequence, entry.count) for entry in plan):
-        if sequence.pooled is not None:
-            rows = len(sequence.pooled.wanted(sequence.computed, sequence.computed + count))
-            if rows:
-                sums[sequence.id] = hidden[first : first + rows].float().sum(0).cpu()
-            first += rows
-    return sums
 
 
 def load(

@@ -34,15 +34,10 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Row:
-    """Whose next token a row of logits is for: that of `sequence` if `drafts` came after its tokens.
-
-    Attributes:
-        ahead: tokens of the sequence that are chosen, but not read yet.
-    """
+    """Whose next token a row of logits is for: that of `sequence` if `drafts` came after its tokens."""
 
     sequence: Sequence
     drafts: tuple[int, ...] = ()
-    ahead: int = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -52,7 +47,7 @@ class Row:
     @property
     def position(self) -> int:
         """Where the token that it is for will be."""
-        return len(self.sequence.tokens) + self.ahead + len(self.drafts)
+        return len(self.sequence.tokens) + len(self.drafts)
 
 
 def rows_of(plan: Plan) -> list[Row]:

@@ -22,6 +22,7 @@ from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.memory import Memory
 from helexa.neuron.engine.messages import EngineOptions, FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
+from helexa.neuron.engine.overlap import foreseeable
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import MOST_DRAFTS, UNSOUND, Plan, PlanEntry
@@ -58,6 +59,9 @@ class Scheduler:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self._unsound: list[int] = []
+        self._ahead = False  # a plan is made before the step before it is committed
+        self._left_out = False  # it left a sequence out that found no page
+        self._most_drafting = options.speculation_max_sequences if options.speculation else 0
 
     @property
     def idle(self) -> bool:
@@ -95,6 +99,7 @@ class Scheduler:
         Nobody starves: whoever decodes is in every step, or takes turns, and prompts share what the budget leaves, at
         least one token.
         """
+        self._left_out = False
         if self._suspects:
             self._apart = not self._apart
             if not self._apart and (others := self._plan_together()):
@@ -103,6 +108,24 @@ class Scheduler:
                 return alone
             self._suspects.clear()
         return self._plan_together()
+
+    def plan_after(self) -> Plan:
+        """The step after one that is not committed yet, while its sequences stand `as_after` it; may be empty.
+
+        Nobody is preempted for it: whoever finds no page is left out, and the step after it waits.
+        """
+        self._ahead = True
+        try:
+            return self._plan_together()
+        finally:
+            self._ahead = False
+
+    def foresees(self, plan: Plan) -> bool:
+        """Whether `plan_after` can be asked for: nothing that it needs depends on the tokens that `plan` yields."""
+        if self._suspects or self._left_out or not foreseeable(plan):
+            return False
+        decoding = [entry.sequence for entry in plan if entry.samples]
+        return len(decoding) > self._most_drafting or not any(self._drafter(one).may_draft for one in decoding)
 
     def commit(
         self,
@@ -123,8 +146,8 @@ class Scheduler:
             logprobs: of those whose sequences ask, by their place in `sampled`.
             hidden: what the vectors that are wanted get of this step, by the ids of their sequences.
         """
-        prompts = sum(entry.count for entry in plan if not entry.sequence.decoding)
-        rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.sequence.decoding)
+        prompts = sum(entry.count for entry in plan if not entry.decoding)
+        rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
         if seconds is not None and rows:
             self._turns.learn(rows, prompts, seconds)
         elif seconds is not None:
@@ -135,7 +158,11 @@ class Scheduler:
         outputs: list[TokenOutput] = []
         for entry in plan:
             sequence = entry.sequence
-            self._memory.take_snapshot(sequence, entry.count, entry.save)
+            if not sequence.pages:  # it has ended, or was cancelled, since the step was planned
+                self._memory.unreserve(entry.save)
+                row += entry.samples * (len(entry.drafts) + 1)
+                continue
+            self._memory.take_snapshot(entry)
             if sequence.pooled is not None:
                 sequence.pooled.add(sequence.computed, hidden.get(sequence.id))
                 if entry.completes:
@@ -184,22 +211,30 @@ class Scheduler:
             )
         return outputs
 
-    def isolate(self, plan: Plan, error: str) -> list[TokenOutput]:
+    def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
         """A planned step failed: if it was one sequence's alone, end that with `error`.
 
         If it was that of several, each begins anew, with steps of its own, until it goes on or fails.
+
+        Args:
+            after: the step that was launched after it, which counts for nothing: its sequences begin anew.
         """
-        for entry in plan:
+        for entry in [*plan, *(after or [])]:
             self._memory.unreserve(entry.save)
-        if len(plan) == 1:
-            sequence = plan[0].sequence
-            self.running.remove(sequence)
-            self._drop(sequence)
-            return [self.refusal(sequence, error)]
-        self._suspects = deque(self.running)
-        for sequence in reversed(self._suspects):
-            self._preempt(sequence)
-        return []
+        if len(plan) > 1:
+            self._suspects = deque(self.running)
+            for sequence in reversed(self._suspects):
+                self._preempt(sequence)
+            return []
+        sequence = plan[0].sequence
+        spoilt = {entry.sequence for entry in after or []} - {sequence}
+        for other in reversed([one for one in self.running if one in spoilt]):
+            self._preempt(other)
+        if sequence not in self.running:
+            return []  # it has ended meanwhile
+        self.running.remove(sequence)
+        self._drop(sequence)
+        return [self.refusal(sequence, error)]
 
     def take_unsound(self) -> list[int]:
         """Pages that were given back and may hold what is no number; to be cleared before the next step."""
@@ -225,7 +260,7 @@ class Scheduler:
         """A step of all; as long as there are suspects, of those who run beside them."""
         plan: dict[Sequence, int] = {}
         ration = self._turns.ration(self.running, self.waiting)
-        decoding = [s for s in self.running if s.decoding and s not in self._suspects]
+        decoding = [s for s in self.running if s.decoding and s not in self._suspects and not self._ends(s)]
         for sequence in self._turns.choose(decoding, ration.rows):
             self._place(sequence, sequence.pending, plan)
         if not self._suspects:
@@ -233,7 +268,7 @@ class Scheduler:
             if not plan:
                 self._add_prompts(plan, Ration())
         drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
-        if self.options.speculation and len(decoding) <= self.options.speculation_max_sequences:
+        if len(decoding) <= self._most_drafting and not self._ahead:
             room = self.options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
                 if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
@@ -364,6 +399,9 @@ class Scheduler:
             return 0  # it was preempted for an older one just now
         count = self._memory.until_mark(sequence, count)
         while not self._memory.grow(sequence, count):
+            if self._ahead:
+                self._left_out = True
+                return 0
             victim = self.running[-1]
             plan.pop(victim, None)
             self._preempt(victim)
@@ -385,13 +423,22 @@ class Scheduler:
             return (), None
         drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None
         if not drafts:
-            drafter = sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+            drafter = self._drafter(sequence)
             drafts = drafter.draft(limit)
             if sequence.guide is not None:
                 drafts = sequence.guide.fitting(drafts)
         if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
             return (), None
         return drafts, drafter
+
+    @staticmethod
+    def _drafter(sequence: Sequence) -> Drafter:
+        sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+        return sequence.drafter
+
+    def _ends(self, sequence: Sequence) -> bool:
+        """Whether it ends with the token that is under way, whichever that is."""
+        return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._left(sequence) <= 0)
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that the sequence may still get, by the context and by what the cache could hold."""

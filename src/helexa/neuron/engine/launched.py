@@ -1,0 +1,68 @@
+"""A step that the device computes: what it brings is read when it is wanted."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.logprobs import Logprobs
+from helexa.neuron.engine.masks import refused
+from helexa.neuron.engine.messages import Logprob
+from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.sampler import Sampled
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step brought.
+
+    Attributes:
+        tokens: for each entry that samples, in plan order: one, and one more per draft.
+        logprobs: of those of them whose sequences ask, by their place in `tokens`.
+        hidden: of sequences whose vector is wanted, by their ids, the sum of the step's hidden states that count.
+    """
+
+    tokens: list[int]
+    logprobs: dict[int, Logprob] = field(default_factory=dict[int, Logprob])
+    hidden: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step under way.
+
+    Attributes:
+        sampled: the tokens, if any sequence gets one.
+        logprobs: what is said of them.
+        hidden: [P, H], the hidden states that are pooled, in plan order, if any.
+    """
+
+    plan: Plan
+    sampled: Sampled | None = None
+    logprobs: Logprobs | None = None
+    hidden: Tensor | None = None
+
+    @torch.inference_mode()
+    def read(self) -> Outcome:
+        """Wait for the step, and for none after it."""
+        sums = _sums(self.plan, self.hidden)
+        if self.sampled is None or self.logprobs is None:
+            return Outcome([], hidden=sums)
+        tokens = self.sampled.read(partial(refused, self.plan))
+        return Outcome(tokens, self.logprobs.of(tokens), sums)
+
+
+def _sums(plan: Plan, hidden: Tensor | None) -> dict[int, Tensor]:
+    """By sequence, the sums of the rows [P, H] that it wants, in float32 on the CPU."""
+    sums: dict[int, Tensor] = {}
+    if hidden is None:
+        return sums
+    first = 0
+    for sequence, count in ((entry.sequence, entry.count) for entry in plan):
+        if sequence.pooled is not None:
+            rows = len(sequence.pooled.wanted(sequence.computed, sequence.computed + count))
+            if rows:
+                sums[sequence.id] = hidden[first : first + rows].float().sum(0).cpu()
+            first += rows
+    return sums

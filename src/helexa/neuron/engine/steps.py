@@ -1,0 +1,130 @@
+"""Steps: planned, launched, read and committed, one after the other; and what it costs when one fails."""
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+
+from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.launched import Launched, Outcome
+from helexa.neuron.engine.messages import TokenOutput
+from helexa.neuron.engine.overlap import as_after
+from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.scheduler import Scheduler
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A plan that was launched, or failed to be.
+
+    Attributes:
+        begun: when, by the clock of `time.perf_counter`.
+    """
+
+    plan: Plan
+    begun: float
+    launched: Launched | None = None
+    error: Exception | None = None
+
+    def read(self) -> Outcome:
+        """Wait for what it brings, or raise what it failed with."""
+        if self.launched is None:
+            raise self.error or AssertionError("never launched")
+        return self.launched.read()
+
+
+class Steps:
+    """Advances the sequences of a scheduler on a runner.
+
+    Args:
+        overlap: launch a step before the one before it is read, where that can be; a sequence that turns out to have
+            ended has a row too many then, which counts for nothing.
+    """
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, overlap: bool = False) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._overlap = overlap
+        self._ahead: _Step | None = None
+        self._strikes = Strikes()
+        self._read = 0.0  # when a step was read last
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to compute, and nothing to read."""
+        return self._ahead is None and self._scheduler.idle
+
+    def advance(self) -> list[TokenOutput]:
+        """Run a step to its end, if there is anything to do. What a request brings about ends that request.
+
+        Raises:
+            Exception: the device, or this process, can no longer be trusted.
+        """
+        step, self._ahead = self._ahead or self._launch(self._scheduler.plan()), None
+        if step is None:
+            return []
+        if self._overlap and step.launched is not None and self._scheduler.foresees(step.plan):
+            with as_after(step.plan):
+                self._ahead = self._launch(self._scheduler.plan_after(), step.launched)
+        return self._finish(step)
+
+    def _launch(self, plan: Plan, after: Launched | None = None) -> _Step | None:
+        if not plan:
+            return None
+        begun = time.perf_counter()
+        try:
+            return _Step(plan, begun, self._runner.launch(plan, after))
+        except Exception as error:
+            return _Step(plan, begun, error=error)
+
+    def _finish(self, step: _Step) -> list[TokenOutput]:
+        plan = step.plan
+        try:
+            outcome = step.read()
+        except Exception as error:
+            exhausted = is_out_of_memory(error)
+            if is_device_fault(error) or (exhausted and self._strikes.out()):
+                raise
+            _log.error("a step of %d sequences failed", len(plan), exc_info=error)
+            if exhausted and self._runner.device.type == "cuda":
+                torch.cuda.empty_cache()
+            after, self._ahead = self._ahead, None
+            said = f"the step failed: {type(error).__name__}"
+            return self._scheduler.isolate(plan, said, None if after is None else after.plan)
+        begun, self._read = max(step.begun, self._read), time.perf_counter()
+        seconds = self._read - begun
+        sound = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
+        if all(sound):
+            if sound:  # a piece of a prompt proves nothing
+                self._strikes.sound()
+            return self._commit(plan, outcome, seconds)
+        _log.error("%d of %d rows of logits and vectors are no finite numbers", sound.count(False), len(sound))
+        several = sum(entry.completes for entry in plan) > 1
+        if self._strikes.out() or (several and not any(sound)):
+            raise ArithmeticError("the device computes no numbers any more")
+        return self._commit(plan, outcome, seconds)
+
+    def _commit(self, plan: Plan, outcome: Outcome, seconds: float) -> list[TokenOutput]:
+        outputs = self._scheduler.commit(plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden)
+        if unsound := self._scheduler.take_unsound():
+            self._runner.clear(unsound)
+        return outputs
+
+
+def _sound_tokens(plan: Plan, outcome: Outcome) -> list[bool]:
+    """Of each token for a sequence that is still there, whether it was chosen from finite numbers."""
+    rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
+    return [token != UNSOUND for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
+
+
+def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:
+    """Of each vector that this step completes, whether it is all finite numbers."""
+    return [
+        pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
+        for entry in plan
+        if entry.completes and (pooled := entry.sequence.pooled) is not None
+    ]

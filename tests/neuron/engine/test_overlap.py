@@ -1,0 +1,159 @@
+"""Steps that are launched before the one before them is read bring what they bring one by one."""
+
+import random
+from collections import Counter
+
+import pytest
+from simulation import SimulatedCache, SimulatedStep
+
+from helexa.neuron.engine import faults
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ngram import Drafter
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.steps import Steps
+
+FATAL, NOT_A_NUMBER, STOP = 7, 8, 9
+PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
+GREEDY = SamplingParams(temperature=0)
+
+
+def next_token(tokens: list[int]) -> int:
+    """One of many, now and then the one that ends an answer."""
+    return STOP if sum(tokens) % 11 == 3 else 10 + sum(tokens) % 40
+
+
+class Simulated(SimulatedCache):
+    """A runner that fails, or says what is no number, where a prompt tells it to; counts what is launched ahead."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler, next_token)
+        self.device = None
+        self.ahead = 0
+        self.cleared: list[int] = []
+
+    def launch(self, plan: Plan, after: SimulatedStep | None = None) -> SimulatedStep:
+        if any(FATAL in entry.sequence.tokens for entry in plan):
+            raise ValueError("of no consequence")
+        step = super().launch(plan, after)
+        rows = [entry for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
+        spoilt = [NOT_A_NUMBER in entry.sequence.tokens for entry in rows]
+        self.ahead += after is not None
+        return SimulatedStep([UNSOUND if bad else token for bad, token in zip(spoilt, step.tokens, strict=True)])
+
+    def clear(self, pages: list[int]) -> None:
+        self.cleared += pages
+
+
+class World:
+    """A scheduler, a runner and what came of the requests."""
+
+    def __init__(self, overlap: bool, hybrid: bool = False, pages: int = 80, **options: object) -> None:
+        built = EngineOptions(
+            **{"max_step_tokens": 24, "max_sequences": SEQUENCES, "max_waiting": 100, "speculation": False} | options  # type: ignore[arg-type]
+        )
+        self.states = StatePool(SEQUENCES, SNAPSHOTS) if hybrid else None
+        self.scheduler = Scheduler(built, PagePool(pages, PAGE), self.states)
+        self.runner = Simulated(self.scheduler)
+        self.steps = Steps(self.runner, self.scheduler, overlap)  # type: ignore[arg-type]
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, str | None] = {}
+
+    def run(self, requests: list[Generate], cancels: dict[int, int] | None = None) -> None:
+        """Requests come one by one; after so many tokens of its own, one is cancelled."""
+        waiting, rounds = list(requests), 0
+        while waiting or not self.steps.idle:
+            if waiting and rounds % 2 == 0:
+                assert self.scheduler.add(Sequence(waiting.pop(0))) is None
+            for number, count in (cancels or {}).items():
+                if len(self.tokens.get(number, ())) >= count:
+                    self.scheduler.cancel(number)
+            rounds += 1
+            assert rounds < 5000, "this never ends"
+            for output in self.steps.advance():
+                self.take(output)
+            self.scheduler.check_idle()
+        assert self.scheduler.pages.free == self.scheduler.pages.total
+        if self.states is not None:
+            assert len(self.states._live) == SEQUENCES
+            assert len(self.states._empty) + self.states.snapshots == SNAPSHOTS, "a slot for a snapshot is lost"
+
+    def take(self, output: TokenOutput) -> None:
+        assert self.ends.get(output.id) is None, "it has ended already"
+        self.tokens.setdefault(output.id, []).extend(output.tokens)
+        self.ends[output.id] = output.finish
+
+
+def requests(chance: random.Random, count: int, bad: tuple[int, ...] = ()) -> list[Generate]:
+    made = []
+    for number in range(count):
+        prompt = [20] * chance.randrange(1, 14) + [30 + number] * chance.randrange(1, 20)
+        if bad and chance.random() < 0.25:
+            prompt.insert(chance.randrange(len(prompt)), chance.choice(bad))
+        sampling = GREEDY if chance.random() < 0.8 else SamplingParams(temperature=0, repetition_penalty=1.5)
+        limit = chance.randrange(1, 24)
+        made.append(Generate(id=number, prompt=prompt, max_tokens=limit, sampling=sampling, stop_ids=[STOP]))
+    return made
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("pages", [80, 22], ids=["room", "preempted"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_answers_are_the_same(hybrid: bool, pages: int, seed: int):
+    asked = requests(random.Random(seed), 16)
+    plain, ahead = World(False, hybrid, pages), World(True, hybrid, pages)
+    plain.run(asked)
+    ahead.run(asked)
+    assert (ahead.tokens, ahead.ends) == (plain.tokens, plain.ends)
+    assert plain.runner.ahead == 0
+    assert ahead.runner.ahead > 5
+    assert set(plain.ends.values()) == {"stop", "length"}
+
+
+@pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
+@pytest.mark.parametrize("seed", range(6))
+def test_failures_and_cancels_meanwhile_touch_nobody_else(hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(faults, "_MOST_STRIKES", 100)  # few run, and many of them are bad
+    chance = random.Random(seed)
+    asked = requests(chance, 20, (FATAL, FATAL, FATAL, NOT_A_NUMBER))
+    bad = {one.id for one in asked if {FATAL, NOT_A_NUMBER} & set(one.prompt)}
+    cancels = {number: chance.randrange(1, 6) for number in chance.sample(range(20), 5)}
+    quiet, ahead = World(False, hybrid), World(True, hybrid, pages=(80, 26)[seed % 2])
+    quiet.run([one for one in asked if one.id not in bad])
+    ahead.run(asked, cancels)
+    assert ahead.runner.ahead
+    assert {number for number, end in ahead.ends.items() if end == "error"} == bad
+    for number in set(quiet.ends) - set(cancels):
+        assert ahead.tokens[number] == quiet.tokens[number]
+    for number in set(cancels) - bad:
+        assert ahead.tokens[number] == quiet.tokens[number][: len(ahead.tokens[number])]
+
+
+def test_guesses_are_made_where_there_may_be_some_and_steps_overlap_elsewhere():
+    alike = Generate(id=0, prompt=[20, 21, 22, 23, 24, 25] * 4, max_tokens=40, sampling=GREEDY)
+    world = World(True, speculation=True, max_step_tokens=64)
+    world.runner.next_token = lambda tokens: tokens[-6]
+    world.run([alike])
+    assert world.runner.ahead == 0, "it could have been guessed"
+    world = World(True, speculation=True)
+    world.run([Generate(id=0, prompt=[20], max_tokens=20, sampling=GREEDY)])
+    assert world.runner.ahead > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drafter_that_sees_no_draft_coming_has_none_whatever_comes(seed: int):
+    chance = random.Random(seed)
+    seen: Counter[bool] = Counter()
+    for _ in range(300):
+        tokens = [chance.randrange(4) for _ in range(chance.randrange(3, 30))]
+        drafter = Drafter(tokens)
+        drafter._match = chance.choice((3, 4, 5, 8))
+        coming = drafter.may_draft
+        tokens.append(chance.randrange(4))
+        found = bool(drafter.draft(4))
+        assert coming or not found
+        seen[coming] += 1
+    assert min(seen.values()) > 10
