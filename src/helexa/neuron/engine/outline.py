@@ -144,17 +144,17 @@ class _Sizes(ReferenceOps):
         self.weights += product
         outputs = sum(part.outputs for part in parts)
         self.widths[outputs] = max(self.widths.get(outputs, 0), outputs + parts[0].columns)
-        if not self._ops.quantised:  # parts, and the same side by side
-            self.loading = max(self.loading, sum(part.loading for part in parts) + product)
+        if self._ops.joins:  # parts, and the same side by side
+            self.loading = max(self.loading, self._read(parts) + product)
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """See `ReferenceOps`."""
         outputs = sum(part.outputs for part in experts[0].gate_up)
         self.widths[-outputs] = routing.chosen * (outputs + experts[0].down.outputs)
-        if not self._ops.quantised:  # all experts of a layer are there before the first product is made
-            read = sum(part.loading for expert in experts for part in (*expert.gate_up, expert.down))
-            self.loading = max(self.loading, read)
+        if self._ops.joins:  # all experts of a layer are there before the first product is made
+            parts = [part for expert in experts for part in (*expert.gate_up, expert.down)]
+            self.loading = max(self.loading, self._read(parts))
         return super().mixture(experts, routing, clamp)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
@@ -165,6 +165,12 @@ class _Sizes(ReferenceOps):
         """See `ReferenceOps`."""
         return self._ops.page_bytes(kv_heads, head_dim)
 
+    def _read(self, parts: Sequence[_Matrix]) -> int:
+        """Bytes of parts that are there at a time; what is quantised is read one after another."""
+        if self._ops.quantised:
+            return sum(part.held for part in parts) + max(part.loading for part in parts)
+        return sum(part.loading for part in parts)
+
     def _measured(self, sample: Weight, form: QuantForm | None) -> tuple[float, float, float]:
         """Bytes of the sample as a matrix, as a product, and as it was read."""
         before = self._ops.step_bytes
@@ -172,7 +178,8 @@ class _Sizes(ReferenceOps):
         self._ops.linear([matrix], None)
         product, self._ops.step_bytes = self._ops.step_bytes - before, before
         if self._ops.quantised:
-            return matrix.data.nbytes, 0, _nbytes(sample)
+            beside = sample.shape.numel() if self._ops.joins else 0  # its codes, before they are packed
+            return matrix.nbytes, 0, _nbytes(sample) + beside
         if isinstance(matrix, Tensor) and not isinstance(self._ops, CpuOps):
             return matrix.nbytes, 0, _nbytes(sample) + matrix.nbytes
         if isinstance(self._ops, CpuOps) and isinstance(matrix, GroupwiseTensor) and Int4Linear.fits(matrix):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.linear import GatedLinear, LinearOp
+from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -62,19 +62,6 @@ class PrepackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""
         return self._run(x, self._weight, self._bias, "none", [], "")
-
-
-class SideBySide:
-    """Several products of the same input, their outputs side by side."""
-
-    def __init__(self, parts: Sequence[LinearOp], bias: Tensor | None) -> None:
-        self._parts = parts
-        self._bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N]."""
-        out = torch.cat([part(x) for part in self._parts], dim=-1) if len(self._parts) > 1 else self._parts[0](x)
-        return out if self._bias is None else out + self._bias
 
 
 class Int4Linear:

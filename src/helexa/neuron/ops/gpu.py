@@ -1,12 +1,23 @@
 """The kernels of GPUs: Triton where it pays, torch's own for the rest; their twins are in `reference`."""
 
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
+from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.norm import RmsNorm
+from helexa.neuron.ops.triton.packed import PackedMatrix, pack
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quant_form import QuantForm
+from helexa.neuron.weights.quantize import quantize
 
 
 class GpuOps(ReferenceOps):
@@ -18,6 +29,7 @@ class GpuOps(ReferenceOps):
     """
 
     name = "triton"
+    quantised = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
         super().__init__(device, dtype)
@@ -26,3 +38,43 @@ class GpuOps(ReferenceOps):
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """One program for a row."""
         return RmsNorm(weight, eps, self.dtype)
+
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> Tensor | PackedMatrix:
+        """In codes if it has them or gets them here, on the device; else in the activation dtype."""
+        if form is not None and isinstance(weight, Tensor):
+            weight = quantize(weight.to(self.device), form) or weight
+        packed = pack(weight.to(self.device)) if isinstance(weight, GroupwiseTensor) else None
+        return packed or super().dense(weight)
+
+    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """Matrices in codes stay as they are; plain ones are cuBLAS's."""
+        packed = [isinstance(part, PackedMatrix) for part in parts]
+        if not any(packed):
+            return super().linear(parts, bias, gate)
+        if all(packed):
+            product = PackedLinear(parts, bias, self._scratch, self.card)
+            self.step_bytes += product.nbytes
+        else:
+            shift = None if bias is None else bias.to(self.device, self.dtype)
+            product = SideBySide([self.linear([part], None) for part in parts], shift)
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def dense(self, weight: Weight | PackedMatrix) -> Tensor:
+        """See `ReferenceOps`."""
+        if not isinstance(weight, PackedMatrix):
+            return super().dense(weight)
+        out = torch.empty(weight.shape, dtype=self.dtype, device=self.device)
+        dequantize(weight, 0, out)
+        return out
+
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """See `ReferenceOps`."""
+        if not isinstance(matrix, PackedMatrix):
+            return super().embedding(matrix, tokens, factor)
+        out = torch.empty((tokens.shape[0], matrix.shape[1]), dtype=torch.float32, device=self.device)
+        dequantize_rows(matrix, tokens, factor, out)
+        return out
+
+    @cached_property
+    def _scratch(self) -> Tensor:
+        return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)

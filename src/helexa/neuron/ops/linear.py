@@ -1,7 +1,8 @@
 """Linear operators: weights prepared once, applied to [T, K]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,3 +31,16 @@ class GatedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, 2 * K] -> [T, N]."""
         return self._product(self._gate(x))
+
+
+class SideBySide:
+    """Several products of the same input, their outputs side by side."""
+
+    def __init__(self, parts: Sequence[LinearOp], bias: Tensor | None) -> None:
+        self._parts = parts
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        out = torch.cat([part(x) for part in self._parts], dim=-1) if len(self._parts) > 1 else self._parts[0](x)
+        return out if self._bias is None else out + self._bias

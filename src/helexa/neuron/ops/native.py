@@ -60,6 +60,7 @@ class NativeOps(ReferenceOps):
 
     name = "native"
     quantised = True
+    joins = False
 
     def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:
         super().__init__(torch.device("cpu"), torch.bfloat16)

@@ -50,6 +50,11 @@ class PackedMatrix:
     columns: int
     number: int | None
 
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.data.nbytes
+
 
 class HugeMemory:
     """Memory that is read from end to end in every step: in huge pages where the system has them, cut from chunks.

@@ -53,6 +53,8 @@ class ReferenceOps:
     name = "torch"
     quantised: ClassVar[bool] = False
     """Products leave quantised weights as they are; else these are rounded, but no smaller."""
+    joins: ClassVar[bool] = True
+    """Products of several matrices make one of them, which takes their place."""
     step_bytes: int
     """Bytes of all weights that products were prepared for: what one decode step reads."""
     kv_bits: int

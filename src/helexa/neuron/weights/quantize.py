@@ -18,6 +18,7 @@ LARGEST = 32768.0
 """Weights beyond would not fit float16 scales."""
 
 _CHUNK = 1 << 18  # weights that are worked on at once: what they need stays in the processor's cache
+_LARGE_CHUNK = 1 << 22  # the same on a GPU, which would wait for the next operation more than it works
 
 
 def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
@@ -26,7 +27,8 @@ def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
     Args:
         weight: floating point [N, K]; `form.fits(K)`.
     """
-    parts = [_rows(rows.float(), form) for rows in weight.split(max(_CHUNK // weight.shape[1], 1))]
+    chunk = _CHUNK if weight.device.type == "cpu" else _LARGE_CHUNK
+    parts = [_rows(rows.float(), form) for rows in weight.split(max(chunk // weight.shape[1], 1))]
     found = [part for part in parts if part is not None]
     return _stacked(found) if len(found) == len(parts) else None
 

@@ -1,0 +1,173 @@
+"""Products of single rows: what a step of one sequence reads its weights with, as fast as memory gives them.
+
+A program has four rows of a matrix from end to end, so that nothing is to be added up by a second kernel; its threads
+share out the columns, 16 bytes of each row to a thread at a time. A field of a word goes into the upper mantissa of a
+number from 1 to 2, in two instructions and without a conversion; what the ones add up to is subtracted for a whole
+group. Compiled for sm_90, a code of 4 bits takes 4.9 instructions, and nothing but the end passes shared memory.
+"""
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.packed import LANES as _LANES
+from helexa.neuron.ops.triton.packed import PackedMatrix, fields
+
+LANES = constexpr(_LANES)
+ROWS = constexpr(4)  # of the matrix, to a program: as many as have their scales side by side
+
+_MOST_WARPS = 4
+_PLAIN = 8  # numbers of 16 bits that a thread reads at a time
+_WASTE = 1.25
+
+
+def multiply_rows(
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    experts: Tensor | None = None,
+    share: int = 1,
+) -> None:
+    """`out = x @ matrix.T + bias`, row by row.
+
+    Args:
+        x: [T / share, K], in one piece.
+        matrix: [N, K], or with experts [E * N, K].
+        bias: float32, one for each row of the matrix.
+        out: [T, N]; numbers of a row lie side by side.
+        experts: int32 [T], which part of the matrix a row is multiplied with.
+        share: rows of `out` that are made of one row of x.
+    """
+    rows, outputs = out.shape
+    columns = x.shape[1]
+    grid = (rows, -(-outputs // ROWS.value))  # rows beside one another read the same of a matrix
+    if isinstance(matrix, Tensor):
+        pieces = columns // _PLAIN
+        warps = _warps(pieces)
+        arguments = (x, matrix, bias, experts, out, out.stride(0), outputs, pieces, share)
+        launch(_plain, grid, *arguments, warps=warps, COLUMNS=32 * warps * _PLAIN)
+        return
+    pieces = columns // (_LANES * fields(matrix.bits))
+    warps = _warps(pieces)
+    parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+    arguments = (x, *parts, bias, experts, out, out.stride(0), outputs, pieces, share)
+    form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+    launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **form)
+
+
+def _warps(threads: int) -> int:
+    """Of a program whose row so many threads could read at once: as many as are busy until the end."""
+    warps = _MOST_WARPS
+    while warps > 1 and -(-threads // (32 * warps)) * 32 * warps > _WASTE * threads:
+        warps //= 2
+    return warps
+
+
+@triton.jit
+def _shifted(words, left: constexpr):
+    return words << left if left >= 0 else words >> -left
+
+
+@triton.jit
+def _fraction(words, high, FIELD: constexpr, BITS: constexpr):
+    """1 + code / 2 ** BITS of a field of each word."""
+    if BITS == 8:
+        mantissa = _shifted(words, 15 - 8 * FIELD) & 0x007F8000
+    elif BITS == 6:
+        mantissa = _shifted(words, 17 - 4 * FIELD) & 0x001E0000
+        mantissa |= _shifted(high, 21 - 2 * FIELD) & 0x00600000
+    else:
+        mantissa = _shifted(words, 19 - 4 * FIELD) & 0x00780000
+    return (mantissa | 0x3F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _packed(
+    x, words, high, scale, minimum, table, bias, experts, out, out_stride, N, pieces, share,
+    CHUNKS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+):  # fmt: skip
+    FIELDS: constexpr = 4 if BITS == 8 else 8
+    CHUNK: constexpr = LANES * FIELDS  # columns
+    PARTS: constexpr = CHUNK // GROUP if CHUNK > GROUP else 1  # of a chunk, each of one group
+    PER_GROUP: constexpr = GROUP // CHUNK if GROUP > CHUNK else 1  # chunks
+    K = pieces * CHUNK
+    row = tl.program_id(0)
+    x += (row // share).to(tl.int64) * K
+    quad = tl.program_id(1)
+    if experts is not None:
+        expert = tl.load(experts + row).to(tl.int64)
+        words += expert * N * (pieces * LANES)
+        if BITS == 6:
+            high += expert * N * (pieces * LANES)
+        scale += expert * N * (K // GROUP)
+        if minimum is not None:
+            minimum += expert * N * (K // GROUP)
+        if bias is not None:
+            bias += expert * N
+    fours = tl.arange(0, ROWS)
+    outputs = quad * ROWS + fours
+    there = tl.minimum(outputs, N - 1)
+    lane = tl.arange(0, LANES)
+    total = tl.zeros([ROWS, CHUNKS], tl.float32)
+    for first in range(0, pieces, CHUNKS):
+        within = first + tl.arange(0, CHUNKS) < pieces
+        # Beyond the end all threads read the last chunk, and make nought of it: loads without a mask cost less.
+        chunk = tl.minimum(first + tl.arange(0, CHUNKS), pieces - 1)
+        at = there[:, None, None] * (pieces * LANES) + (chunk[:, None] * LANES + lane[None, :])[None, :, :]
+        code_words = tl.load(words + at)
+        upper = code_words
+        if BITS == 6:
+            upper = tl.load(high + at).to(tl.int32)
+        for number in tl.static_range(PARTS):
+            part = tl.zeros([ROWS, CHUNKS, LANES], tl.float32)
+            ones = tl.zeros([CHUNKS, LANES], tl.float32)
+            for field in tl.static_range(number * FIELDS // PARTS, (number + 1) * FIELDS // PARTS):
+                numbers = tl.load(x + (chunk[:, None] * CHUNK + LANES * field + lane[None, :])).to(tl.float32)
+                if table is not None:
+                    part += tl.load(table + ((code_words >> (4 * field)) & 15)) * numbers[None, :, :]
+                else:
+                    part += _fraction(code_words, upper, field, BITS) * numbers[None, :, :]
+                    ones += numbers
+            group = (quad * (K // GROUP) + (chunk * PARTS + number) // PER_GROUP)[None, :] * LANES + fours[:, None]
+            scales = tl.load(scale + group, within[None, :], 0.0).to(tl.float32)
+            sums = tl.sum(part, 2)
+            if table is None:
+                one = tl.sum(ones, 1)[None, :]
+                sums = (sums - one * (1 + ZERO / (1 << BITS))) * (1 << BITS)
+                if minimum is not None:
+                    total += tl.load(minimum + group, within[None, :], 0.0).to(tl.float32) * one
+            total += scales * sums
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + there)
+    tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)
+
+
+@triton.jit
+def _plain(x, matrix, bias, experts, out, out_stride, N, pieces, share, COLUMNS: constexpr):
+    K = pieces * 8
+    row = tl.program_id(0)
+    x += (row // share).to(tl.int64) * K
+    if experts is not None:
+        expert = tl.load(experts + row).to(tl.int64)
+        matrix += expert * N * K
+        if bias is not None:
+            bias += expert * N
+    outputs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    there = tl.minimum(outputs, N - 1)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, K, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        numbers = tl.load(x + columns, columns < K, 0.0).to(tl.float32)
+        weights = tl.load(matrix + there[:, None] * (pieces * 8) + columns[None, :], (columns < K)[None, :], 0.0).to(
+            tl.float32
+        )
+        total += weights * numbers[None, :]
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + there)
+    tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)

@@ -1,0 +1,159 @@
+"""Quantised matrices as the kernels of GPUs read them."""
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupwiseTensor
+
+LANES = 4
+"""Words that a thread reads at a time, and rows whose scales lie side by side."""
+
+_LARGEST_GROUP = 128
+_ROUNDING = 2.0**-11  # of float16
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix [N, K], `weight = scale * (code - zero)`, or `scale * code + minimum`, or `scale * table[code]`.
+
+    Codes lie in words, with 8 to a word of 4 bits or of the lower 4 of 6, and 4 to a word of 8 bits: field i of word w
+    of a chunk of four words is column `LANES * i + w` of the chunk's. So a thread that reads 16 bytes of a row has
+    columns that lie side by side, and a field of a few words is a few columns of `x` side by side, too.
+
+    Attributes:
+        words: int32 [N, K / fields].
+        high: int16 [N, K / 8], the upper 2 bits of codes of 6, 8 to a word in the same order; else None.
+        scale: float [ceil(N / 4), G, 4], of a group of columns for four rows.
+        minimum: the same, or None.
+        zero: the code that stands for nought, where there is no minimum.
+        bits: 4, 6 or 8.
+        group_size: columns that share a scale: 16, 32, 64 or 128.
+        table: float32 [16], what a code of 4 bits stands for, or None.
+    """
+
+    words: Tensor
+    high: Tensor | None
+    scale: Tensor
+    minimum: Tensor | None
+    zero: int
+    bits: int
+    group_size: int
+    table: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix, (N, K)."""
+        return self.words.shape[0], self.words.shape[1] * fields(self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return sum(part.nbytes for part in (self.words, self.high, self.scale, self.minimum) if part is not None)
+
+
+def fields(bits: int) -> int:
+    """Codes to a word."""
+    return 4 if bits == 8 else 8
+
+
+def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
+    """The matrix where it is, its codes as they are; None where its shape has no packed form.
+
+    Scales of two levels are multiplied out and rounded to float16, which is far less than what codes are rounded to;
+    those that it does not hold are kept in bfloat16 or float32.
+    """
+    columns = weight.shape[1]
+    bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
+    if columns % (LANES * fields(bits)):
+        bits = 8
+    group = math.gcd(weight.group_size, _LARGEST_GROUP)
+    if columns % (LANES * fields(bits)) or group < 16 or (bits == 8 and weight.table is not None):
+        return None
+    scale, minimum = weight.scale.values(), None
+    if weight.minimum is not None:
+        minimum = weight.minimum.values() - weight.zero * scale
+    dtype = _dtype([part for part in (scale, minimum) if part is not None])
+    repeats = weight.group_size // group
+    return PackedMatrix(
+        words=_words(weight.codes, bits),
+        high=_high(weight.codes) if bits == 6 else None,
+        scale=_by_fours(scale, repeats, dtype),
+        minimum=None if minimum is None else _by_fours(minimum, repeats, dtype),
+        zero=0 if minimum is not None else weight.zero,
+        bits=bits,
+        group_size=group,
+        table=None if weight.table is None else weight.table.float(),
+    )
+
+
+def alike(parts: Sequence[PackedMatrix]) -> bool:
+    """Whether matrices can be one, each one's rows below those of the one before."""
+    first, *others = parts
+    return all(part.shape[0] % LANES == 0 for part in parts[:-1]) and all(_same_form(first, part) for part in others)
+
+
+def join(parts: Sequence[PackedMatrix]) -> PackedMatrix:
+    """Matrices that are `alike` as one."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    dtype = functools.reduce(torch.promote_types, (part.scale.dtype for part in parts))
+    highs = [part.high for part in parts if part.high is not None]
+    minima = [part.minimum for part in parts if part.minimum is not None]
+    return replace(
+        first,
+        words=torch.cat([part.words for part in parts]),
+        high=torch.cat(highs) if highs else None,
+        scale=torch.cat([part.scale.to(dtype) for part in parts]),
+        minimum=torch.cat([part.to(dtype) for part in minima]) if minima else None,
+    )
+
+
+def _same_form(one: PackedMatrix, other: PackedMatrix) -> bool:
+    def form(matrix: PackedMatrix) -> tuple[object, ...]:
+        return matrix.shape[1], matrix.bits, matrix.group_size, matrix.zero, matrix.minimum is not None
+
+    if one.table is None or other.table is None:
+        return form(one) == form(other) and one.table is other.table
+    return form(one) == form(other) and torch.equal(one.table, other.table)
+
+
+def _words(codes: Tensor, bits: int) -> Tensor:
+    rows, columns = codes.shape
+    chunks = codes.view(rows, -1, fields(bits), LANES)
+    width, mask = 32 // fields(bits), (1 << 32 // fields(bits)) - 1
+    words = torch.zeros((rows, columns // (LANES * fields(bits)), LANES), dtype=torch.int32, device=codes.device)
+    for field in range(fields(bits)):
+        words |= (chunks[:, :, field] & mask).int() << width * field
+    return words.flatten(1)
+
+
+def _high(codes: Tensor) -> Tensor:
+    chunks = codes.view(codes.shape[0], -1, 8, LANES)
+    high = torch.zeros((*chunks.shape[:2], LANES), dtype=torch.int32, device=codes.device)
+    for field in range(8):
+        high |= (chunks[:, :, field] >> 4).int() << 2 * field
+    return high.to(torch.int16).flatten(1)
+
+
+def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
+    """[N, G] as [ceil(N / 4), G * repeats, 4]."""
+    values = F.pad(values.to(dtype), (0, 0, 0, -values.shape[0] % LANES))
+    return values.repeat_interleave(repeats, 1).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
+
+
+def _dtype(numbers: Sequence[Tensor]) -> torch.dtype:
+    """The smallest type of scales and minima: powers of two, of any size, always have the same."""
+    if all(torch.equal(part.bfloat16().float(), part) for part in numbers):
+        return torch.bfloat16
+    for part in numbers:
+        slack = part.abs().amax() * _ROUNDING / 8
+        if not bool(((part.half().float() - part).abs() <= part.abs() * _ROUNDING + slack).all()):
+            return torch.float32
+    return torch.float16
