@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
+from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import RmsNorm
 from helexa.neuron.ops.triton.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -59,6 +61,16 @@ class GpuOps(ReferenceOps):
             product = SideBySide([self.linear([part], None) for part in parts], shift)
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """All experts in a few kernels; those of several forms are plain."""
+        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        gate_up, down = self._stacked(gate_ups), self._stacked(downs)
+        if gate_up is None or down is None:
+            return super().mixture(experts, routing, clamp)
+        self.step_bytes += (gate_up.nbytes + down.nbytes) * routing.chosen // len(experts)
+        biases = _joined([e.gate_up_bias for e in experts]), _joined([e.down_bias for e in experts])
+        return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.card)
+
     def dense(self, weight: Weight | PackedMatrix) -> Tensor:
         """See `ReferenceOps`."""
         if not isinstance(weight, PackedMatrix):
@@ -75,6 +87,15 @@ class GpuOps(ReferenceOps):
         dequantize_rows(matrix, tokens, factor, out)
         return out
 
+    def _stacked(self, parts: Sequence[Any]) -> PackedMatrix | Tensor | None:
+        found = stacked(parts)
+        return stacked([self.dense(part) for part in parts]) if found is None else found
+
     @cached_property
     def _scratch(self) -> Tensor:
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
+
+
+def _joined(biases: Sequence[Tensor | None]) -> Tensor | None:
+    found = [bias.float() for bias in biases if bias is not None]
+    return torch.cat(found) if found else None

@@ -51,7 +51,7 @@ def product(matrix: PackedMatrix, bias: Tensor | None = None) -> LinearOp:
 def tiled(x: Tensor, matrix: PackedMatrix, bias: Tensor | None = None) -> Tensor:
     """A product by tiles as numbers of 16 bits have them, in float32."""
     out = torch.empty(x.shape[0], matrix.shape[0])
-    multiply_tiles(x, matrix, bias, out, tiles(x.shape[0], *matrix.shape, torch.float16, CARD))
+    multiply_tiles(x, matrix, bias, out, tiles(x.shape[0], matrix, torch.float16, CARD))
     return out
 
 
@@ -95,7 +95,7 @@ def test_larger_tiles(ops: GpuOps, rows: int) -> None:
 def test_parts_of_columns_are_added_up(ops: GpuOps, rows: int) -> None:
     matrix = pack(grouped(4, 32, 1568, minimum=True))
     assert matrix is not None
-    assert tiles(rows, *matrix.shape, torch.float16, CARD).splits > 1
+    assert tiles(rows, matrix, torch.float16, CARD).splits > 1
     x, bias = torch.randn(rows, 1568), torch.randn(6)
     near(tiled(x, matrix, bias), x, ops.dense(matrix), bias)
 

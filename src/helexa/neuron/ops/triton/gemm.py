@@ -49,14 +49,10 @@ class Blocks:
         order: int32 [T], rows by expert.
         bounds: int32 [3, B]: of each block its expert, its first place in `order`, and the one behind its last; blocks
             that stand for nothing have no places.
-        rows: the most that a block has.
-        share: rows of the result that are made of one row of x.
     """
 
     order: Tensor
     bounds: Tensor
-    rows: int
-    share: int
 
 
 def tensor_cores(dtype: torch.dtype, card: Card) -> bool:
@@ -64,8 +60,8 @@ def tensor_cores(dtype: torch.dtype, card: Card) -> bool:
     return dtype.itemsize == 2 and card.capability >= (8, 0)
 
 
-def tiles(rows: int, outputs: int, columns: int, dtype: torch.dtype, card: Card) -> Tiles:
-    """The tiles of a product [rows, columns] x [outputs, columns].
+def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
+    """The tiles of a product of so many rows of a dtype with a matrix.
 
     Up to 16 rows cost what reading the matrix costs, which wants many small programs; from 65 on what counts is how
     often a tile that was read is used. Without tensor cores threads keep rows of tiles in registers, which must be
@@ -73,11 +69,13 @@ def tiles(rows: int, outputs: int, columns: int, dtype: torch.dtype, card: Card)
     """
     if not tensor_cores(dtype, card):
         return Tiles(16, 32, 32, 1, 4, 1)
+    outputs, columns = matrix.shape
     if rows <= 16:
         return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * card.processors), 4, 3)
     if rows <= 64:
         return Tiles(64, 64, 128, _splits(outputs, columns, card.processors), 4, 2)
-    return Tiles(128, 128, 64, 1, 8, 3)
+    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # addresses take registers
+    return Tiles(128, 64 if looked_up else 128, 64, 1, 8, 3)
 
 
 def _splits(outputs: int, columns: int, programs: int) -> int:
@@ -95,7 +93,7 @@ def multiply_tiles(
     """`out = x @ matrix.T + bias`.
 
     Args:
-        x: [T, K], in one piece; with blocks [T / share, K].
+        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
         matrix: [N, K], or with blocks [E * N, K].
         bias: float32, one for each row of the matrix.
         out: [T, N]; numbers of a row lie side by side.
@@ -114,8 +112,9 @@ def multiply_tiles(
     to, added = out, bias
     if cut.splits > 1:
         to, added = torch.empty((cut.splits, rows, outputs), dtype=torch.float32, device=x.device), None
-    order, bounds, share = (None, None, 1) if blocks is None else (blocks.order, blocks.bounds, blocks.share)
+    order, bounds = (None, None) if blocks is None else (blocks.order, blocks.bounds)
     blocks_of_rows = -(-rows // cut.rows) if blocks is None else blocks.bounds.shape[1]
+    share = rows // max(x.shape[0], 1)
     step = -(-columns // (cut.splits * cut.columns)) * cut.columns  # columns to a split
     arguments = (x, *parts, added, order, bounds, to, to.stride(-2), rows, outputs, columns // piece, step, share)
     launch(

@@ -30,20 +30,18 @@ def multiply_rows(
     bias: Tensor | None,
     out: Tensor,
     experts: Tensor | None = None,
-    share: int = 1,
 ) -> None:
     """`out = x @ matrix.T + bias`, row by row.
 
     Args:
-        x: [T / share, K], in one piece.
+        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
         matrix: [N, K], or with experts [E * N, K].
         bias: float32, one for each row of the matrix.
         out: [T, N]; numbers of a row lie side by side.
-        experts: int32 [T], which part of the matrix a row is multiplied with.
-        share: rows of `out` that are made of one row of x.
+        experts: int32 [T], which part of the matrix makes a row of `out`.
     """
     rows, outputs = out.shape
-    columns = x.shape[1]
+    columns, share = x.shape[1], rows // max(x.shape[0], 1)
     grid = (rows, -(-outputs // ROWS.value))  # rows beside one another read the same of a matrix
     if isinstance(matrix, Tensor):
         pieces = columns // _PLAIN

@@ -63,12 +63,12 @@ class PackedLinear:
         return out
 
     def _multiply(self, x: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
-        rows, columns = x.shape
+        rows = x.shape[0]
         match way(rows, x.dtype, self._card):
             case "rows":
                 multiply_rows(x, matrix, bias, out)
             case "tiles":
-                multiply_tiles(x, matrix, bias, out, tiles(rows, out.shape[1], columns, x.dtype, self._card))
+                multiply_tiles(x, matrix, bias, out, tiles(rows, matrix, x.dtype, self._card))
             case _:
                 self._multiply_plain(x, matrix, bias, out)
 

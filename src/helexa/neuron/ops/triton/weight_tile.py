@@ -26,7 +26,17 @@ def weight_tile(
     if BITS == 16:
         columns = first + tl.arange(0, COLUMNS)
         at = rows[:, None] * (pieces * 8) + columns[None, :]
-        return tl.load(words + at, (columns < pieces * 8)[None, :], 0.0).to(dtype)
+        tile = tl.load(words + at, (columns < pieces * 8)[None, :], 0.0).to(dtype)
+    else:
+        tile = _unpacked(words, high, scale, minimum, table, rows, first, pieces, COLUMNS, BITS, GROUP, ZERO).to(dtype)
+    return tile
+
+
+@triton.jit
+def _unpacked(
+    words, high, scale, minimum, table, rows, first, pieces,
+    COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+):  # fmt: skip
     FIELDS: constexpr = 4 if BITS == 8 else 8
     K = pieces * (LANES * FIELDS)
     WIDTH: constexpr = 32 // FIELDS
@@ -49,4 +59,4 @@ def weight_tile(
     numbers *= tl.load(scale + at, within, 0.0).to(tl.float32)[:, :, None]
     if minimum is not None:
         numbers += tl.load(minimum + at, within, 0.0).to(tl.float32)[:, :, None]
-    return tl.reshape(numbers, [rows.shape[0], COLUMNS]).to(dtype)
+    return tl.reshape(numbers, [rows.shape[0], COLUMNS])

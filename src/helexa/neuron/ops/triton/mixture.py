@@ -1,0 +1,141 @@
+"""Mixtures of experts: all chosen experts of all rows in two products, launched without the host knowing who they are.
+
+Few pairs of rows and experts, as in a step of a few sequences, are products of single rows; many are sorted by expert,
+and each expert's share goes through tiles.
+"""
+# pyright: reportGeneralTypeIssues=false
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.gemm import Blocks, Tiles, multiply_tiles, tiles
+from helexa.neuron.ops.triton.gemv import multiply_rows
+from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, alike, join
+from helexa.neuron.ops.triton.routing import arrange, route
+
+_BLOCK = 512
+_PIECE = 8  # columns of a plain matrix that are read at a time
+
+
+class GpuMixture:
+    """See `Mixture`; a row's results are added up in the order of its scores, in float32.
+
+    Args:
+        experts: how many.
+        gate_up: [E * 2 * I, H].
+        down: [E * H, I].
+        biases: of both, float32, or None.
+        dtype: of activations.
+    """
+
+    def __init__(
+        self,
+        experts: int,
+        gate_up: PackedMatrix | Tensor,
+        down: PackedMatrix | Tensor,
+        biases: tuple[Tensor | None, Tensor | None],
+        routing: Routing,
+        clamp: Clamp | None,
+        dtype: torch.dtype,
+        card: Card,
+    ) -> None:
+        self._experts = experts
+        self._gate_up, self._down = gate_up, down
+        self._gate_up_bias, self._down_bias = biases
+        self._routing = routing
+        self._clamp = clamp
+        self._dtype = dtype
+        self._card = card
+
+    def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
+        """See `MixtureOp`."""
+        x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        chosen, weights = route(scores, self._routing)
+        blocks = None
+        if not few(chosen.numel(), self._experts, self._routing.chosen):
+            blocks = arrange(chosen, self._experts, self._tiles(chosen.numel(), self._gate_up).rows)
+        gate_up = self._multiply(x, self._gate_up, self._gate_up_bias, chosen, blocks)
+        made = self._multiply(_gated(gate_up, self._clamp), self._down, self._down_bias, chosen, blocks)
+        rows, width = out.shape
+        grid = (rows, -(-width // _BLOCK))
+        launch(_add_up, grid, made, weights, out, width, warps=4, CHOSEN=self._routing.chosen, BLOCK=_BLOCK)
+        return out
+
+    def _multiply(
+        self, x: Tensor, matrix: PackedMatrix | Tensor, bias: Tensor | None, chosen: Tensor, blocks: Blocks | None
+    ) -> Tensor:
+        pairs = chosen.numel()
+        out = torch.empty((pairs, matrix.shape[0] // self._experts), dtype=x.dtype, device=x.device)
+        if blocks is None:
+            multiply_rows(x, matrix, bias, out, chosen)
+        else:
+            multiply_tiles(x, matrix, bias, out, self._tiles(pairs, matrix), blocks)
+        return out
+
+    def _tiles(self, pairs: int, matrix: PackedMatrix | Tensor) -> Tiles:
+        return replace(tiles(pairs // self._experts, matrix, self._dtype, self._card), splits=1)
+
+
+def few(pairs: int, experts: int, chosen: int) -> bool:
+    """Whether pairs of rows and experts are multiplied one by one: most of their experts differ, so that each is read
+    about once. This is the only thing that a row's result depends on beside the row, and the size of tiles.
+    """
+    return pairs <= max(chosen, experts // 2)
+
+
+def stacked(parts: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
+    """The matrices of all experts as one; None where they are of several forms, or not of one that kernels read."""
+    packed = [part for part in parts if isinstance(part, PackedMatrix)]
+    plain = [part for part in parts if isinstance(part, Tensor)]
+    if not packed:
+        return torch.cat(plain) if plain[0].shape[1] % _PIECE == 0 else None
+    if plain or any(part.shape[0] % LANES for part in packed) or not alike(packed):
+        return None
+    return join(packed)
+
+
+def _gated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:
+    """`silu(gate) * up` of [P, 2 * I], or what `clamp` says instead."""
+    pairs, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((pairs, width), dtype=gate_up.dtype, device=gate_up.device)
+    numbers = (0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit)
+    grid = (pairs, -(-width // _BLOCK))
+    launch(_gate, grid, gate_up, out, width, *numbers, warps=4, CLAMPED=clamp is not None, BLOCK=_BLOCK)
+    return out
+
+
+@triton.jit
+def _gate(gate_up, out, width, alpha, limit, CLAMPED: constexpr, BLOCK: constexpr):
+    pair = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = column < width
+    gate = tl.load(gate_up + 2 * pair * width + column, within, 0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * pair + 1) * width + column, within, 0.0).to(tl.float32)
+    if CLAMPED:
+        gate = tl.where(gate > limit, limit, gate)  # what is no number stays none
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        numbers = gate * tl.sigmoid(gate * alpha) * (up + 1)
+    else:
+        numbers = gate * tl.sigmoid(gate) * up
+    tl.store(out + pair * width + column, numbers.to(out.dtype.element_ty), within)
+
+
+@triton.jit
+def _add_up(made, weights, out, H, CHOSEN: constexpr, BLOCK: constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = column < H
+    total = tl.zeros([BLOCK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        pair = row * CHOSEN + number
+        total += tl.load(weights + pair) * tl.load(made + pair * H + column, within, 0.0).to(tl.float32)
+    tl.store(out + row * H + column, total.to(out.dtype.element_ty), within)

@@ -1,0 +1,114 @@
+"""Which rows pass which experts, without the host knowing: shapes depend on how many rows there are alone."""
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from helexa.neuron.ops.mixture import Routing
+from helexa.neuron.ops.triton.gemm import Blocks
+from helexa.neuron.ops.triton.launch import launch
+
+_STEP = 1024  # pairs that are looked at together
+
+
+def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """The chosen experts, int32 [T, K], best first, and their weights, float32 [T, K]; see `Routing`.
+
+    Of equal scores those of the first experts win. A row with a score that is no number gets weights that are none.
+    """
+    rows, experts = scores.shape
+    chosen = torch.empty((rows, routing.chosen), dtype=torch.int32, device=scores.device)
+    weights = torch.empty((rows, routing.chosen), dtype=torch.float32, device=scores.device)
+    launch(
+        _route,
+        (rows,),
+        *(scores, scores.stride(0), chosen, weights, experts),
+        warps=1,
+        CHOSEN=routing.chosen,
+        SLOTS=triton.next_power_of_2(routing.chosen),
+        EXPERTS=triton.next_power_of_2(experts),
+        OF_ALL=routing.weights == "shares",
+    )
+    return chosen, weights
+
+
+def arrange(chosen: Tensor, experts: int, rows: int) -> Blocks:
+    """Pairs of rows and experts in the order of experts, cut into blocks of `rows` pairs at most.
+
+    Args:
+        chosen: int32, the expert of each pair.
+    """
+    pairs = chosen.numel()
+    count = pairs // rows + min(pairs, experts)  # no way to fill blocks takes more
+    order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
+    bounds = torch.empty((3, count), dtype=torch.int32, device=chosen.device)
+    launch(
+        _arrange,
+        (experts + 1,),
+        *(chosen, order, bounds, pairs, experts, count),
+        warps=4,
+        ROWS=rows,
+        EXPERTS=triton.next_power_of_2(experts + 1),
+        STEP=_STEP,
+    )
+    return Blocks(order, bounds)
+
+
+@triton.jit
+def _route(
+    scores, stride, chosen, weights, E,
+    CHOSEN: constexpr, SLOTS: constexpr, EXPERTS: constexpr, OF_ALL: constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, EXPERTS)
+    score = tl.load(scores + row * stride + expert, expert < E, float("-inf")).to(tl.float32)
+    shares = tl.exp(score - tl.max(score, 0))
+    total = tl.sum(shares, 0)
+    # Those that are there stay above those that are not, or no more, whatever their scores are.
+    left = tl.where(expert < E, tl.where(score > -3e38, score, -3e38), float("-inf"))
+    slot = tl.arange(0, SLOTS)
+    picked = tl.zeros([SLOTS], tl.int32)
+    parts = tl.zeros([SLOTS], tl.float32)
+    for number in range(CHOSEN):
+        best = tl.argmax(left, 0)
+        picked = tl.where(slot == number, best, picked)
+        parts = tl.where(slot == number, tl.sum(tl.where(expert == best, shares, 0.0), 0), parts)
+        left = tl.where(expert == best, float("-inf"), left)
+    if not OF_ALL:
+        total = tl.sum(parts, 0) + 0.0 * total
+    to = row * CHOSEN + slot
+    tl.store(chosen + to, picked, slot < CHOSEN)
+    tl.store(weights + to, parts / total, slot < CHOSEN)
+
+
+@triton.jit(do_not_specialize=["P", "B"])
+def _arrange(chosen, order, bounds, P, E, B, ROWS: constexpr, EXPERTS: constexpr, STEP: constexpr):
+    own = tl.program_id(0)
+    expert = tl.arange(0, EXPERTS)
+    counts = tl.zeros([EXPERTS], tl.int32)
+    for first in range(0, P, STEP):
+        pair = first + tl.arange(0, STEP)
+        counts += tl.histogram(tl.load(chosen + pair, pair < P, E), EXPERTS)
+    counts = tl.where(expert < E, counts, 0)
+    blocks = (counts + ROWS - 1) // ROWS
+    place = tl.sum(tl.where(expert < own, counts, 0), 0)
+    end = place + tl.sum(tl.where(expert == own, counts, 0), 0)
+    block = tl.sum(tl.where(expert < own, blocks, 0), 0)
+    if own == E:  # blocks that are left over
+        for rest in range(block, B):
+            tl.store(bounds + B + rest, 0)
+            tl.store(bounds + 2 * B + rest, 0)
+    else:
+        for first in range(place, end, ROWS):
+            tl.store(bounds + block, own)
+            tl.store(bounds + B + block, first)
+            tl.store(bounds + 2 * B + block, tl.minimum(first + ROWS, end))
+            block += 1
+        for first in range(0, P, STEP):
+            pair = first + tl.arange(0, STEP)
+            mine = (tl.load(chosen + pair, pair < P, E) == own).to(tl.int32)
+            tl.store(order + place + tl.cumsum(mine, 0) - 1, pair, mine == 1)
+            place += tl.sum(mine, 0)
