@@ -10,8 +10,10 @@ from torch import Tensor
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.outline import Outline, outline
 from helexa.neuron.engine.runner import Runner
+from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.packed import PackedMatrix
+from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupwiseTensor
 from helexa.neuron.weights.quant_policy import QuantPolicy
@@ -47,12 +49,12 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def outlined(runner: Runner, path: Path, quant: str = "") -> Outline:
+def outlined(ops: ReferenceOps, path: Path, quant: str = "") -> Outline:
     with open_checkpoint(path) as checkpoint:
         architecture = model_class(checkpoint.config["model_type"])
         config = {**architecture.defaults, **checkpoint.config}
         policy = QuantPolicy(quant, config["num_hidden_layers"])
-        return outline(NothingIsRead(checkpoint), architecture, config, runner.ops, policy)
+        return outline(NothingIsRead(checkpoint), architecture, config, ops, policy)
 
 
 class NothingIsRead:
@@ -95,7 +97,7 @@ def held(thing: object, seen: dict[int, object]) -> int:
 def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS[model])
     runner = Runner(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
-    found = outlined(runner, tmp_path, quant)
+    found = outlined(runner.ops, tmp_path, quant)
     real = held(runner._model, {})
     assert real <= found.weights * 1.01  # the tables of the rotation are not weights
     assert found.weights <= real * 1.02
@@ -104,9 +106,30 @@ def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quan
     assert (found.vocab_size, found.context) == (runner.facts.vocab_size, 512)
 
 
+@pytest.mark.parametrize("quant", ["", "q4k"])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_gpu_will_hold_is_known_beforehand(
+    model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from helexa.neuron.ops import gpu  # takes a while
+
+    monkeypatch.setattr(gpu, "SCRATCH_BYTES", 0)
+    tiny_model(tmp_path, **MODELS[model])
+    ops = gpu.GpuOps(torch.device("cpu"), torch.bfloat16)
+    with open_checkpoint(tmp_path) as checkpoint:
+        architecture = model_class(checkpoint.config["model_type"])
+        config = {**architecture.defaults, **checkpoint.config}
+        policy = QuantPolicy(quant, config["num_hidden_layers"])
+        built = architecture(config, Loader(checkpoint, ops, lambda done: None, policy=policy))
+    real, found = held(built, {}), outlined(ops, tmp_path, quant)
+    assert real <= found.weights * 1.01
+    assert found.weights <= real * 1.05  # rows are counted by sixteens, which the smallest matrices have not
+    assert found.loading > 0
+
+
 def test_real_weights(smollm2_gguf: Path) -> None:
     runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=8))
-    found = outlined(runner, smollm2_gguf)
+    found = outlined(runner.ops, smollm2_gguf)
     assert found.weights == pytest.approx(held(runner._model, {}), rel=0.01)
     assert found.page == runner.facts.kv_bytes // runner.facts.kv_pages
 

@@ -62,7 +62,7 @@ class Compiled:
 
 
 def compile_all(cache: Path) -> dict[str, dict[str, list[Compiled]]]:
-    """Every launch for every card, by their names."""
+    """Every launch for each of its cards, by their names."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "neuron.ops.triton.compiling"]
@@ -131,6 +131,8 @@ def _main() -> None:
         triton.runtime.driver.set_active(_Absent(card))
         dtype = torch.bfloat16 if card.capability >= (8, 0) else torch.float16
         for name, launch in LAUNCHES.items():
+            if card_name not in launch.cards:
+                continue
             recorder.launched.clear()
             launch(GpuOps(torch.device("meta"), dtype, launch.kv_bits, card))
             found[name][card_name] = [asdict(kernel) for kernel in recorder.launched]

