@@ -1,12 +1,16 @@
 """Fixtures that every room's tests share."""
 
 import gc
+import os
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 import packages
+
+# Triton's kernels run on the CPU, in Triton's interpreter; it is chosen when whoever needs it first imports Triton.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # No example is timed: a busy machine is no fault.
 hypothesis.settings.register_profile("untimed", deadline=None)

@@ -119,6 +119,29 @@ def test_an_accelerators_memory_is_taken_at_once() -> None:
     machine.start(2, device="cuda:0")
 
 
+def test_what_an_accelerator_has_given_while_a_model_loads_is_not_counted_twice() -> None:
+    machine = Machine(4000)
+    promised = machine.start(1, device="cuda:0").total
+    machine.free -= 1000 * MIB
+    with pytest.raises(DoesNotFitError):
+        machine.start(2, device="cuda:0")
+    machine.book.took(1, 1000 * MIB)
+    granted = machine.start(2, device="cuda:0")
+    assert granted.total <= machine.free - (promised - 1000 * MIB)
+
+
+def test_an_engine_that_asks_again_has_still_taken_what_it_had() -> None:
+    machine = Machine(4000)
+    machine.start(1, device="cuda:0")
+    machine.book.took(1, 1100 * MIB)
+    machine.free -= 1100 * MIB
+    again = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
+    promised = machine.book.grant(1, again).total
+    second = machine.start(2, device="cuda:0", weights=700 * MIB)
+    assert second.total + promised - 1100 * MIB <= machine.free + 100 * MIB
+    machine.book.took(99, 5)  # nobody knows it
+
+
 def test_what_the_machine_cannot_give_any_more_is_missing() -> None:
     machine = Machine(4000)
     promised = machine.start(1).total

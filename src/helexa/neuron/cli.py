@@ -36,6 +36,8 @@ def serve(
     port: Annotated[int | None, Parameter(name=["--port", "-p"], validator=validators.Number(gte=1, lte=65535))] = None,
     host: str | None = None,
     model: Annotated[list[str] | None, Parameter(negative=())] = None,
+    graphs: bool | None = None,
+    overlap: bool | None = None,
     log_format: Literal["text", "json"] | None = None,
 ) -> None:
     """Serve until told to stop.
@@ -50,6 +52,10 @@ def serve(
         Address to listen on instead of the configured one (0.0.0.0).
     model
         A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
+    graphs
+        On a GPU, run steps of decoding as recorded graphs, instead of what is configured (yes).
+    overlap
+        Launch a step before the one before it is read, instead of what is configured (on GPUs).
     log_format
         Lines for people or JSON objects, instead of what is configured (text).
     """
@@ -67,6 +73,9 @@ def serve(
         settings.port = port
     if host is not None:
         settings.host = host
+    engine = settings.harness.torch
+    engine.graphs = engine.graphs if graphs is None else graphs
+    engine.overlap = engine.overlap if overlap is None else overlap
     for name in model or ():
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))

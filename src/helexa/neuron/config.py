@@ -151,6 +151,8 @@ class TorchConfig(Section):
     prefix_reuse: PrefixReuse = "principal"
     speculation: bool = True
     speculation_max_sequences: int = Field(default=4, ge=0)
+    graphs: bool = True
+    overlap: bool | None = None
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 
@@ -174,6 +176,8 @@ class TorchConfig(Section):
             prefix_reuse=self.prefix_reuse,
             speculation=self.speculation,
             speculation_max_sequences=self.speculation_max_sequences,
+            graphs=self.graphs,
+            overlap=self.overlap,
         )
 
 

@@ -20,6 +20,7 @@ class _Holding:
     Attributes:
         begun: when its process began, since numbers of processes come again.
         base: bytes that it held before.
+        taken: bytes of an accelerator's memory that it has said to hold.
         settled: nothing of the promise is outstanding any more.
         missing: of the promise, bytes that the machine could not give at the last reading.
     """
@@ -28,6 +29,7 @@ class _Holding:
     promised: int
     begun: float
     base: int
+    taken: int = 0
     settled: bool = False
     missing: int = 0
 
@@ -36,9 +38,8 @@ class MemoryBook:
     """Promises to engines. Those of an engine end with its process.
 
     An engine on a CPU takes what it was promised little by little. On an accelerator nobody sees how much it has taken:
-    while it loads, all of it counts as still to be taken, though free memory shrinks already, so who asks meanwhile may
-    be refused too soon. When it is ready it counts as having taken all of it, and `settle` says so; what its steps take
-    later is the reserve's to cover.
+    while it loads, it says so itself (`took`). When it is ready it counts as having taken all of it, and `settle` says
+    so; what its steps take later is the reserve's to cover.
 
     Args:
         reserve: bytes of free memory that no model is promised.
@@ -59,12 +60,12 @@ class MemoryBook:
         self._holdings: dict[int, _Holding] = {}
 
     def grant(self, pid: int, needs: Needs) -> Grant:
-        """Promise the engine `pid` what it needs, as far as there is room; an earlier promise to it is forgotten.
+        """Promise the engine `pid` what it needs, as far as there is room, in place of an earlier promise to it.
 
         Raises:
             DoesNotFitError: there is not enough.
         """
-        self._holdings.pop(pid, None)
+        before = self._holdings.pop(pid, None)
         others = [(each, other) for each, other in self._living() if _same_memory(other.device, needs.device)]
         room = needs.free - self._reserve - sum(self._outstanding(each, other) for each, other in others)
         if needs.limit:
@@ -72,11 +73,17 @@ class MemoryBook:
         granted = divide(needs, max(room, 0))
         begun = self._begun(pid)
         if begun is not None:
-            self._holdings[pid] = _Holding(needs.device, granted.total, begun, needs.held)
+            taken = before.taken if before is not None and before.begun == begun else 0
+            self._holdings[pid] = _Holding(needs.device, granted.total, begun, needs.held, taken)
         positions = granted.pages * needs.page_size
         if positions < min(needs.context, needs.pages * needs.page_size):
             log.warning("memory is short: a context of %d tokens instead of %d", positions, needs.context)
         return granted
+
+    def took(self, pid: int, taken: int) -> None:
+        """The engine says that it holds so many bytes of an accelerator's memory."""
+        if (holding := self._holdings.get(pid)) is not None:
+            holding.taken = taken
 
     def settle(self, pid: int) -> None:
         """The engine is ready: on an accelerator, it holds all that it was promised."""
@@ -110,7 +117,7 @@ class MemoryBook:
     def _outstanding(self, pid: int, holding: _Holding) -> int:
         """Bytes that were promised and are not taken yet."""
         if holding.device != "cpu":
-            return 0 if holding.settled else holding.promised
+            return 0 if holding.settled else max(holding.promised - holding.taken, 0)
         return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
 
 

@@ -6,6 +6,7 @@ with OPTIONS as for an engine, in JSON; prints a `Survey` in JSON.
 """
 
 import sys
+from itertools import combinations
 
 import msgspec
 import psutil
@@ -34,6 +35,11 @@ def take(options: EngineOptions) -> Survey:
         threads=torch.get_num_threads(),
         devices=[_kernels(torch.device(name), dtype) for name in names],
         unusable=unusable,
+        apart=[
+            (one, other)
+            for one, other in combinations([name for name in names if name.startswith("cuda")], 2)
+            if not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+        ],
     )
 
 

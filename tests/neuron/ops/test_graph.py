@@ -150,6 +150,7 @@ def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> Non
     runs.step(plan_of(0, 1))
     (entry,) = plan_of(0, 20)
     entry.sequence.tokens.append(0)
+    entry = PlanEntry(entry.sequence, 20)
     assert not entry.samples
     runs.step([entry])
     calls = runs.calls

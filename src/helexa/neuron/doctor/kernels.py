@@ -38,11 +38,13 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         threads: that an engine computes with on a CPU.
         unusable: why the configured device cannot be used, if it cannot.
+        apart: pairs of CUDA devices of which one cannot reach the other's memory.
     """
 
     threads: int
     devices: list[DeviceKernels]
     unusable: str | None = None
+    apart: list[tuple[str, str]] = []
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
@@ -65,6 +67,12 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         free = "" if one.free_mb is None else f", {one.free_mb} MiB free"
         text = f"{one.device}: {one.kernels} kernels in {one.dtype}{threads}{free}: {one.reason}"
         yield Finding("kernels", "fine", text)
+    cuda = [one.device for one in survey.devices if one.device.startswith("cuda")]
+    if survey.apart:
+        pairs = ", ".join(f"{one} and {other}" for one, other in survey.apart)
+        yield Finding("device", "note", f"by way of main memory alone exchange data: {pairs}")
+    elif len(cuda) > 1:
+        yield Finding("device", "fine", f"{', '.join(cuda)} reach one another's memory")
     if settings.dtype not in ("auto", "bfloat16"):
         text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not know; use 'auto'"
         yield Finding("kernels", "note", text)

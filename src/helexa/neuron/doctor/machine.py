@@ -10,6 +10,7 @@ from pathlib import Path
 from helexa import __version__
 from helexa.neuron.discovery import discover, torch_version
 from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.triton_toolchain import triton_missing
 
 # What /proc/cpuinfo calls them; the kernels have words for each.
 _INSTRUCTIONS = {
@@ -57,9 +58,19 @@ def _accelerators(device: str) -> Iterator[Finding]:
         yield Finding("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
     elif not facts.devices and not facts.unified_accelerator:
         yield Finding("device", "fine", "no NVIDIA device was found")
-    elif facts.devices and torch_version().endswith("+cpu"):
+    elif facts.devices and not torch_version().endswith("+cpu"):
+        yield from _triton()
+    elif facts.devices:
         text = "to make it faster: this torch is built for CPUs alone; install one that is built for CUDA"
         yield Finding("device", "fault" if device.startswith("cuda") else "note", text)
+
+
+def _triton() -> Iterator[Finding]:
+    missing = triton_missing()
+    if missing is None:
+        yield Finding("kernels", "fine", "Triton has what it needs to build kernels for NVIDIA devices")
+    else:
+        yield Finding("kernels", "note", f"to make it faster: {missing}")
 
 
 def _instructions() -> list[str] | None:

@@ -123,6 +123,9 @@ class Batch:
         pooled: P.
         spans: the sequences' rows; those of one row come first, the shortest first.
         capacity: of the buffers that the tensors are views of.
+        bucket: rows of a recorded step that this one is filled up to; `spans` has only those that stand for something.
+            0 for a step of a shape of its own.
+        laid: the tables, if they lie on the device already.
     """
 
     tokens: Tensor
@@ -132,15 +135,19 @@ class Batch:
     pooled: int
     spans: list[Span]
     capacity: Capacity
+    bucket: int = 0
+    laid: Tables | None = None
 
     def take_tokens(self, last: Tensor) -> None:
         """Put the tokens [N] of the step before in the places that stand for them (see `overlap.as_after`)."""
         from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a row of no numbers must not ask for a token -1
-        torch.where(self.tokens < 0, from_last, self.tokens, out=self.tokens)
+        torch.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
 
     @cached_property
     def tables(self) -> Tables:
         """The same as `spans`, on the device."""
+        if self.laid is not None:
+            return self.laid
         width = max(len(span.pages) for span in self.spans)
         lengths = [span.rows.stop - span.rows.start for span in self.spans]
         singles = lengths.count(1)
@@ -183,17 +190,20 @@ class Batch:
         ]
 
 
-class Layout:
-    """Lays plans out in buffers that stay where they are, as recorded steps need it."""
+@dataclass(frozen=True)
+class Rows:
+    """A plan laid out in lists; see `Batch`."""
 
-    def __init__(self, capacity: Capacity, device: torch.device) -> None:
-        self._capacity = capacity
-        self._tokens, self._positions, self._slots, self._sample_rows = (
-            torch.zeros(capacity.rows, dtype=torch.int64, device=device) for _ in range(4)
-        )
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    sample_rows: list[int]
+    pooled: int
+    spans: list[Span]
 
-    def lay_out(self, plan: Plan) -> Batch:
-        """The batch of a plan; it is good until the next one is laid out."""
+    @classmethod
+    def of(cls, plan: Plan) -> "Rows":
+        """The rows of a plan, sequences that advance by one token first."""
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -216,13 +226,28 @@ class Layout:
                 pooled[sequence.id] = [start + place - places.start for place in wanted]
         sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.id]]
         pooled_rows = [row for entry in plan for row in pooled.get(entry.sequence.id, ())]
+        return cls(tokens, positions, slots, sample_rows + pooled_rows, len(pooled_rows), spans)
+
+
+class Layout:
+    """Lays plans out in buffers that stay where they are, as recorded steps need it."""
+
+    def __init__(self, capacity: Capacity, device: torch.device) -> None:
+        self._capacity = capacity
+        self._tokens, self._positions, self._slots, self._sample_rows = (
+            torch.zeros(capacity.rows, dtype=torch.int64, device=device) for _ in range(4)
+        )
+
+    def lay_out(self, plan: Plan) -> Batch:
+        """The batch of a plan; it is good until the next one is laid out."""
+        rows = Rows.of(plan)
         return Batch(
-            tokens=_fill(self._tokens, tokens),
-            positions=_fill(self._positions, positions),
-            slots=_fill(self._slots, slots),
-            sample_rows=_fill(self._sample_rows, sample_rows + pooled_rows),
-            pooled=len(pooled_rows),
-            spans=spans,
+            tokens=_fill(self._tokens, rows.tokens),
+            positions=_fill(self._positions, rows.positions),
+            slots=_fill(self._slots, rows.slots),
+            sample_rows=_fill(self._sample_rows, rows.sample_rows),
+            pooled=rows.pooled,
+            spans=rows.spans,
             capacity=self._capacity,
         )
 

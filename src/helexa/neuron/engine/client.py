@@ -261,6 +261,7 @@ class EngineClient:
             for message in self._decoder.feed(data):
                 match message:
                     case Progress():
+                        self._memory.took(self._child.pid, message.taken)
                         on_progress(message)
                     case Needs():
                         self._write(self._memory.grant(self._child.pid, message))

@@ -156,15 +156,23 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Engine -> server, while loading: `done` of `total` bytes of `stage`."""
+    """Engine -> server, while loading: `done` of `total` of `stage`, bytes of `weights` or recorded `graphs`.
+
+    Attributes:
+        taken: bytes of an accelerator's memory that the engine holds by now.
+    """
 
     stage: str
     done: int
     total: int
+    taken: int = 0
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server, when headers are read and no weight is: what the model takes, in bytes. A `Grant` answers.
+    """Engine -> server: what the model takes, in bytes. A `Grant` answers.
+
+    It comes when headers are read and no weight is; on an accelerator once more, when the weights are there and steps
+    have been measured.
 
     Attributes:
         free: of the device's memory now.

@@ -181,7 +181,11 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
         faults.loading()
         if done - reported >= _PROGRESS_STEP:
             reported = done
-            _send(connection, Progress(stage="weights", done=done, total=total))
+            report("weights", done, total)
+
+    def report(stage: str, done: int, total: int) -> None:
+        taken = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
+        _send(connection, Progress(stage=stage, done=done, total=total, taken=taken))
 
     def ask(needs: Needs) -> Grant:
         _send(connection, needs)
@@ -191,6 +195,7 @@ def _load(connection: socket.socket, model: Path, options: EngineOptions) -> Run
     try:
         faults = Faults.of(model, os.environ)
         runner = load(model, options, on_progress, ask)
+        runner.warm_up(lambda done, total: report("graphs", done, total))
         faults.afflict(runner)
     except BrokenPipeError:
         raise

@@ -13,13 +13,16 @@ from torch import Tensor
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import ops
-from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
-from helexa.neuron.engine.fit import alone
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.faults import is_device_fault, is_out_of_memory
+from helexa.neuron.engine.fit import LEAST_CONTEXT, alone
 from helexa.neuron.engine.launched import Launched, Outcome
 from helexa.neuron.engine.logprobs import Logprobs
+from helexa.neuron.engine.measured import largest, measured
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
 from helexa.neuron.engine.needs import free_memory, needs
 from helexa.neuron.engine.outline import outline
+from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
 from helexa.neuron.engine.sampler import launch, rows_of
 from helexa.neuron.engine.sequence import Sequence
@@ -121,18 +124,17 @@ class Runner:
                 store.save()
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-        mixers = [block.mixer for block in self._model.blocks]
+        self._options = options
+        self._group = self._model.settings.heads // self._model.settings.kv_heads
+        if self.device.type == "cuda":
+            asked = self._measured(asked, grant.sequences)
+            grant = ask(asked)
+        self._allocate(asked, grant)
         context, pages, sequences = asked.context, grant.pages, grant.sequences
-        slots = sequences + grant.snapshots if asked.state else 0
-        self._caches = [mixer.new_cache(pages, slots) for mixer in mixers]
         if options.kv_cache_mb:  # whoever states a size is not to find out later that it is not there
             for cache in self._caches:
                 if isinstance(cache, Tensor):
                     cache.zero_()
-        self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        rows = options.max_step_tokens + MOST_DRAFTS * sequences
-        capacity = Capacity(rows, sequences, min(-(-context // PAGE_SIZE) + 1, pages))
-        self._layout = Layout(capacity, self.device)
         self.facts = ModelFacts(
             model_type=model_type,
             vocab_size=self._model.vocab_size,
@@ -153,6 +155,41 @@ class Runner:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
         self._check(config.get("bos_token_id"), model_path.name)
+
+    def _allocate(self, asked: Needs, grant: Grant) -> None:
+        """Make room for keys, values, states and the numbers of steps."""
+        mixers = [block.mixer for block in self._model.blocks]
+        slots = grant.sequences + grant.snapshots if asked.state else 0
+        self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
+        self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
+        rows = self._options.max_step_tokens + MOST_DRAFTS * grant.sequences
+        width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
+        capacity = Capacity(rows, grant.sequences, width)
+        if not self.ops.tabled:
+            self._layout = Layout(capacity, self.device)
+            return
+        recordable = self._options.graphs and (self._model.recorded or self.ops.records_state)
+        self._layout = PackedLayout(capacity, self.device, buckets(grant.sequences) if recordable else [])
+
+    def _measured(self, asked: Needs, sequences: int) -> Needs:
+        """Needs by what the largest steps take, with a cache just large enough for them."""
+        weights = torch.cuda.memory_allocated()
+        tokens = min(self._options.max_step_tokens, asked.context)
+        pages = max(asked.pages_for(tokens), asked.pages_for(min(asked.context, LEAST_CONTEXT)))
+        self._allocate(asked, Grant(total=0, pages=pages, sequences=sequences, snapshots=0))
+
+        def run() -> None:
+            for plan in largest(tokens, sequences, PAGE_SIZE):
+                self.run(plan)
+
+        graphs = isinstance(self._layout, PackedLayout) and bool(self._layout.buckets)
+        found = measured(asked, weights, run, graphs)
+        self._caches, self._states = [], []
+        if not self.ops.tabled:  # plain torch gathers the pages that it attends to
+            found = msgspec.structs.replace(found, page_step=asked.page_step, position_step=asked.position_step)
+        mebibytes = [size >> 20 for size in (weights, found.step, found.free)]
+        _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
+        return found
 
     def run(self, plan: Plan) -> Outcome:
         """Run one step."""
@@ -187,16 +224,40 @@ class Runner:
         Args:
             last: int64 [N], the tokens that the step before yields, if any are still to come from there.
         """
-        model, settings = self._model, self._model.settings
+        model, group = self._model, self._group
         batch = self._layout.lay_out(plan)
         if last is not None:
             batch.take_tokens(last)
-        group = settings.heads // settings.kv_heads
         if not batch.pooled:
-            logits = self.ops.run(lambda batch: model.forward(batch, self._caches), batch, group, model.recorded)
-            return logits, None
+            logits = self.ops.run(self._forward, batch, group, model.recorded)
+            return logits[: len(batch.spans)] if batch.bucket else logits, None
         hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, group, False)
         return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
+
+    @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Record the steps that are to be recorded, the largest first, whose memory the others share.
+
+        Args:
+            on_progress: called with (recorded, in all).
+        """
+        if not isinstance(self._layout, PackedLayout):
+            return
+        sizes = self._layout.buckets
+        for done, bucket in enumerate(reversed(sizes)):
+            on_progress(done, len(sizes))
+            try:
+                self.ops.record(self._forward, self._layout.blank(bucket))
+            except RuntimeError as error:
+                refused = "captur" in str(error)  # it does what a recording must not, and no harm is done
+                if not refused and (is_device_fault(error) or is_out_of_memory(error)):
+                    raise
+                _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
+                self._layout.buckets = []
+                return
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self._model.forward(batch, self._caches)
 
     def clear(self, pages: list[int]) -> None:
         """Make zeros of what pages hold: what is no number would spread, even from behind a mask."""
@@ -273,6 +334,8 @@ def _usable_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels are launched there
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
         raise DeviceError(f"device '{name}' cannot be used: {reason}") from error

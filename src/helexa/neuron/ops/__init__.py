@@ -10,6 +10,7 @@ import torch
 from helexa.neuron.device_choice import accelerator_dtype
 from helexa.neuron.engine.messages import Kernels
 from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.triton_toolchain import triton_cache, triton_missing
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def choose(
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
         reason = _refusal_of_triton(device)
         if reason is None:
+            os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
             from helexa.neuron.ops.gpu import GpuOps
 
             return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
@@ -77,6 +79,8 @@ def choose(
 
 
 def _refusal_of_triton(device: torch.device) -> str | None:
+    if device.type == "cuda" and (missing := triton_missing()) is not None:
+        return missing
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":

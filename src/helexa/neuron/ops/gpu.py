@@ -1,16 +1,18 @@
 """The kernels of GPUs: Triton where it pays, torch's own for the rest; their twins are in `reference`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from helexa.neuron.engine.batch import Batch
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.step_graphs import CudaCapture, StepGraphs, again
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
@@ -32,10 +34,20 @@ class GpuOps(ReferenceOps):
 
     name = "triton"
     quantised = True
+    tabled = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
         super().__init__(device, dtype)
         self.card = card or Card.of(device)
+        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else again)
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """See `ReferenceOps`."""
+        self._graphs.record(forward, blank)
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+        """Run what is recorded for the batch's bucket, if there is such; the logits are good until the next run."""
+        return self._graphs.run(forward, batch)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """One program for a row."""

@@ -55,6 +55,10 @@ class ReferenceOps:
     """Products leave quantised weights as they are; else these are rounded, but no smaller."""
     joins: ClassVar[bool] = True
     """Products of several matrices make one of them, which takes their place."""
+    tabled: ClassVar[bool] = False
+    """Kernels read `Batch.tables`, so that steps come to them in one piece, and can be recorded."""
+    records_state: ClassVar[bool] = False
+    """Steps that change the state of recurrent layers can be recorded, too."""
     step_bytes: int
     """Bytes of all weights that products were prepared for: what one decode step reads."""
     kv_bits: int
@@ -147,6 +151,7 @@ class ReferenceOps:
         half = cos.shape[-1]
         first, second, rest = qkv[:, :turning].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(self.dtype)
+        slots = slots.long()
         cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
         cache[1].index_copy_(1, slots, qkv[:, turning:].transpose(0, 1))
         return rotated[:, :heads]
@@ -222,6 +227,14 @@ class ReferenceOps:
                 again, and its effects may be repeated.
         """
         return forward(batch)
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """Record the forward pass of a bucket, if these kernels are `tabled`.
+
+        Args:
+            blank: a batch of the bucket's size none of whose rows stands for anything.
+        """
+        raise NotImplementedError
 
     def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
         rows, heads, dim = queries.shape

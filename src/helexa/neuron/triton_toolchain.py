@@ -1,0 +1,33 @@
+"""What Triton needs beside itself: a C compiler and Python's headers, to build one small library once."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from helexa.neuron.sources.cache import cache_root
+
+_LIBRARY = "*/cuda_utils*.so"  # what it builds, in a folder of its cache
+
+
+def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where kernels that were compiled are kept: `$TRITON_CACHE_DIR`, else beside the node's other files."""
+    return Path(environ.get("TRITON_CACHE_DIR") or cache_root(None, environ) / "triton")
+
+
+def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
+    """What keeps Triton from working on a GPU, and what helps; None if nothing is known to."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: pip install triton"
+    if any(triton_cache(environ).glob(_LIBRARY)):
+        return None
+    compilers = [environ["CC"]] if environ.get("CC") else ["gcc", "clang", "cc"]
+    if not any(shutil.which(name, path=environ.get("PATH")) for name in compilers):
+        return "Triton finds no C compiler: install gcc or clang, or set CC"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return f"Triton finds no Python.h: install the headers of Python {version} (python{version}-dev)"
+    return None

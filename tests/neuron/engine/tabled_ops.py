@@ -1,0 +1,58 @@
+"""Kernels in plain torch that read of a batch what those of GPUs read: its tensors and tables, and nothing else."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.step_graphs import StepGraphs, again
+
+
+class TabledOps(ReferenceOps):
+    """Attention by tables; steps are recorded, and run again as they were recorded."""
+
+    name = "tabled"
+    tabled = True
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(device, dtype)
+        self._graphs = StepGraphs(again)
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        self._graphs.record(forward, blank)
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+        return self._graphs.run(forward, batch)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """Rows whose slot is below 0 are stored nowhere."""
+        rows = len(slots)
+        fresh = cache.new_empty(2, cache.shape[1], rows, cache.shape[3])
+        queries = super().rotate_store(qkv, heads, rope, fresh, torch.arange(rows), norms)
+        real = slots >= 0
+        cache[:, :, slots[real].long()] = fresh[:, :, real]
+        return queries
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
+        out = torch.zeros_like(queries)
+        tables = batch.tables
+        for span, (start, stop) in enumerate(pairwise(tables.starts.tolist())):
+            prefix = int(tables.prefixes[span])
+            pages = tables.pages[span, : -(-(prefix + stop - start) // PAGE_SIZE)].long()
+            if start < stop:
+                chunk = Chunk(slice(start, stop), prefix, pages, None)
+                out[start:stop] = self._prefill(queries[start:stop], cache, chunk, kind)
+        return out

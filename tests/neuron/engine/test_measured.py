@@ -1,0 +1,80 @@
+"""Memory of an accelerator as it is seen to be taken, told by a card that only counts."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tabled_ops import TabledOps
+
+from helexa.core.errors import DoesNotFitError
+from helexa.neuron import ops
+from helexa.neuron.engine.fit import alone
+from helexa.neuron.engine.measured import largest, measured
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from neuron.needing import MIB, needs
+from tiny_models import tiny_model
+
+
+class Card:
+    """A card of 8000 MiB on which 1200 are allocated, of which 1000 are weights."""
+
+    def __init__(self, free_mb: int = 8000) -> None:
+        self.allocated = self.peak = 1200 * MIB
+        self.cached = 50 * MIB
+        self._size = free_mb * MIB
+
+    def use(self, *sizes_mb: int) -> None:
+        """Take so much and give it back, one time after the other."""
+        self.peak = max(self.peak, *(self.allocated + size * MIB for size in sizes_mb))
+        self.cached = self.peak - self.allocated
+
+    def empty_cache(self) -> None:
+        self.cached = 0
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peak = self.allocated
+
+    def synchronize(self) -> None: ...
+
+    def memory_allocated(self) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self) -> int:
+        return self.peak
+
+    def memory_reserved(self) -> int:
+        return self.allocated + self.cached
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self._size - self.memory_reserved(), self._size
+
+
+def test_needs_follow_what_was_seen_and_what_is_left_goes_to_the_cache() -> None:
+    card = Card()
+    card.use(3000)  # while it loaded
+    guessed = needs(weights=900 * MIB, step=700 * MIB, share=0.8, pages=100_000, page_step=7, position_step=7)
+    found = measured(guessed, 1000 * MIB, lambda: card.use(200, 300), graphs=False, cuda=card)
+    assert (found.weights, found.loading) == (1000 * MIB, 0)
+    assert found.step == int(300 * 1.1 * MIB)
+    assert found.free == 8000 * MIB, "what it holds itself is free for it"
+    assert (found.page_step, found.position_step) == (0, 0)
+    recorded = measured(guessed, 1000 * MIB, lambda: card.use(300), graphs=True, cuda=card)
+    assert recorded.step == 2 * found.step
+    assert alone(found).pages > alone(recorded).pages > alone(guessed).pages // 2
+    with pytest.raises(DoesNotFitError) as refused:
+        alone(measured(guessed, 1000 * MIB, lambda: card.use(8000), graphs=False, cuda=card))
+    assert refused.value.details["activations_mb"] == 8800
+
+
+def test_the_largest_steps_fill_a_step_and_a_batch_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
+    monkeypatch.setattr(
+        ops, "choose", lambda *a, **k: ops.Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
+    )
+    runner = Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100))
+    prompt, tokens = largest(100, 5, PAGE_SIZE)
+    assert len(runner.run(prompt).tokens) == 1
+    assert [len(entry.sequence.tokens) for entry in prompt] == [100]
+    assert len(runner.run(tokens).tokens) == 5

@@ -1,0 +1,154 @@
+"""Steps in one piece, filled up to a bucket and recorded before there was any sequence, give the same tokens."""
+
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from driving import generate, scheduler_of
+from tabled_ops import TabledOps
+
+from helexa.neuron import ops
+from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.packed_layout import PackedLayout, buckets
+from helexa.neuron.engine.plan import PlanEntry
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.sequence import Sequence
+from tiny_models import tiny_model
+
+CPU = torch.device("cpu")
+TOKENS = 12
+PROMPTS = [[(90 + 37 * n + 7 * i) % 512 for i in range(length)] for n, length in enumerate((1, 5, 45, 63, 64, 65, 130))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("model")
+    shape = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    tiny_model(folder, model_type="llama", vocab_size=512, num_attention_heads=6, num_key_value_heads=2, **shape)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """By the reference kernels, each prompt alone."""
+    plain = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4))
+    return [generate(plain, scheduler_of(plain), [prompt], TOKENS)[0] for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Runner:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "choose", lambda *a, **k: ops.Choice(TabledOps(CPU, torch.float32), "these are tested"))
+        runner = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, max_sequences=6))
+    told: list[tuple[int, int]] = []
+    runner.warm_up(lambda done, total: told.append((done, total)))
+    assert told == [(done, 4) for done in range(4)]
+    return runner
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_step_tokens": 16}, {"pages": 7}, {"max_sequences": 3}], ids=["all", "chunked", "few", "three"]
+)
+def test_the_tokens_are_the_same(
+    runner: Runner, expected: list[list[int]], options: dict[str, int], overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    run = runner.ops.run
+
+    def spy(forward, batch, group, recorded):  # type: ignore[no-untyped-def]
+        ran.append(batch.bucket)
+        return run(lambda _: pytest.fail("not recorded"), batch, group) if batch.bucket else run(forward, batch, group)
+
+    monkeypatch.setattr(runner.ops, "run", spy)
+    scheduler = scheduler_of(runner, **{"max_sequences": 6, "speculation": False, **options})  # type: ignore[arg-type]
+    assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=overlap) == expected
+    assert any(ran)
+    assert 0 in ran
+
+
+def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None:
+    seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
+    (alone,) = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2], TOKENS, seeded)
+    together = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2] * 5, TOKENS, seeded, overlap=True)
+    assert together == [alone] * 5
+
+
+def test_drafts_and_recorded_steps_take_turns(runner: Runner, model: Path) -> None:
+    plain = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4))
+    prompts = [PROMPTS[2] * 2, PROMPTS[1]]
+    expected = generate(plain, scheduler_of(plain, speculation=False), prompts, 40)
+    for overlap in (False, True):
+        assert generate(runner, scheduler_of(runner, max_sequences=6), prompts, 40, overlap=overlap) == expected
+
+
+def test_rows_that_stand_for_nothing_leave_no_trace(runner: Runner) -> None:
+    before = [cache.clone() for cache in runner._caches]
+    layout = runner._layout
+    assert isinstance(layout, PackedLayout)
+    runner.ops.run(runner._forward, layout.blank(4), 3)
+    for cache, old in zip(runner._caches, before, strict=True):
+        assert torch.equal(cache, old)
+
+
+def plan_of(chance: random.Random, decoding: bool) -> list[PlanEntry]:
+    """Sequences at any place, some with drafts and some in the midst of their prompts."""
+    plan: list[PlanEntry] = []
+    for number in range(chance.randrange(1, 7)):
+        length = chance.choice((1, 2, 63, 64, 65, 100, 129, 200))
+        request = Generate(id=number, prompt=[chance.randrange(500) for _ in range(length)], max_tokens=9, sampling=S)
+        count = 1 if decoding or chance.random() < 0.5 else chance.randrange(1, length + 1)
+        pages = [chance.randrange(900) for _ in range(length // PAGE_SIZE + 1)]
+        sequence = Sequence(request, computed=length - count, pages=pages, slot=number)
+        short = not decoding and count > 1 and chance.random() < 0.5
+        drafts = () if decoding or short or length % PAGE_SIZE > 40 else (7, 8, 9)[: chance.randrange(4)]
+        plan.append(PlanEntry(sequence, count - short, drafts))
+    return plan
+
+
+S = SamplingParams(temperature=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_says_what_the_layout_of_the_cpu_says(seed: int) -> None:
+    chance = random.Random(seed)
+    capacity = Capacity(rows=2000, sequences=8, pages_per_sequence=5)
+    packed, plain = PackedLayout(capacity, CPU, buckets(8)), Layout(capacity, CPU)
+    for _ in range(4):
+        plan = plan_of(chance, decoding=chance.random() < 0.5)
+        packed._hosts[0].fill_(-999)
+        packed._hosts[1].fill_(-999)
+        ours, theirs = packed.lay_out(plan), plain.lay_out(plan)
+        alone = len(theirs.tokens) == len(theirs.spans) == len(theirs.sample_rows)
+        assert ours.bucket == (next(size for size in (1, 2, 4, 8) if size >= len(plan)) if alone else 0)
+        for name in ("tokens", "positions", "slots", "sample_rows"):
+            found, wanted = getattr(ours, name), getattr(theirs, name)
+            assert found[: len(wanted)].tolist() == wanted.tolist()
+            assert len(found) == (ours.bucket or len(wanted))
+            assert set(found[len(wanted) :].tolist()) <= {-1 if name == "slots" else 0}
+        tables, wanted = ours.tables, theirs.tables
+        count = len(theirs.spans)
+        assert tables.starts.tolist()[: count + 1] == wanted.starts.tolist()
+        assert set(tables.starts.tolist()[count:]) == {len(theirs.tokens)}
+        for name in ("prefixes", "settled", "state_slots"):
+            assert getattr(tables, name)[:count].tolist() == getattr(wanted, name).tolist()
+        for span, line in zip(theirs.spans, tables.pages.tolist(), strict=False):
+            assert line[: len(span.pages)] == span.pages
+        assert tables.pages.shape == (ours.bucket or count, 16)
+        assert (tables.singles, tables.most_rows) == (ours.bucket or wanted.singles, wanted.most_rows)
+        assert tables.longest_single == (5 * PAGE_SIZE if ours.bucket else wanted.longest_single)
+        assert all(part.data_ptr() % 16 == 0 for part in (ours.tokens, ours.slots, tables.pages, tables.starts))
+
+
+def test_buckets_lie_close_together_and_reach_to_the_end() -> None:
+    assert buckets(1) == [1]
+    assert buckets(6) == [1, 2, 4, 6]
+    assert buckets(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    for most in (130, 200, 512):
+        sizes = buckets(most)
+        assert sizes == sorted(set(sizes))
+        assert sizes[-1] == most
+        assert max(after - before for before, after in pairwise(sizes)) <= 32

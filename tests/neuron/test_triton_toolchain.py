@@ -1,0 +1,58 @@
+"""What Triton needs of a machine is missed in words that say what helps."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from helexa.neuron.config import TorchConfig
+from helexa.neuron.doctor import kernels
+from helexa.neuron.doctor.kernels import DeviceKernels, Survey, look_at_kernels
+from helexa.neuron.triton_toolchain import triton_missing
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """One that has all that it takes, and has built nothing yet."""
+    (tmp_path / "Python.h").touch()
+    compiler = tmp_path / "gcc"
+    compiler.touch(0o755)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    return {"PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+
+
+def test_nothing_is_missed_where_there_is_all(machine: dict[str, str]) -> None:
+    assert triton_missing(machine) is None
+    assert triton_missing(machine | {"CC": "gcc"}) is None
+
+
+def test_a_compiler_and_headers_are_missed(machine: dict[str, str], tmp_path: Path) -> None:
+    assert triton_missing(machine | {"CC": "icc"}) == "Triton finds no C compiler: install gcc or clang, or set CC"
+    (tmp_path / "Python.h").unlink()
+    assert "no Python.h: install the headers of Python 3" in (triton_missing(machine) or "")
+    (tmp_path / "gcc").unlink()
+    assert "no C compiler" in (triton_missing(machine) or "")
+
+
+def test_what_was_built_before_needs_neither(machine: dict[str, str], tmp_path: Path) -> None:
+    built = tmp_path / "cache" / "A1B2"
+    built.mkdir(parents=True)
+    (built / "cuda_utils.cpython-311-x86_64-linux-gnu.so").touch()
+    assert triton_missing(machine | {"CC": "icc"}) is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "text"),
+    [
+        ([], "cuda:0, cuda:1 reach one another's memory"),
+        ([("cuda:0", "cuda:1")], "by way of main memory alone exchange data: cuda:0 and cuda:1"),
+    ],
+)
+def test_the_doctor_says_who_reaches_whose_memory(
+    apart: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [
+        DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
+    ]
+    monkeypatch.setattr(kernels, "_survey", lambda *_: Survey(threads=1, devices=devices, apart=apart))
+    assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
