@@ -8,10 +8,11 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.batch import Batch, Capacity, Span
-from helexa.neuron.layers.delta_cache import DeltaCache
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
+from helexa.neuron.ops.delta_cache import DeltaCache
+from helexa.neuron.ops.delta_rule import DeltaRule
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import Weight
 from neuron.ops import random_weights
@@ -59,7 +60,8 @@ def tensors() -> dict[str, Weight]:
 def layer(tensors: dict[str, Weight], request: pytest.FixtureRequest) -> GatedDeltaNet:
     """On a CPU, and as on devices where sequences that advance by one token do so together."""
     layer = built(tensors)
-    layer._together = request.param
+    assert isinstance(layer._rule, DeltaRule)
+    layer._rule._together = request.param
     return layer
 
 

@@ -12,6 +12,7 @@ from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.cpu import CpuOps, Int4Linear
+from helexa.neuron.ops.delta_rule import DeltaSizes
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp, RmsNorm
@@ -170,6 +171,10 @@ class _Sizes(ReferenceOps):
         if self._ops.quantised:
             return sum(part.held for part in parts) + max(part.loading for part in parts)
         return sum(part.loading for part in parts)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `ReferenceOps`."""
+        return self._ops.state_bytes(sizes)
 
     def _measured(self, sample: Weight, form: QuantForm | None) -> tuple[float, float, float]:
         """Bytes of the sample as a matrix, as a product, and as it was read."""

@@ -1,8 +1,5 @@
 """What all layers of one forward pass share."""
 
-from functools import cached_property
-
-import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch
@@ -21,9 +18,3 @@ class Step:
         if rope not in self._tables:
             self._tables[rope] = rope.tables(self.batch.positions)
         return self._tables[rope]
-
-    @cached_property
-    def single_slots(self) -> Tensor:
-        """State slots [B] of the spans of one row, which come first."""
-        slots = [span.slot for span in self.batch.spans if span.rows.stop - span.rows.start == 1]
-        return torch.tensor(slots, dtype=torch.int64, device=self.batch.tokens.device)

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch
+from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.step_graphs import CudaCapture, StepGraphs, again
 from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.delta_rule import DeltaRule
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
@@ -35,6 +37,7 @@ class GpuOps(ReferenceOps):
     name = "triton"
     quantised = True
     tabled = True
+    records_state = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
         super().__init__(device, dtype)
@@ -106,6 +109,14 @@ class GpuOps(ReferenceOps):
     @cached_property
     def _scratch(self) -> Tensor:
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `ReferenceOps`."""
+        return DeltaRule.state_bytes(sizes, self.dtype)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """One kernel for all that decode, four more for prompts."""
+        return DeltaRule(sizes, weights, self.dtype, self.card)
 
 
 def _joined(biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
@@ -173,6 +174,14 @@ class ReferenceOps:
         # Of what `linear` counted, a decode step reads the part of those that are chosen.
         self.step_bytes = before + (self.step_bytes - before) * routing.chosen // len(experts)
         return Mixture(routing, gate_ups, downs, clamp)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """Of what a Gated DeltaNet layer keeps of one sequence."""
+        return DeltaRule.state_bytes(sizes)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """Prepare what a Gated DeltaNet layer does between its projections."""
+        return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """`out + x * sigmoid(gate)` for out and x of [T, H] and a gate [T, 1]; may change `out`."""

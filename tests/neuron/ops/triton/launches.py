@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from helexa.neuron.engine.batch import Batch, Capacity, Span
+from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.triton.mixture import GpuMixture
@@ -87,12 +89,27 @@ def _experts_gpt_oss(ops: GpuOps, rows: int) -> None:
     mixture(_numbers(ops, rows, 2880), _numbers(ops, rows, 32))
 
 
+def _delta_rule(ops: GpuOps, *rows: int) -> None:
+    sizes = DeltaSizes(key_heads=16, heads=48, key_dim=128, value_dim=128, kernel=4)
+    heads = _numbers(ops, 48, dtype=torch.float32)
+    norm = _numbers(ops, 128, dtype=torch.float32)
+    weights = DeltaWeights(_numbers(ops, 4, sizes.mixed, dtype=torch.float32), heads, heads, norm, 1e-6)
+    rule = ops.delta_rule(sizes, weights)
+    widths, count = (sizes.mixed, sizes.values, 48, 48), sum(rows)
+    mixed, z, b, a = _numbers(ops, count, sum(widths)).split(widths, dim=1)
+    starts = [sum(rows[:place]) for place in range(len(rows))]
+    spans = [Span(slice(start, start + n), 64, [1, 2], 0, n) for start, n in zip(starts, rows, strict=True)]
+    nothing = _numbers(ops, count, dtype=torch.int64)
+    batch = Batch(nothing, nothing, nothing, nothing, 0, spans, Capacity(count, len(rows), 2))
+    rule(mixed, z, b, a, rule.new_cache(2), batch, None)
+
+
 LAUNCHES = {
     "rms_norm 8B": Launch(lambda ops: _rms_norm(ops, 4096)),
     "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=("sm_86", "sm_90", "sm_120")),
     "W4 rows 8B": Launch(lambda ops: _product(ops, "W4", 16), cards=("sm_75", "sm_86")),
     "W4 more rows 8B": Launch(lambda ops: _product(ops, "W4", 64), cards=("sm_120",)),
-    "W4 many rows 8B": Launch(lambda ops: _product(ops, "W4", 512), cards=("sm_86", "sm_90")),
+    "W4 many rows 8B": Launch(lambda ops: _product(ops, "W4", 512), cards=("sm_90",)),
     "W6 row 27B": Launch(lambda ops: _product(ops, "W6", 1, 5120, 17408), cards=("sm_90",)),
     "W8 row, head of 8B": Launch(lambda ops: _product(ops, "W8", 1, 151936), cards=("sm_75",)),
     "W8 embedding 8B": Launch(_embedding, cards=("sm_75",)),
@@ -101,4 +118,6 @@ LAUNCHES = {
     "experts 30B-A3B": Launch(lambda ops: _experts_30b(ops, 1, None), cards=("sm_90",)),
     "experts 30B-A3B, rows": Launch(lambda ops: _experts_30b(ops, 4096, None), cards=("sm_90",)),
     "experts gpt-oss, rows": Launch(lambda ops: _experts_gpt_oss(ops, 1024), cards=("sm_120",)),
+    "delta_rule 27B": Launch(lambda ops: _delta_rule(ops, 1)),
+    "delta_rule 27B prompts": Launch(lambda ops: _delta_rule(ops, 200), cards=("sm_90",)),
 }
