@@ -47,7 +47,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             0 for a part of free memory.
         activations: to what the native CPU kernels round the input of products with quantised weights: `int16`,
             `int8`, or `auto` for what suits the model.
-        kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which the native CPU kernels know.
+        kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which plain torch does not know.
         speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
             is the same.
         speculation_max_sequences: while more than these decode, nothing is guessed.

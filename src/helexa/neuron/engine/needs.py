@@ -45,7 +45,7 @@ def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
         held=own_bytes(os.getpid()) or 0,
         weights=found.weights,
         loading=found.loading,
-        step=_RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops),
+        step=_step(found, options, ops, rows),
         page_step=page_step,
         position_step=position_step,
         page=found.page,
@@ -64,6 +64,12 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
+def _step(found: Outline, options: EngineOptions, ops: ReferenceOps, rows: int) -> int:
+    """Bytes that the largest step takes, whatever is in the cache."""
+    parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
+    return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
+
+
 def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
     """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
@@ -75,7 +81,7 @@ def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
 
 def _attention(found: Outline, ops: ReferenceOps, rows: int) -> tuple[int, int]:
     """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
-    if ops.quantised:
+    if not ops.gathers:
         return 0, -(-_SPLITS * found.heads * (found.head_dim + 2) * 4 // _SPAN)
     # Plain torch gathers the pages of one layer, padded; keys and values of each query head; scores, and a mask.
     gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE

@@ -185,7 +185,10 @@ class Runner:
         graphs = isinstance(self._layout, PackedLayout) and bool(self._layout.buckets)
         found = measured(asked, weights, run, graphs)
         self._caches, self._states = [], []
-        if not self.ops.tabled:  # plain torch gathers the pages that it attends to
+        settings = self._model.settings  # contexts were short, and have few parts
+        parts = self.ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
+        found = msgspec.structs.replace(found, step=found.step + parts)
+        if self.ops.gathers:
             found = msgspec.structs.replace(found, page_step=asked.page_step, position_step=asked.position_step)
         mebibytes = [size >> 20 for size in (weights, found.step, found.free)]
         _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
@@ -326,7 +329,7 @@ def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any
     )
     _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
     if kv_bits == 8 and choice.ops.kv_bits != 8:
-        _log.warning("kv_dtype int8 needs the native kernels; K and V are kept in %s", choice.ops.dtype)
+        _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
     return choice.ops
 
 

@@ -43,7 +43,7 @@ def choose(
     Args:
         dtype: of the activations; None for what suits the device.
         config: the model's, in Hugging Face's terms.
-        kv_bits: of K and V in the cache, 16 or 8; only the native kernels know 8.
+        kv_bits: of K and V in the cache, 16 or 8; plain torch does not know 8.
         x_bits: to which the native kernels' products round their input, 16 or 8; None for what suits the model.
         half: the model's activations stay within float16.
         kernels: `auto` or those that are wanted.

@@ -8,19 +8,23 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
-from helexa.neuron.ops.norm import NormOp
+from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.step_graphs import CudaCapture, StepGraphs, again
+from helexa.neuron.ops.triton import attention, kv_cache
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.delta_rule import DeltaRule
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
+from helexa.neuron.ops.triton.gate import gate_mul
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import RmsNorm
 from helexa.neuron.ops.triton.packed import PackedMatrix, pack
+from helexa.neuron.ops.triton.rotation import rotate_store
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
 from helexa.neuron.weights.quantize import quantize
@@ -30,7 +34,7 @@ class GpuOps(ReferenceOps):
     """Kernels for a CUDA device, or for a CPU in Triton's interpreter.
 
     Args:
-        kv_bits: of each number in the KV cache, 16 or 8.
+        kv_bits: of each number in the KV cache, 16 or 8; where attention has no kernels, as many as the dtype's.
         card: to build kernels for; None for the device's own.
     """
 
@@ -42,6 +46,10 @@ class GpuOps(ReferenceOps):
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
         super().__init__(device, dtype)
         self.card = card or Card.of(device)
+        # Products of prompts are torch's where Triton would add up number by number.
+        self.gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
+        if kv_bits == 8 and not self.gathers:
+            self.kv_bits = 8
         self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else again)
 
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
@@ -117,6 +125,54 @@ class GpuOps(ReferenceOps):
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
         """One kernel for all that decode, four more for prompts."""
         return DeltaRule(sizes, weights, self.dtype, self.card)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See `ReferenceOps`; of rows with the slot -1 nothing is stored."""
+        return rotate_store(qkv, heads, rope, cache, slots, norms)
+
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """See `ReferenceOps`."""
+        return gate_mul(gate_up, gate)
+
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """See `ReferenceOps`."""
+        if self._in_bytes(head_dim):
+            return kv_cache.page_bytes(kv_heads, head_dim)
+        return super().page_bytes(kv_heads, head_dim)
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """See `ReferenceOps`."""
+        return attention.parts_bytes(sequences, heads, kv_heads, head_dim)
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
+        """See `ReferenceOps`; in 8 bits as `triton.kv_cache` says."""
+        if self._in_bytes(head_dim):
+            return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
+        return super().new_cache(kv_heads, pages, head_dim)
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
+        """See `ReferenceOps`.
+
+        Raises:
+            RuntimeError: a step is recorded, and heads are too wide for the kernels.
+        """
+        wide = queries.shape[2] > attention.WIDEST
+        if wide and batch.bucket:
+            raise RuntimeError(f"there are no kernels for heads of {queries.shape[2]}")
+        if wide or (self.gathers and batch.tables.most_rows):
+            return super().attend(queries, cache, batch, kind)
+        return attention.attend(queries, cache, batch.tables, kind, self.card)
+
+    def _in_bytes(self, head_dim: int) -> bool:
+        return self.kv_bits == 8 and head_dim <= attention.WIDEST
 
 
 def _joined(biases: Sequence[Tensor | None]) -> Tensor | None:

@@ -60,6 +60,7 @@ class NativeOps(ReferenceOps):
 
     name = "native"
     quantised = True
+    gathers = False
     joins = False
 
     def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:

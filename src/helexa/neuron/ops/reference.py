@@ -64,6 +64,8 @@ class ReferenceOps:
     """Bytes of all weights that products were prepared for: what one decode step reads."""
     kv_bits: int
     """Of each number in the KV cache."""
+    gathers: bool = True
+    """Attention copies the pages that it reads."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
@@ -207,6 +209,10 @@ class ReferenceOps:
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Bytes of what attention keeps of the parts of sequences, at most, before it is put together."""
+        return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """A zeroed KV cache of one layer. On a CPU its memory becomes resident only as pages are written."""

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch, Capacity, Span
+from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.triton.mixture import GpuMixture
 from helexa.neuron.ops.triton.packed import PackedMatrix
 
@@ -104,6 +106,50 @@ def _delta_rule(ops: GpuOps, *rows: int) -> None:
     rule(mixed, z, b, a, rule.new_cache(2), batch, None)
 
 
+@dataclass(frozen=True)
+class _Heads:
+    """A model's attention: heads of queries, of keys and values, their width, and how much of it is rotated."""
+
+    queries: int
+    kv: int
+    dim: int
+    rotated: int
+
+
+_QWEN3_8B = _Heads(32, 8, 128, 128)
+_QWEN3_27B = _Heads(24, 4, 256, 64)  # Qwen3.5's
+_QWEN3_30B = _Heads(32, 4, 128, 128)  # with experts
+_GPT_OSS = _Heads(64, 8, 64, 64)
+
+
+def _attend(ops: GpuOps, heads: _Heads, spans: list[Span], kind: AttentionKind | None = None) -> None:
+    rows = spans[-1].rows.stop
+    none = _numbers(ops, rows, dtype=torch.int64)
+    batch = Batch(none, none, none, none, 0, spans, Capacity(rows, len(spans), 1))
+    queries, cache = _numbers(ops, rows, heads.queries, heads.dim), ops.new_cache(heads.kv, 100, heads.dim)
+    ops.attend(queries, cache, batch, kind or AttentionKind(heads.dim**-0.5))
+
+
+def _decode(ops: GpuOps, heads: _Heads) -> None:
+    _attend(ops, heads, [Span(slice(0, 1), 2000, list(range(32)), 0, 1)])
+
+
+def _mixed(ops: GpuOps, heads: _Heads, window: int | None = None) -> None:
+    sinks = _numbers(ops, heads.queries, dtype=torch.float32) if window else None
+    kind = AttentionKind(heads.dim**-0.5, window, sinks)
+    _attend(ops, heads, [Span(slice(0, 1), 0, [0], 0, 1), Span(slice(1, 2000), 3000, list(range(79)), 0, 1)], kind)
+
+
+def _rotate_store(ops: GpuOps, heads: _Heads) -> None:
+    weight = _numbers(ops, heads.dim, dtype=torch.float32)
+    rope = _numbers(ops, 4, heads.rotated // 2, dtype=torch.float32)
+    qkv = _numbers(ops, 4, heads.queries + 2 * heads.kv, heads.dim)
+    slots = _numbers(ops, 4, dtype=torch.int64)
+    cache = ops.new_cache(heads.kv, 100, heads.dim)
+    ops.rotate_store(qkv, heads.queries, (rope, rope), cache, slots, HeadNorms(weight, weight, 1e-6))
+
+
+# Each kernel for each card, and of models with other shapes what needs most registers or memory.
 LAUNCHES = {
     "rms_norm 8B": Launch(lambda ops: _rms_norm(ops, 4096)),
     "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=("sm_86", "sm_90", "sm_120")),
@@ -120,4 +166,15 @@ LAUNCHES = {
     "experts gpt-oss, rows": Launch(lambda ops: _experts_gpt_oss(ops, 1024), cards=("sm_120",)),
     "delta_rule 27B": Launch(lambda ops: _delta_rule(ops, 1)),
     "delta_rule 27B prompts": Launch(lambda ops: _delta_rule(ops, 200), cards=("sm_90",)),
+    "gate_mul 8B": Launch(lambda ops: ops.gate_mul(_numbers(ops, 4, 2 * 12288), "silu")),
+    "rotate_store 8B": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B)),
+    "rotate_store 27B": Launch(lambda ops: _rotate_store(ops, _QWEN3_27B), cards=("sm_75",)),
+    "rotate_store 8B in bytes": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B), kv_bits=8, cards=("sm_90",)),
+    "decode 8B": Launch(lambda ops: _decode(ops, _QWEN3_8B), cards=("sm_75",)),
+    "decode 27B": Launch(lambda ops: _decode(ops, _QWEN3_27B), cards=("sm_75",)),
+    "decode 30B": Launch(lambda ops: _decode(ops, _QWEN3_30B), cards=("sm_120",)),
+    "attention 8B": Launch(lambda ops: _mixed(ops, _QWEN3_8B), cards=("sm_86", "sm_90")),
+    "attention 27B": Launch(lambda ops: _mixed(ops, _QWEN3_27B), cards=("sm_86",)),
+    "attention 8B in bytes": Launch(lambda ops: _mixed(ops, _QWEN3_8B), kv_bits=8, cards=("sm_86",)),
+    "attention gpt-oss": Launch(lambda ops: _mixed(ops, _GPT_OSS, 128), cards=("sm_120",)),
 }

@@ -1,5 +1,7 @@
 """What kernels become on cards that are not there: they fit, and threads keep in registers what they work on."""
 
+import re
+
 import pytest
 
 from neuron.ops.triton.compiling import CARDS, Compiled, compile_all
@@ -26,6 +28,7 @@ def test_it_fits_the_card_and_its_registers(found: Found, launch: str, card: str
 def test_a_norm_reads_16_bytes_at_a_time(found: Found, card: str) -> None:
     (norm,) = found["rms_norm 8B"][card]
     assert norm.loads(128)
+    assert not norm.loads(64)
     assert not norm.loads(32)
 
 
@@ -44,3 +47,16 @@ def test_rows_go_through_tensor_cores(found: Found, launch: str) -> None:
         products = [kernel.ptx for kernel in kernels if kernel.kernel == "_multiply"]
         assert all("mma" in ptx for ptx in products)
         assert bool(products) == (card != "sm_75")  # where Triton has none, cuBLAS does it
+
+
+@pytest.mark.parametrize("card", ["sm_86", "sm_90"])
+def test_attention_copies_16_bytes_ahead_and_multiplies_on_tensor_cores(found: Found, card: str) -> None:
+    short, _, long = found["attention 8B"][card]
+    for kernel in (short, long):
+        assert kernel.loads(128)
+        assert not kernel.loads(64)
+        assert not kernel.loads(32)
+        waits = [int(left) for left in re.findall(r"cp\.async\.wait_group\s+(?:0x)?(\d+)", kernel.ptx)]
+        assert max(waits) >= 2, "keys and values of a later step are not on their way"
+    assert "mma.sync" in short.ptx
+    assert ("wgmma" if card == "sm_90" else "mma.sync") in long.ptx

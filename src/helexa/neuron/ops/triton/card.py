@@ -19,6 +19,11 @@ class Card:
     shared_memory: int
     processors: int
 
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether Triton's products use them; for older cards than these it adds up number by number."""
+        return self.capability >= (8, 0)
+
     @classmethod
     def of(cls, device: torch.device) -> "Card":
         """The card behind a device; a small one for a CPU, where kernels are interpreted."""

@@ -1,0 +1,54 @@
+"""Time on a device, and what torch's own copies and products reach there: ceilings to hold figures against."""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+_TRIES = 20
+
+
+def arguments(description: str | None) -> argparse.Namespace:
+    """The command line that all scripts have; on a CPU Triton's kernels are interpreted, which `--tiny` is made for."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
+    parser.add_argument("--tiny", action="store_true", help="small shapes, to see that the script works")
+    parsed = parser.parse_args()
+    if parsed.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        parsed.dtype = "float16"  # the interpreter's products of bfloat16 are wrong
+    return parsed
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The median time of a call, by the device's clock."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    for _ in range(3):
+        call()
+    marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_TRIES)]
+    for begin, end in marks:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize(device)
+    return statistics.median(begin.elapsed_time(end) for begin, end in marks) / 1e3
+
+
+def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes that a copy reads and writes in a second."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds(lambda: target.copy_(source), device)
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
+    """Multiplications and additions of a large product in a second."""
+    left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / seconds(lambda: left @ right, device)

@@ -1,0 +1,111 @@
+"""What kernels do row by row, against their twins in plain torch: norms, gates, rotation and storage."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.reference import ReferenceOps
+from neuron.ops import oracle, paged
+from neuron.ops.paged import CPU
+
+PAGES = 5
+SLOTS = [0, 63, 64, -1, 200, 319]
+CAPACITY = Capacity(rows=100, sequences=4, pages_per_sequence=PAGES)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16, torch.float32], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+def near(out: Tensor, expected: Tensor) -> None:
+    """But for the last bit or two of what is rounded last."""
+    assert out.dtype == expected.dtype
+    eps = torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out.double(), expected.double(), rtol=2 * eps, atol=2 * eps, equal_nan=True)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 300), (2, 1024), (0, 64)])
+def test_a_norm_adds_first(rows: int, width: int, dtype: torch.dtype) -> None:
+    weight = torch.randn(width)
+    ours, theirs = (ops.rms_norm(weight, 1e-6) for ops in (GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)))
+    stream, delta = torch.randn(rows, width) * 30, torch.randn(rows, width).to(dtype)
+    expected_stream, before = stream.clone(), delta.clone()
+    near(ours(stream, delta), theirs(expected_stream, delta))
+    assert torch.equal(stream, expected_stream)
+    near(ours(delta), theirs(delta))
+    assert torch.equal(delta, before)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 1500)])
+def test_a_gate(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
+    gate_up = torch.randn(rows, 2 * width) * 5
+    gate_up[0, :4] = torch.tensor([-80.0, 80.0, 0.0, -300.0])
+    exact = ReferenceOps(CPU, torch.float64).gate_mul(gate_up.to(dtype).double(), gate)
+    near(GpuOps(CPU, dtype).gate_mul(gate_up.to(dtype), gate), exact.to(dtype))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotated"), [(6, 2, 64, 64), (5, 1, 80, 40), (1, 1, 24, 16), (3, 1, 256, 64)]
+)
+def test_heads_are_normed_turned_and_stored(
+    heads: int, kv_heads: int, dim: int, rotated: int, normed: bool, dtype: torch.dtype
+) -> None:
+    ours, theirs = GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)
+    qkv = torch.randn(len(SLOTS), heads + 2 * kv_heads, dim).to(dtype)
+    rope = theirs.rope_tables(torch.arange(len(SLOTS)) * 1000, torch.rand(rotated // 2))
+    norms = HeadNorms(torch.randn(dim), torch.randn(dim), 1e-6) if normed else None
+    cache, expected_cache = (ops.new_cache(kv_heads, PAGES, dim) for ops in (ours, theirs))
+    kept = [row for row, slot in enumerate(SLOTS) if slot >= 0]
+    slots = torch.tensor(SLOTS)
+    expected = theirs.rotate_store(qkv.clone(), heads, rope, expected_cache, slots.clamp(min=0), norms)
+    expected_cache[:, :, 0] = 0  # by the row with the slot -1
+    theirs.rotate_store(qkv[kept], heads, tuple(table[kept] for table in rope), expected_cache, slots[kept], norms)  # type: ignore[arg-type]
+    near(ours.rotate_store(qkv, heads, rope, cache, slots, norms), expected)
+    near(cache, expected_cache)
+
+
+@pytest.mark.parametrize("dim", [64, 80])
+def test_a_cache_of_bytes(dim: int) -> None:
+    ops = GpuOps(CPU, torch.float32, kv_bits=8)
+    cache = ops.new_cache(2, PAGES, dim)
+    assert cache.nbytes == PAGES * ops.page_bytes(2, dim)
+    pages, length = [3, 0], 100
+    keys, values = torch.randn(2, length, 2, dim) * torch.logspace(-40, 4, 2 * length).view(2, length, 1, 1)
+    keys[5] = 0
+    still = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
+    ops.rotate_store(torch.cat((keys, values), 1), 0, still, cache, paged.slots_of(pages, length))
+    read = in_numbers(cache, dim)[:, :, paged.slots_of(pages, length)].transpose(1, 2)
+    for stored, given in zip(read, (keys, values), strict=True):
+        step = given.abs().amax(-1, keepdim=True) / 127
+        assert ((stored - given).abs() <= 0.5001 * step + 1e-30).all()
+
+    queries = torch.randn(length, 6, dim)
+    kind = AttentionKind(dim**-0.5)
+    for prefix, count in [(length - 1, 1), (60, 40)]:
+        batch = paged.batch_of([paged.entry(0, prefix, count, pages)], CAPACITY)
+        out = ops.attend(queries[:count], cache, batch, kind)
+        for row in {0, count // 2, count - 1}:
+            seen = slice(0, prefix + row + 1)
+            expected, size = oracle.attention(queries[row], read[0][seen], read[1][seen], kind)
+            assert ((out[row] - expected).abs() <= 2.0**-16 * size).all()
+
+
+def in_numbers(cache: Tensor, dim: int) -> Tensor:
+    """K and V of a cache of bytes, float32 [2, kv_heads, slots, D]."""
+    pages, kv_heads, _ = cache.shape
+    bytes_, scales = cache.split((2 * PAGE_SIZE * dim, 2 * PAGE_SIZE * 4), -1)
+    numbers = bytes_.contiguous().view(torch.int8).view(pages, kv_heads, 2, PAGE_SIZE, dim).float()
+    numbers *= scales.contiguous().view(torch.float32).view(pages, kv_heads, 2, PAGE_SIZE, 1)
+    return numbers.permute(2, 1, 0, 3, 4).reshape(2, kv_heads, pages * PAGE_SIZE, dim)
