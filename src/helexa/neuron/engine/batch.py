@@ -5,12 +5,12 @@ Tokens of all sequences lie flat, [T]: first sequences that advance by one token
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.plan import Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan
 
 PAGE_SIZE = 64
 """Positions per page of the KV cache."""
@@ -25,8 +25,7 @@ class Capacity:
     pages_per_sequence: int
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Rows of one sequence, at positions `prefix` and following.
 
     Attributes:
@@ -210,22 +209,27 @@ class Rows:
         spans: list[Span] = []
         samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
         pooled: dict[int, list[int]] = {}  # the same for the rows that are pooled
-        for entry in sorted(plan, key=lambda e: (_rows(e) > 1, len(e.sequence.pages))):
-            sequence, start, count = entry.sequence, len(tokens), _rows(entry)
-            places = range(sequence.computed, sequence.computed + count)
-            tokens += sequence.tokens[sequence.computed : sequence.computed + entry.count]
-            tokens += entry.drafts
-            positions += places
-            slots += [sequence.pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in places]
-            pages = sequence.pages[: -(-places.stop // PAGE_SIZE)]
-            rows = slice(start, len(tokens))
-            spans.append(Span(rows, sequence.computed, pages, sequence.slot or 0, entry.count))
-            samples[sequence.id] = range(len(tokens) - len(entry.drafts) - 1, len(tokens))
+        for entry in sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages))):
+            sequence, drafts, start = entry.sequence, entry.drafts, len(tokens)
+            computed = sequence.computed
+            end = computed + entry.count + len(drafts)
+            pages = sequence.pages[: -(-end // PAGE_SIZE)]
+            if end - computed == 1:  # by far the most are such
+                tokens.append(sequence.tokens[computed])
+                positions.append(computed)
+                slots.append(pages[-1] * PAGE_SIZE + computed % PAGE_SIZE)
+            else:
+                tokens += sequence.tokens[computed : end - len(drafts)]
+                tokens += drafts
+                positions += range(computed, end)
+                slots += [pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
+            spans.append(Span(slice(start, len(tokens)), computed, pages, sequence.slot or 0, entry.count))
+            samples[sequence.request.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
             if sequence.pooled is not None:
-                wanted = sequence.pooled.wanted(places.start, places.stop)
-                pooled[sequence.id] = [start + place - places.start for place in wanted]
-        sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.id]]
-        pooled_rows = [row for entry in plan for row in pooled.get(entry.sequence.id, ())]
+                wanted = sequence.pooled.wanted(computed, end)
+                pooled[sequence.id] = [start + place - computed for place in wanted]
+        sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.request.id]]
+        pooled_rows = [row for entry in plan for row in pooled.get(entry.sequence.id, ())] if pooled else []
         return cls(tokens, positions, slots, sample_rows + pooled_rows, len(pooled_rows), spans)
 
 
@@ -250,10 +254,6 @@ class Layout:
             spans=rows.spans,
             capacity=self._capacity,
         )
-
-
-def _rows(entry: PlanEntry) -> int:
-    return entry.count + len(entry.drafts)
 
 
 def _fill(buffer: Tensor, values: list[int]) -> Tensor:

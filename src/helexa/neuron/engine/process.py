@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import gc
 import logging
 import os
 import select
@@ -164,6 +165,8 @@ def main() -> None:
     try:
         runner = _load(connection, arguments.model, options)
         if runner is not None:
+            gc.collect()
+            gc.freeze()  # a model is many objects, none of which the collector need look through in the midst of steps
             Engine(connection, runner, options, arguments.model).serve()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server is gone, and so are we
