@@ -33,7 +33,7 @@ ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 EXPERTS = {"Qwen3-30B-A3B": (2048, 768, 128, 8)}
 """Hidden and inner width, experts, and how many a row passes."""
 EXPERT_ROWS = [1, 4, 8, 16, 64, 512, 2048]
-TINY_SHAPES, TINY_EXPERTS = {"tiny": (16, 256)}, {"tiny": (256, 32, 4, 2)}
+TINY_SHAPES, TINY_EXPERTS = {"tiny": (16, 256)}, {"tiny": (32, 32, 4, 2)}
 TINY_ROWS = [1, 3, 600]
 UNCACHED_BYTES = 400 << 20
 
