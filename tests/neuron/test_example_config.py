@@ -58,3 +58,9 @@ def test_it_names_every_key(
 def test_what_makes_no_sense_is_no_setting(name: str, variable: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read_config(None, environ={variable: "0"})
+
+
+def test_what_is_for_debugging_reaches_engines() -> None:
+    off = {"NEURON_HARNESS__TORCH__OVERLAP": "false", "NEURON_HARNESS__TORCH__GRAPHS": "false"}
+    engines = [read_config(None, environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
+    assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]

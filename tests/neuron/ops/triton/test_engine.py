@@ -1,0 +1,57 @@
+"""A whole engine on the kernels of GPUs, in the interpreter: recorded steps and overlap included."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driving import generate, scheduler_of
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.packed_layout import PackedLayout
+from helexa.neuron.engine.runner import Runner
+from tiny_models import tiny_model
+
+PROMPTS = [[(7 + 11 * i * i) % 96 for i in range(length)] for length in (2, 65)]
+TOKENS = 3
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "qwen3": {"num_hidden_layers": 1},
+    "qwen3_moe": {
+        "num_hidden_layers": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "qwen3_5_text": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+}
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> None:
+    tiny_model(tmp_path, model_type=model_type, **SHAPE, **MODELS[model_type])
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "snapshot_mb": 1}
+    reference = Runner(tmp_path, EngineOptions(**options, kernels="torch"))
+    expected = [generate(reference, scheduler_of(reference, max_sequences=2), [p], TOKENS)[0] for p in PROMPTS]
+    runner = Runner(tmp_path, EngineOptions(**options, kernels="triton"))
+    assert runner.ops.name == "triton"
+    runner.warm_up()
+    assert isinstance(runner._layout, PackedLayout)
+    assert runner._layout.buckets == [1, 2], "they could not be recorded"
+    scheduler = scheduler_of(runner, max_sequences=2, speculation=False)
+    assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected
