@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.batch import Batch
+from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
@@ -16,6 +17,7 @@ from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.step_graphs import CudaCapture, StepGraphs, again
 from helexa.neuron.ops.triton import attention, kv_cache
+from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.delta_rule import DeltaRule
 from helexa.neuron.ops.triton.dequantize import dequantize, dequantize_rows
@@ -117,6 +119,14 @@ class GpuOps(ReferenceOps):
     @cached_property
     def _scratch(self) -> Tensor:
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
+
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """See `ReferenceOps`."""
+        return draws.choose(logits, settings)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """See `ReferenceOps`."""
+        return draws.choose(draws.masked(logits, masks), settings).tolist()
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
         """See `ReferenceOps`."""

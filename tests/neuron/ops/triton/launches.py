@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -106,6 +107,11 @@ def _delta_rule(ops: GpuOps, *rows: int) -> None:
     rule(mixed, z, b, a, rule.new_cache(2), batch, None)
 
 
+def _choose(ops: GpuOps) -> None:
+    settings = np.array([[0.7], [20], [0.95], [0.05], [0.5]], np.float32)
+    ops.choose(_numbers(ops, 1, 151936), settings)
+
+
 @dataclass(frozen=True)
 class _Heads:
     """A model's attention: heads of queries, of keys and values, their width, and how much of it is rotated."""
@@ -164,6 +170,7 @@ LAUNCHES = {
     "experts 30B-A3B": Launch(lambda ops: _experts_30b(ops, 1, None), cards=("sm_90",)),
     "experts 30B-A3B, rows": Launch(lambda ops: _experts_30b(ops, 4096, None), cards=("sm_90",)),
     "experts gpt-oss, rows": Launch(lambda ops: _experts_gpt_oss(ops, 1024), cards=("sm_120",)),
+    "choose": Launch(_choose, cards=("sm_75", "sm_90")),
     "delta_rule 27B": Launch(lambda ops: _delta_rule(ops, 1)),
     "delta_rule 27B prompts": Launch(lambda ops: _delta_rule(ops, 200), cards=("sm_90",)),
     "gate_mul 8B": Launch(lambda ops: ops.gate_mul(_numbers(ops, 4, 2 * 12288), "silu")),

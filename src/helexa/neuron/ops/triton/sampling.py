@@ -1,0 +1,258 @@
+"""Draws from logits on the device: what `ops.sampling` computes, without sorting and without waiting.
+
+Programs first sum up blocks of each row. Then one program for a row finds its token: the largest logit, or the token at
+which the running sum of weights passes the row's number. What top-k and top-p leave is everything from some logit up;
+that logit is found by bisection, between bounds that follow from the blocks, over the few that are not below them.
+Each row is computed by itself, in an order that depends on nothing else.
+"""
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+# pyright: reportAttributeAccessIssue=false
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helexa.neuron.ops.sampling import Masks, Settings
+from helexa.neuron.ops.triton.launch import launch
+
+_BLOCK = 1024
+_CANDIDATES = 2048  # looked through at once; rows with more of them are looked through in pieces
+_NONE = tl.constexpr(0x7FFFFFFF)
+
+
+def choose(logits: Tensor, settings: Settings) -> Tensor:
+    """A token for each row of [S, V], any float dtype (see `sampling.choose`)."""
+    rows, vocabulary = logits.shape
+    temperature, top_k, top_p, min_p, _ = settings
+    draws = bool((temperature > 0).any())
+    cuts = draws and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
+    on_device = _upload(settings, logits.device) if draws else None
+    blocks = triton.cdiv(vocabulary, _BLOCK)
+    greatest, mass = torch.empty((2, rows, blocks), device=logits.device)
+    place = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
+    launch(
+        _sum_up_blocks,
+        (blocks, rows),
+        *(logits, logits.stride(0), on_device, rows, vocabulary, greatest, mass, place),
+        warps=4,
+        BLOCK=_BLOCK,
+    )
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    found = torch.empty((rows, _CANDIDATES) if cuts else 1, device=logits.device)
+    launch(
+        _choose_token,
+        (rows,),
+        *(logits, logits.stride(0), on_device, rows, vocabulary, greatest, mass, place),
+        *(found, torch.empty(found.shape, dtype=torch.int32, device=logits.device), tokens),
+        warps=8,
+        BLOCK=_BLOCK,
+        BLOCKS=triton.next_power_of_2(blocks),
+        CANDIDATES=_CANDIDATES,
+        CUTS=cuts,
+    )
+    return tokens
+
+
+def masked(logits: Tensor, masks: Masks) -> Tensor:
+    """Copies of some rows of [S, V], [R, V]; where the bits of their masks are not set, -inf."""
+    device, vocabulary = logits.device, logits.shape[1]
+    rows = _upload(np.array(list(masks), np.int32), device)
+    bits = _upload(np.stack(list(masks.values())), device)
+    out = torch.empty((len(masks), vocabulary), dtype=logits.dtype, device=device)
+    grid = (triton.cdiv(vocabulary, _BLOCK), len(masks))
+    launch(
+        _mask_rows, grid, logits, logits.stride(0), rows, bits, bits.stride(0), out, vocabulary, warps=4, BLOCK=_BLOCK
+    )
+    return out
+
+
+def _upload(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@triton.jit
+def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK: tl.constexpr):
+    row = tl.program_id(1)
+    tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    within = tokens < tl.minimum(VOCABULARY, mask_stride * 8)
+    byte = tl.load(masks + row * mask_stride + (tokens >> 3), within, 0).to(tl.int32)
+    x = tl.load(logits + tl.load(rows + row).to(tl.int64) * stride + tokens, within, 0.0)
+    x = tl.where((byte >> (tokens & 7)) & 1 == 1, x, float("-inf"))
+    tl.store(out + row.to(tl.int64) * VOCABULARY + tokens, x, tokens < VOCABULARY)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
+    """Of each block its largest logit, where that is first, and the sum of its weights beside that of the largest."""
+    block, row = tl.program_id(0), tl.program_id(1)
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row.to(tl.int64) * stride + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
+    x = tl.where(x != x, float("inf"), x)  # so that nothing hides what is no number
+    largest = tl.max(x)
+    at = row * tl.num_programs(0) + block
+    tl.store(greatest + at, largest)
+    tl.store(place + at, tl.min(tl.where(x == largest, tokens, _NONE)))
+    if settings is not None:
+        temperature = tl.load(settings + row)
+        scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
+        sound = tl.where((largest > float("-inf")) & (largest < float("inf")), largest, 0.0)
+        tl.store(mass + at, tl.sum(tl.exp((x - sound) * scale)))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _choose_token(
+    logits, stride, settings, rows, VOCABULARY, greatest, mass, place, found, found_tokens, chosen,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr, CUTS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    count = tl.cdiv(VOCABULARY, BLOCK)
+    blocks = tl.arange(0, BLOCKS)
+    there = blocks < count
+    peaks = tl.load(greatest + row * count + blocks, there, float("-inf"))
+    peak = tl.max(peaks)
+    token = tl.min(tl.where(peaks == peak, tl.load(place + row * count + blocks, there, _NONE), _NONE))
+    if (peak == float("inf")) | (peak == float("-inf")):
+        tl.store(chosen + row, -1)
+        return
+    tl.store(chosen + row, token.to(tl.int64))
+    if settings is None:
+        return
+    temperature = tl.load(settings + row)
+    if temperature <= 0:
+        return
+    scale = 1.0 / temperature
+    top_k, top_p = tl.load(settings + rows + row), tl.load(settings + 2 * rows + row)
+    min_p, share = tl.load(settings + 3 * rows + row), tl.load(settings + 4 * rows + row)
+    logits += row.to(tl.int64) * stride
+    masses = tl.load(mass + row * count + blocks, there, 0.0) * tl.exp((peaks - peak) * scale)
+    total = tl.sum(masses)
+    if CUTS:  # noqa: SIM102 - this is decided when it is compiled
+        if (top_k > 0) | (top_p < 1) | (min_p > 0):
+            top_k = tl.where(top_k > 0, top_k, VOCABULARY)
+            # Nothing below is kept: as many blocks have larger ones; it is too small; all of it weighs too little.
+            # Of what top-k leaves, top-p takes a share of what all of it weighs, be it too small or not.
+            whole = top_k >= VOCABULARY
+            low = tl.where(whole, float("-inf"), _kth(peaks, top_k, peak))
+            small = peak + tl.log(tl.maximum(min_p, 1e-30)) * temperature - 1e-3
+            low = tl.where(whole | (top_p >= 1), tl.maximum(low, small), low)
+            light = peak + tl.log(tl.maximum((1 - top_p) * total / VOCABULARY, 1e-30)) * temperature - 1e-3
+            low = tl.where(whole & (top_p < 1), tl.maximum(low, light), low)
+            found += row.to(tl.int64) * CANDIDATES
+            found_tokens += row.to(tl.int64) * CANDIDATES
+            size = 0
+            for start in range(0, VOCABULARY, 2 * CANDIDATES):
+                tokens = start + tl.arange(0, 2 * CANDIDATES)
+                x = tl.load(logits + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
+                kept = ((x >= low) & (x > float("-inf"))).to(tl.int32)
+                at = size + tl.cumsum(kept, 0) - 1
+                fits = (kept > 0) & (at < CANDIDATES)
+                tl.store(found + at, x, fits)
+                tl.store(found_tokens + at, tokens, fits)
+                size += tl.sum(kept)
+            tl.debug_barrier()  # what other threads have stored is read from here on
+            if size <= CANDIDATES:
+                at = _draw(found, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
+                token = tl.load(found_tokens + at)
+            else:
+                token = _draw(logits, VOCABULARY, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
+            tl.store(chosen + row, token.to(tl.int64))
+            return
+    running = tl.cumsum(masses, 0)
+    last = tl.max(tl.where(masses > 0, blocks, 0))
+    block = tl.minimum(tl.min(tl.where((running > share * total) & (masses > 0), blocks, BLOCKS)), last)
+    before = tl.sum(tl.where(blocks < block, masses, 0.0))
+    tokens = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
+    weights = tl.exp((x - peak) * scale)
+    passed = (before + tl.cumsum(weights, 0) > share * total) & (weights > 0)
+    last = tl.max(tl.where(weights > 0, tokens, 0))
+    token = tl.minimum(tl.min(tl.where(passed, tokens, _NONE)), last)
+    tl.store(chosen + row, token.to(tl.int64))
+
+
+@triton.jit
+def _key(x):
+    """Integers in the order of floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def _of_key(key):
+    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _between(low, high):
+    return (low & high) + ((low ^ high) >> 1)
+
+
+@triton.jit
+def _kth(x, k, largest):
+    """The k-th largest of some numbers, -inf if there are fewer."""
+    low, high = _key(tl.full([], float("-inf"), tl.float32)), _key(largest)
+    middle = _between(low, high)
+    while middle > low:
+        fewer = tl.sum((x > _of_key(middle)).to(tl.int32)) < k
+        high = tl.where(fewer, middle, high)
+        low = tl.where(fewer, low, middle)
+        middle = _between(low, high)
+    return tl.where(tl.sum((x > float("-inf")).to(tl.int32)) < k, float("-inf"), _of_key(high))
+
+
+@triton.jit
+def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
+    """How many logits are above a bound, and what they weigh."""
+    count, mass = 0.0, 0.0
+    for start in range(0, size, CANDIDATES):
+        at = start + tl.arange(0, CANDIDATES)
+        x = tl.load(source + at, at < size, float("-inf")).to(tl.float32)
+        count += tl.sum((x > bound).to(tl.float32))
+        mass += tl.sum(tl.where(x > bound, tl.exp((x - peak) * scale), 0.0))
+    return count, mass
+
+
+@triton.jit
+def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
+    """The smallest logit above which there are fewer than `most`, that weigh less than `most_mass`."""
+    low, high = _key(low) - 1, _key(peak)
+    middle = _between(low, high)
+    while middle > low:
+        count, mass = _above(source, size, _of_key(middle), peak, scale, CANDIDATES)
+        kept = (count < most) & (mass < most_mass)
+        high = tl.where(kept, middle, high)
+        low = tl.where(kept, low, middle)
+        middle = _between(low, high)
+    return _of_key(high)
+
+
+@triton.jit
+def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES: tl.constexpr):
+    """Which of some logits, in their order, a row's number falls on, of those that are kept."""
+    least = tl.maximum(low, -3.0e38)
+    if top_k < size:
+        least = _least(source, size, least, peak, scale, top_k, float("inf"), CANDIDATES)
+        count, mass = _above(source, size, least, peak, scale, CANDIDATES)
+        total = mass + (top_k - count) * tl.exp((least - peak) * scale)
+    if top_p < 1:
+        least = _least(source, size, least, peak, scale, float("inf"), top_p * total, CANDIDATES)
+    kept_mass = 0.0
+    for start in range(0, size, CANDIDATES):
+        at = start + tl.arange(0, CANDIDATES)
+        x = tl.load(source + at, at < size, float("-inf")).to(tl.float32)
+        weights = tl.exp((x - peak) * scale)
+        kept_mass += tl.sum(tl.where((x >= least) & (weights >= min_p), weights, 0.0))
+    before, token, last = 0.0, _NONE, 0
+    for start in range(0, size, CANDIDATES):
+        at = start + tl.arange(0, CANDIDATES)
+        x = tl.load(source + at, at < size, float("-inf")).to(tl.float32)
+        weights = tl.exp((x - peak) * scale)
+        weights = tl.where((x >= least) & (weights >= min_p), weights, 0.0)
+        passed = (before + tl.cumsum(weights, 0) > share * kept_mass) & (weights > 0)
+        token = tl.minimum(token, tl.min(tl.where(passed, at, _NONE)))
+        last = tl.maximum(last, tl.max(tl.where(weights > 0, at, 0)))
+        before += tl.sum(weights)
+    return tl.minimum(token, last)
