@@ -143,8 +143,8 @@ def _choose_token(
             found += row.to(tl.int64) * CANDIDATES
             found_tokens += row.to(tl.int64) * CANDIDATES
             size = 0
-            for start in range(0, VOCABULARY, 2 * CANDIDATES):
-                tokens = start + tl.arange(0, 2 * CANDIDATES)
+            for start in range(0, VOCABULARY, CANDIDATES):
+                tokens = start + tl.arange(0, CANDIDATES)
                 x = tl.load(logits + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
                 kept = ((x >= low) & (x > float("-inf"))).to(tl.int32)
                 at = size + tl.cumsum(kept, 0) - 1
