@@ -1,0 +1,39 @@
+"""A whole model whose weights stay in codes, against plain torch with the same weights dequantised."""
+
+from pathlib import Path
+
+import torch
+
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.runner import Runner
+from tiny_models import decode, tiny_model
+
+SHAPE = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 22,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+}
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2]]
+
+
+def test_logits_are_those_of_the_weights_in_plain_torch(tmp_path: Path) -> None:
+    tiny_model(tmp_path, **SHAPE)
+    (found, expected) = (
+        decode(
+            Runner(tmp_path, EngineOptions(dtype="float16", quant="q8_0", kernels=kernels, kv_cache_mb=1)), PROMPTS, 2
+        )
+        for kernels in ("triton", "torch")
+    )
+    for (tokens, logits), (other_tokens, other_logits) in zip(found, expected, strict=True):
+        assert tokens == other_tokens
+        torch.testing.assert_close(logits, other_logits, rtol=0, atol=2e-2)
