@@ -10,7 +10,7 @@ from driving import generate, scheduler_of
 from tabled_ops import TabledOps
 
 from helexa.neuron import ops
-from helexa.neuron.engine.batch import PAGE_SIZE, Capacity, Layout
+from helexa.neuron.engine.batch import PAGE_SIZE, Bucket, Capacity, Layout
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import PlanEntry
@@ -45,7 +45,7 @@ def runner(model: Path) -> Runner:
         runner = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, max_sequences=6))
     told: list[tuple[int, int]] = []
     runner.warm_up(lambda done, total: told.append((done, total)))
-    assert told == [(done, 4) for done in range(4)]
+    assert told == [(done, 8) for done in range(8)]
     return runner
 
 
@@ -56,7 +56,7 @@ def runner(model: Path) -> Runner:
 def test_the_tokens_are_the_same(
     runner: Runner, expected: list[list[int]], options: dict[str, int], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[int] = []
+    ran: list[Bucket | None] = []
     run = runner.ops.run
 
     def spy(forward, batch, group, recorded):  # type: ignore[no-untyped-def]
@@ -67,7 +67,7 @@ def test_the_tokens_are_the_same(
     scheduler = scheduler_of(runner, **{"max_sequences": 6, "speculation": False, **options})  # type: ignore[arg-type]
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=overlap) == expected
     assert any(ran)
-    assert 0 in ran
+    assert None in ran
 
 
 def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None:
@@ -77,21 +77,31 @@ def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None
     assert together == [alone] * 5
 
 
-def test_drafts_and_recorded_steps_take_turns(runner: Runner, model: Path) -> None:
+def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     prompts = [PROMPTS[2] * 2, PROMPTS[1]]
     expected = generate(plain, scheduler_of(plain, speculation=False), prompts, 40)
+    ran: list[Bucket | None] = []
+    run = runner.ops.run
+
+    def spy(forward, batch, group, recorded):  # type: ignore[no-untyped-def]
+        ran.append(batch.bucket)
+        return run(forward, batch, group)
+
+    monkeypatch.setattr(runner.ops, "run", spy)
     for overlap in (False, True):
         assert generate(runner, scheduler_of(runner, max_sequences=6), prompts, 40, overlap=overlap) == expected
+    assert {Bucket(8, 4), Bucket(2, 2)} <= set(ran)
 
 
 def test_rows_that_stand_for_nothing_leave_no_trace(runner: Runner) -> None:
     before = [cache.clone() for cache in runner._caches]
     layout = runner._layout
     assert isinstance(layout, PackedLayout)
-    runner.ops.run(runner._forward, layout.blank(4), 3)
-    for cache, old in zip(runner._caches, before, strict=True):
-        assert torch.equal(cache, old)
+    for bucket in layout.buckets:
+        runner.ops.run(runner._forward, layout.blank(bucket), 3)
+        for cache, old in zip(runner._caches, before, strict=True):
+            assert torch.equal(cache, old)
 
 
 def plan_of(chance: random.Random, decoding: bool) -> list[PlanEntry]:
@@ -116,18 +126,26 @@ S = SamplingParams(temperature=0)
 def test_it_says_what_the_layout_of_the_cpu_says(seed: int) -> None:
     chance = random.Random(seed)
     capacity = Capacity(rows=2000, sequences=8, pages_per_sequence=5)
-    packed, plain = PackedLayout(capacity, CPU, buckets(8)), Layout(capacity, CPU)
+    packed, plain = PackedLayout(capacity, CPU, buckets(8, 4)), Layout(capacity, CPU)
     for _ in range(4):
         plan = plan_of(chance, decoding=chance.random() < 0.5)
         packed._hosts[0].fill_(-999)
         packed._hosts[1].fill_(-999)
         ours, theirs = packed.lay_out(plan), plain.lay_out(plan)
-        alone = len(theirs.tokens) == len(theirs.spans) == len(theirs.sample_rows)
-        assert ours.bucket == (next(size for size in (1, 2, 4, 8) if size >= len(plan)) if alone else 0)
+        lengths = [span.rows.stop - span.rows.start for span in theirs.spans]
+        bucket = ours.bucket
+        if max(lengths) == 1:
+            assert bucket == next(Bucket(n, n) for n in (1, 2, 4, 8) if n >= len(plan))
+        elif len(plan) <= 4 and max(lengths) <= 17:
+            assert bucket == next(Bucket(rows, 4) for rows in (8, 16, 32, 68) if rows >= sum(lengths))
+        else:
+            assert bucket is None
+        size = bucket or Bucket(sum(lengths), len(plan))
+        assert ours.samples == len(theirs.sample_rows)
         for name in ("tokens", "positions", "slots", "sample_rows"):
             found, wanted = getattr(ours, name), getattr(theirs, name)
             assert found[: len(wanted)].tolist() == wanted.tolist()
-            assert len(found) == (ours.bucket or len(wanted))
+            assert len(found) == (size.rows if bucket else len(wanted))
             assert set(found[len(wanted) :].tolist()) <= {-1 if name == "slots" else 0}
         tables, wanted = ours.tables, theirs.tables
         count = len(theirs.spans)
@@ -137,18 +155,20 @@ def test_it_says_what_the_layout_of_the_cpu_says(seed: int) -> None:
             assert getattr(tables, name)[:count].tolist() == getattr(wanted, name).tolist()
         for span, line in zip(theirs.spans, tables.pages.tolist(), strict=False):
             assert line[: len(span.pages)] == span.pages
-        assert tables.pages.shape == (ours.bucket or count, 16)
-        assert (tables.singles, tables.most_rows) == (ours.bucket or wanted.singles, wanted.most_rows)
-        assert tables.longest_single == (5 * PAGE_SIZE if ours.bucket else wanted.longest_single)
+        assert tables.pages.shape == (size.spans, 16)
+        alike = {True: (size.spans, 5 * PAGE_SIZE, 0), False: (0, 0, 17)}[max(lengths) == 1]
+        seen = (wanted.singles, wanted.longest_single, wanted.most_rows) if bucket is None else alike
+        assert (tables.singles, tables.longest_single, tables.most_rows) == seen
         assert all(part.data_ptr() % 16 == 0 for part in (ours.tokens, ours.slots, tables.pages, tables.starts))
 
 
 def test_buckets_lie_close_together_and_reach_to_the_end() -> None:
-    assert buckets(1) == [1]
-    assert buckets(6) == [1, 2, 4, 6]
-    assert buckets(64) == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
+    assert buckets(1) == [(1, 1)]
+    assert buckets(1, 4) == [(1, 1), (8, 1), (16, 1), (17, 1)]
+    assert buckets(6, 9) == [(1, 1), (2, 2), (4, 4), (6, 6), (8, 4), (16, 4), (32, 4), (68, 4)]
+    assert [bucket.rows for bucket in buckets(64)] == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]
     for most in (130, 200, 512):
-        sizes = buckets(most)
+        sizes = [bucket.rows for bucket in buckets(most)]
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most
         assert max(after - before for before, after in pairwise(sizes)) <= 32

@@ -110,6 +110,16 @@ class Tables:
     most_rows: int
 
 
+class Bucket(NamedTuple):
+    """The size of recorded steps: of so many rows in so many spans, as many or fewer of which stand for something.
+
+    Where there are as many of both, each span has one row; else it may have any few of them.
+    """
+
+    rows: int
+    spans: int
+
+
 @dataclass(frozen=True)
 class Batch:
     """One step.
@@ -122,8 +132,9 @@ class Batch:
         pooled: P.
         spans: the sequences' rows; those of one row come first, the shortest first.
         capacity: of the buffers that the tensors are views of.
-        bucket: rows of a recorded step that this one is filled up to; `spans` has only those that stand for something.
-            0 for a step of a shape of its own.
+        samples: rows whose logits are needed, and those that are pooled.
+        bucket: of a recorded step that this one is filled up to; `spans` has only those that stand for something, and
+            `samples` counts only such. None for a step of a shape of its own.
         laid: the tables, if they lie on the device already.
     """
 
@@ -134,7 +145,8 @@ class Batch:
     pooled: int
     spans: list[Span]
     capacity: Capacity
-    bucket: int = 0
+    samples: int = 0
+    bucket: Bucket | None = None
     laid: Tables | None = None
 
     def take_tokens(self, last: Tensor) -> None:
@@ -253,6 +265,7 @@ class Layout:
             pooled=rows.pooled,
             spans=rows.spans,
             capacity=self._capacity,
+            samples=len(rows.sample_rows),
         )
 
 

@@ -5,11 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Rows, Tables
-from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity, Rows, Tables
+from helexa.neuron.engine.plan import MOST_DRAFTS, Plan
 
 _ALIGNED = 16  # numbers: every part begins at a multiple, so that kernels may read several at once
 _NOWHERE = -1  # the slot of a row that stands for nothing
+_MOST_DRAFTING = 4  # sequences in a recorded step with drafts
+
+FEW = 1 + MOST_DRAFTS
+"""Rows of a span that has drafts, at most."""
 
 
 class PackedLayout:
@@ -19,11 +23,11 @@ class PackedLayout:
     find theirs where it was.
 
     Args:
-        buckets: rows of recorded steps, ascending; a step in which every sequence advances by one token is filled up to
-            the next of them, with rows that stand for nothing, and has a table of pages of the full width.
+        buckets: of recorded steps, as `buckets` has them; a step is filled up to the first that it fits into, with rows
+            that stand for nothing, and has a table of pages of the full width.
     """
 
-    def __init__(self, capacity: Capacity, device: torch.device, buckets: Sequence[int] = ()) -> None:
+    def __init__(self, capacity: Capacity, device: torch.device, buckets: Sequence[Bucket] = ()) -> None:
         self.buckets = buckets
         self._capacity = capacity
         spans = capacity.sequences
@@ -39,45 +43,49 @@ class PackedLayout:
     def lay_out(self, plan: Plan) -> Batch:
         """The batch of a plan; it is good until the next one is laid out."""
         rows = Rows.of(plan)
-        count = len(rows.spans)
-        alone = count == len(rows.tokens) == len(rows.sample_rows) and not rows.pooled
-        bucket = next((bucket for bucket in self.buckets if bucket >= count), 0) if alone else 0
-        return self._lay(rows, bucket)
+        longest = max(span.rows.stop - span.rows.start for span in rows.spans)
+        fitting = (bucket for bucket in self.buckets if _fits(rows, longest, bucket))
+        return self._lay(rows, None if rows.pooled else next(fitting, None))
 
-    def blank(self, bucket: int) -> Batch:
-        """A step of as many rows as a bucket has, none of which stands for anything."""
+    def blank(self, bucket: Bucket) -> Batch:
+        """A step of a bucket's size, in which nothing stands for anything."""
         return self._lay(Rows([], [], [], [], 0, []), bucket)
 
-    def _lay(self, rows: Rows, bucket: int) -> Batch:
+    def _lay(self, rows: Rows, bucket: Bucket | None) -> Batch:
         spans, capacity = rows.spans, self._capacity
-        lengths = [span.rows.stop - span.rows.start for span in spans]
-        singles = bucket or lengths.count(1)
-        width = _rounded(capacity.pages_per_sequence if bucket else max(len(span.pages) for span in spans))
+        if bucket is None:
+            size = Bucket(len(rows.tokens), len(spans))
+            lengths = [span.rows.stop - span.rows.start for span in spans]
+            singles, width = lengths.count(1), max(len(span.pages) for span in spans)
+            longest_single = max((span.prefix + 1 for span in spans[:singles]), default=0)
+            most_rows = max(lengths[singles:], default=0)
+        else:
+            size, width = bucket, capacity.pages_per_sequence
+            singles, longest_single = (bucket.spans, width * PAGE_SIZE) if bucket.rows == bucket.spans else (0, 0)
+            most_rows = 0 if singles else FEW
+        samples = len(rows.sample_rows) if bucket is None else bucket.rows
         starts = [span.rows.start for span in spans]
         end = spans[-1].rows.stop if spans else 0
         copy = _Copy(self._next_host(), self._device)
-        tokens = copy.part(rows.tokens, bucket)
-        positions = copy.part(rows.positions, bucket)
-        slots = copy.part(rows.slots, bucket, _NOWHERE)
-        sample_rows = copy.part(rows.sample_rows, bucket)
+        tokens = copy.part(rows.tokens, size.rows)
+        positions = copy.part(rows.positions, size.rows)
+        slots = copy.part(rows.slots, size.rows, _NOWHERE)
+        sample_rows = copy.part(rows.sample_rows, samples)
         tables = Tables(
-            starts=copy.part([*starts, end], bucket and bucket + 1, end),
-            prefixes=copy.part([span.prefix for span in spans], bucket),
-            settled=copy.part([span.settled for span in spans], bucket),
-            state_slots=copy.part([span.slot for span in spans], bucket),
-            pages=copy.table([span.pages for span in spans], bucket or len(spans), width),
+            starts=copy.part([*starts, end], size.spans + 1, end),
+            prefixes=copy.part([span.prefix for span in spans], size.spans),
+            settled=copy.part([span.settled for span in spans], size.spans),
+            state_slots=copy.part([span.slot for span in spans], size.spans),
+            pages=copy.table([span.pages for span in spans], size.spans, _rounded(width)),
             singles=singles,
-            longest_single=(
-                capacity.pages_per_sequence * PAGE_SIZE
-                if bucket
-                else max((span.prefix + 1 for span in spans[:singles]), default=0)
-            ),
-            most_rows=0 if bucket else max(lengths[singles:], default=0),
+            longest_single=longest_single,
+            most_rows=most_rows,
         )
         copy.send()
         if self._copied:
             self._copied[self._turn].record()
-        return Batch(tokens, positions, slots, sample_rows, rows.pooled, spans, capacity, bucket, tables)
+        wanted = len(rows.sample_rows)
+        return Batch(tokens, positions, slots, sample_rows, rows.pooled, spans, capacity, wanted, bucket, tables)
 
     def _next_host(self) -> Tensor:
         self._turn = 1 - self._turn
@@ -95,9 +103,8 @@ class _Copy:
         self._end = 0
 
     def part(self, values: Sequence[int], size: int, filler: int = 0) -> Tensor:
-        """Where these values will lie on the device, followed by fillers up to a size."""
+        """Where these values will lie on the device, followed by fillers if they are fewer than `size`."""
         start, count = self._end, len(values)
-        size = max(size, count)
         self._end += _rounded(size)
         self._numbers[start : start + count] = values
         self._numbers[start + count : start + size] = filler
@@ -120,7 +127,20 @@ def _rounded(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
 
 
-def buckets(most: int) -> list[int]:
-    """Sizes of recorded steps of up to so many rows: few that are far apart by much of their size."""
-    sizes = [1, 2, 4, *range(8, 128, 8), *range(128, most, 32)]
-    return [size for size in sizes if size < most] + [most]
+def buckets(most: int, drafting: int = 0) -> list[Bucket]:
+    """Sizes of recorded steps, the smallest first.
+
+    Args:
+        most: sequences that advance by a token each.
+        drafting: sequences that may have drafts instead.
+    """
+    sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
+    drafting = min(drafting, most, _MOST_DRAFTING)
+    drafted = [rows for rows in (8, 16, 32) if drafting < rows < drafting * FEW] + [drafting * FEW] * bool(drafting)
+    return [Bucket(size, size) for size in sizes] + [Bucket(rows, drafting) for rows in drafted]
+
+
+def _fits(rows: Rows, longest: int, bucket: Bucket) -> bool:
+    """Whether a step, the longest of whose spans has so many rows, can be filled up to a bucket."""
+    most = 1 if bucket.rows == bucket.spans else FEW
+    return longest <= most and len(rows.spans) <= bucket.spans and len(rows.tokens) <= bucket.rows

@@ -169,7 +169,9 @@ class Runner:
             self._layout = Layout(capacity, self.device)
             return
         recordable = self._options.graphs and (self._model.recorded or self.ops.records_state)
-        self._layout = PackedLayout(capacity, self.device, buckets(grant.sequences) if recordable else [])
+        drafting = self._options.speculation_max_sequences if self._options.speculation else 0
+        sizes = buckets(grant.sequences, drafting) if recordable else []
+        self._layout = PackedLayout(capacity, self.device, sizes)
 
     def _measured(self, asked: Needs, sequences: int) -> Needs:
         """Needs by what the largest steps take, with a cache just large enough for them."""
@@ -233,7 +235,7 @@ class Runner:
             batch.take_tokens(last)
         if not batch.pooled:
             logits = self.ops.run(self._forward, batch, group, model.recorded)
-            return logits[: len(batch.spans)] if batch.bucket else logits, None
+            return logits[: batch.samples] if batch.bucket else logits, None
         hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, group, False)
         return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
 
@@ -246,7 +248,7 @@ class Runner:
         """
         if not isinstance(self._layout, PackedLayout):
             return
-        sizes = self._layout.buckets
+        sizes = sorted(self._layout.buckets)
         for done, bucket in enumerate(reversed(sizes)):
             on_progress(done, len(sizes))
             try:

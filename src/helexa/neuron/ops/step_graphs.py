@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch
+from helexa.neuron.engine.batch import Batch, Bucket
 
 
 class Capture(Protocol):
@@ -48,7 +48,7 @@ class StepGraphs:
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
-        self._replays: dict[int, Callable[[], Tensor]] = {}
+        self._replays: dict[Bucket | None, Callable[[], Tensor]] = {}
 
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Record a pass over a batch none of whose rows stands for anything; later ones lie where it lies."""
