@@ -62,5 +62,16 @@ def test_what_makes_no_sense_is_no_setting(name: str, variable: str) -> None:
 
 def test_what_is_for_debugging_reaches_engines() -> None:
     off = {"NEURON_HARNESS__TORCH__OVERLAP": "false", "NEURON_HARNESS__TORCH__GRAPHS": "false"}
-    engines = [read_config(None, environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
+    engines = [read_config(None, environ=environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
     assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]
+
+
+def test_steps_are_larger_on_gpus_unless_their_size_is_stated() -> None:
+    stated = read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_STEP_TOKENS": "64"}).harness.torch
+    unset = NeuronConfig().harness.torch
+    sizes = [
+        options.engine_options(device).max_step_tokens for options in (stated, unset) for device in ("cuda", "cpu")
+    ]
+    assert sizes == [64, 64, 2048, 512]
+    beside = [unset.engine_options(device).max_prefill_beside_decode for device in ("cuda:1", "mps")]
+    assert beside == [2048, 128]

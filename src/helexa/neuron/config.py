@@ -130,6 +130,8 @@ class TorchConfig(Section):
         default_source: scheme of ids that name none.
         sources: hubs by scheme.
         device: `auto` is the first CUDA device if there is one, else the CPU.
+        max_step_tokens: unset is 512, and 2048 on a CUDA device.
+        max_prefill_beside_decode: unset is 128, and 2048 on a CUDA device, where it is the pace that bounds them.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -139,8 +141,8 @@ class TorchConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kernels: Kernels = "auto"
     threads: int = Field(default=0, ge=0)
-    max_step_tokens: int = Field(default=512, ge=1)
-    max_prefill_beside_decode: int = Field(default=128, ge=0)
+    max_step_tokens: int | None = Field(default=None, ge=1)
+    max_prefill_beside_decode: int | None = Field(default=None, ge=0)
     max_sequences: int = Field(default=64, ge=1)
     context_length: int = Field(default=0, ge=0)
     kv_cache_mb: int = Field(default=0, ge=0)
@@ -158,13 +160,16 @@ class TorchConfig(Section):
 
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
+        step, beside = (2048, 2048) if device.startswith("cuda") else (512, 128)
         return EngineOptions(
             device=device,
             dtype=self.dtype,
             kernels=self.kernels,
             threads=self.threads,
-            max_step_tokens=self.max_step_tokens,
-            max_prefill_beside_decode=self.max_prefill_beside_decode,
+            max_step_tokens=step if self.max_step_tokens is None else self.max_step_tokens,
+            max_prefill_beside_decode=(
+                beside if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
+            ),
             max_sequences=self.max_sequences,
             max_waiting=self.max_sequences,  # more than run are never sent
             context_length=self.context_length,
