@@ -124,7 +124,6 @@ class _Heads:
 
 _QWEN3_8B = _Heads(32, 8, 128, 128)
 _QWEN3_27B = _Heads(24, 4, 256, 64)  # Qwen3.5's
-_QWEN3_30B = _Heads(32, 4, 128, 128)  # with experts
 _GPT_OSS = _Heads(64, 8, 64, 64)
 
 
@@ -174,12 +173,10 @@ LAUNCHES = {
     "delta_rule 27B": Launch(lambda ops: _delta_rule(ops, 1)),
     "delta_rule 27B prompts": Launch(lambda ops: _delta_rule(ops, 200), cards=("sm_90",)),
     "gate_mul 8B": Launch(lambda ops: ops.gate_mul(_numbers(ops, 4, 2 * 12288), "silu")),
-    "rotate_store 8B": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B)),
-    "rotate_store 27B": Launch(lambda ops: _rotate_store(ops, _QWEN3_27B), cards=("sm_75",)),
-    "rotate_store 8B in bytes": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B), kv_bits=8, cards=("sm_90",)),
-    "decode 8B": Launch(lambda ops: _decode(ops, _QWEN3_8B), cards=("sm_75",)),
+    "rotate_store 8B": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B), cards=("sm_75", "sm_90")),
+    "rotate_store 27B": Launch(lambda ops: _rotate_store(ops, _QWEN3_27B), cards=("sm_86",)),
+    "rotate_store 8B in bytes": Launch(lambda ops: _rotate_store(ops, _QWEN3_8B), kv_bits=8, cards=("sm_120",)),
     "decode 27B": Launch(lambda ops: _decode(ops, _QWEN3_27B), cards=("sm_75",)),
-    "decode 30B": Launch(lambda ops: _decode(ops, _QWEN3_30B), cards=("sm_120",)),
     "attention 8B": Launch(lambda ops: _mixed(ops, _QWEN3_8B), cards=("sm_86", "sm_90")),
     "attention 27B": Launch(lambda ops: _mixed(ops, _QWEN3_27B), cards=("sm_86",)),
     "attention 8B in bytes": Launch(lambda ops: _mixed(ops, _QWEN3_8B), kv_bits=8, cards=("sm_86",)),

@@ -70,19 +70,20 @@ class Filled:
         (2, 3, 64, torch.float16),
         (1, 5, 80, torch.float32),
         (1, 1, 96, torch.float16),
-        (1, 20, 16, torch.float16),
+        (1, 20, 24, torch.float16),
         (1, 6, 256, torch.float16),
     ],
 )
 def test_one_query_of_each_sequence(kv_heads: int, group: int, dim: int, dtype: torch.dtype) -> None:
-    filled = Filled([(length - 1, 1) for length in (1, 63, 64, 65, 300)], kv_heads, group, dim, dtype)
+    filled = Filled([(length - 1, 1) for length in (1, 63, 64, 65, 257)], kv_heads, group, dim, dtype)
     kind = AttentionKind(dim**-0.5)
     for n, out in filled.attend(kind).items():
         filled.near_the_definition(n, out, kind)
 
 
-@pytest.mark.parametrize(("window", "sinks"), [(None, False), (40, True), (64, False), (None, True)])
-@pytest.mark.parametrize(("group", "dim"), [(3, 64), (8, 80)])
+@pytest.mark.parametrize(
+    ("group", "dim", "window", "sinks"), [(3, 64, None, False), (8, 80, 40, True), (5, 32, 64, False)]
+)
 def test_chunks_drafts_and_single_queries_in_one_batch(group: int, dim: int, window: int | None, sinks: bool) -> None:
     spans = [(70, 1), (126, 5), (0, 70), (63, 33), (320, 1)]
     filled = Filled(spans, 1, group, dim)
@@ -91,9 +92,9 @@ def test_chunks_drafts_and_single_queries_in_one_batch(group: int, dim: int, win
         filled.near_the_definition(n, out, kind, sorted({0, 1, 4, 31, 32, spans[n][1] - 1} & set(range(spans[n][1]))))
 
 
-@pytest.mark.parametrize("window", [None, 70, 300])
+@pytest.mark.parametrize("window", [None, 70])
 def test_drafts_share_what_they_see(window: int | None) -> None:
-    spans = [(299, 1), (320, 17), (254, 4), (10, 2)]
+    spans = [(299, 1), (240, 17), (254, 4)]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5, window, torch.randn(3))
     for n, out in filled.attend(kind).items():
@@ -103,21 +104,20 @@ def test_drafts_share_what_they_see(window: int | None) -> None:
 def test_segments_grow_where_a_sequence_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_SHARES", 8)
     assert attention.segments(kv_heads=1) == 8
-    filled = Filled([(8 * 256 - 1, 1), (8 * 256 + 40, 1)], 1, 2, 16, torch.float32)
+    filled = Filled([(8 * 256 + 40, 1)], 1, 2, 16, torch.float32)
     for kind in (AttentionKind(0.25), AttentionKind(0.25, window=600)):
-        for n, out in filled.attend(kind).items():
-            filled.near_the_definition(n, out, kind)
+        filled.near_the_definition(0, filled.attend(kind)[0], kind)
 
 
 def test_a_row_does_not_depend_on_what_else_is_in_the_batch() -> None:
-    spans = [(600, 1), (299, 1), (260, 5), *((length, 1) for length in range(20, 26))]
+    spans = [(530, 1), (260, 3), *((length, 1) for length in range(20, 24))]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5)
     together = filled.attend(kind)
-    for n in (0, 1, 2):
+    for n in (0, 1):
         alone = filled.attend(kind, [n])[n]  # many programs share its segments
         assert torch.equal(alone, together[n])
-    beside_a_chunk = Filled([(320, 1), (0, 30)], 1, 3, 32)
+    beside_a_chunk = Filled([(270, 1), (0, 30)], 1, 3, 32)
     assert torch.equal(beside_a_chunk.attend(kind)[0], beside_a_chunk.attend(kind, [0])[0])
 
 

@@ -111,7 +111,7 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
         return Tile(rows, 32 if width <= 128 else 16, 4, 1)
     own = rows * width * (2 + 4)  # queries, and sums on their way out
     for room in (card.shared_memory // 2 - own, card.shared_memory - own):
-        for block in (PAGE_SIZE, 32):
+        for block in (PAGE_SIZE, 32) if width <= 128 else (32,):
             ahead = room // (2 * block * width * itemsize)
             if ahead >= 2:
                 return Tile(rows, block, 4, min(ahead, 3) + 1)
@@ -122,9 +122,11 @@ def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
     """As many queries as sums have registers: keys and values are read once for all of them."""
     width, warps = triton.next_power_of_2(dim), 8
     large = card.shared_memory > 200 * 1024
-    rows = max(128 if large or width <= 128 else 64, triton.next_power_of_2(group))
-    # Bytes that become numbers on the way take registers.
-    block = min(128, 128 * 128 // width) if large else min(64, 32 * 128 * itemsize // width)
+    fit = (128 if large else 64) * 128 // width
+    rows, block = 128 if large or width <= 128 else 64, min(fit, 128 if large else 64)
+    if itemsize == 1:  # bytes take registers, too, while they become numbers
+        rows, block = (rows, block // 2) if large else (64, block)
+    rows = max(rows, triton.next_power_of_2(group))
     own = rows * width * 2 + (rows * block * 2 if rows < 16 * warps else 0)  # queries; weights that warps exchange
     ahead = (card.shared_memory - own) // (2 * block * width * itemsize)
     return Tile(rows, block, warps, max(2, min(3, ahead if large else ahead + 1)))
