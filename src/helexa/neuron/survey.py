@@ -14,9 +14,9 @@ import torch
 
 from helexa.neuron import ops
 from helexa.neuron.doctor.kernels import DeviceKernels, Survey
+from helexa.neuron.engine.device import DeviceError, usable_device
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.process import _physical_cores
-from helexa.neuron.engine.runner import DeviceError, _usable_device
 
 
 def take(options: EngineOptions) -> Survey:
@@ -28,7 +28,7 @@ def take(options: EngineOptions) -> Survey:
         names.append("mps")
     unusable = None
     try:
-        _usable_device(options.device)
+        usable_device(options.device)
     except DeviceError as error:
         unusable = str(error)
     return Survey(

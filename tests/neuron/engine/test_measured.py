@@ -67,13 +67,23 @@ def test_needs_follow_what_was_seen_and_what_is_left_goes_to_the_cache() -> None
     assert refused.value.details["activations_mb"] == 8800
 
 
-def test_the_largest_steps_fill_a_step_and_a_batch_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
     tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
     monkeypatch.setattr(
         ops, "choose", lambda *a, **k: ops.Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
     )
     runner = Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100))
+    card = Card()
+    for name in ("empty_cache", "reset_peak_memory_stats", "synchronize", "mem_get_info", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
+    found = runner._measured(needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256), 5)
+    assert (found.weights, found.free) == (card.allocated, 8000 * MIB)
+    runner._allocate(found, alone(found))
     prompt, tokens = largest(100, 5, PAGE_SIZE)
     assert len(runner.run(prompt).tokens) == 1
     assert [len(entry.sequence.tokens) for entry in prompt] == [100]

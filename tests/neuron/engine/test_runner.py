@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine import runner
+from helexa.neuron.engine.device import DeviceError
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import DeviceError, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.memory_book import own_bytes
 from helexa.neuron.models.llama import Llama
 

@@ -19,6 +19,7 @@ import torch
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron import lifeline
 from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.device import DeviceError
 from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
@@ -39,7 +40,7 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, DeviceError, Runner, load
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner, load
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool

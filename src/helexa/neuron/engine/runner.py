@@ -11,16 +11,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from helexa.core.errors import HelexaError, ModelFileError
-from helexa.neuron import ops
+from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.device import kernels_for, policy_for, usable_device
 from helexa.neuron.engine.faults import is_device_fault, is_out_of_memory
 from helexa.neuron.engine.fit import LEAST_CONTEXT, alone
 from helexa.neuron.engine.launched import Launched, Outcome
 from helexa.neuron.engine.logprobs import Logprobs
 from helexa.neuron.engine.measured import largest, measured
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
-from helexa.neuron.engine.needs import free_memory, needs
+from helexa.neuron.engine.needs import needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
@@ -28,19 +28,11 @@ from helexa.neuron.engine.sampler import launch, rows_of
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
-from helexa.neuron.ops.reference import ReferenceOps
-from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
-from helexa.neuron.weights.quant_form import AUTO, quant_named
-from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
+from helexa.neuron.weights.checkpoint import open_checkpoint
 
-__all__ = ["PAGE_SIZE", "DeviceError", "ModelFacts", "NotFiniteError", "Runner", "load"]
+__all__ = ["PAGE_SIZE", "ModelFacts", "NotFiniteError", "Runner", "load"]
 
 _log = logging.getLogger("helexa.neuron.engine")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class DeviceError(HelexaError):
-    """This machine, or its torch, has no such device that works."""
 
 
 class NotFiniteError(ModelFileError):
@@ -101,14 +93,14 @@ class Runner:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         ask: Callable[[Needs], Grant] = alone,
     ) -> None:
-        self.device = _usable_device(options.device)
+        self.device = usable_device(options.device)
         with open_checkpoint(model_path) as checkpoint:
             model_type = str(checkpoint.config.get("model_type"))
             architecture = model_class(model_type)
             config = {**architecture.defaults, **checkpoint.config}
             try:
-                self.ops = _kernels(self.device, options, config, architecture.half)
-                policy = _policy(options, checkpoint, int(config.get("num_hidden_layers") or 0), self.ops)
+                self.ops = kernels_for(self.device, options, config, architecture.half)
+                policy = policy_for(options, checkpoint, int(config.get("num_hidden_layers") or 0), self.ops)
                 asked = needs(outline(checkpoint, architecture, config, self.ops, policy), options, self.ops)
                 grant = ask(asked)
                 store = self.ops.store(model_path, policy.quant)
@@ -301,47 +293,3 @@ def load(
             raise
         _log.warning("%s; it is loaded again in float32", error)
     return Runner(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
-
-
-def _policy(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
-    quant = quant_named(options.quant) if options.quant else ""
-    if quant == AUTO:
-        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free = free_memory(ops.device)
-        free = min(free, options.memory_limit_mb * 2**20 or free)
-        quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
-        _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
-    policy = QuantPolicy(quant, layers)
-    if policy.quant and not ops.quantised:
-        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
-    return policy
-
-
-def _kernels(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:
-    kv_bits = 8 if options.kv_dtype == "int8" else 16
-    x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
-    choice = ops.choose(
-        device,
-        _DTYPES.get(options.dtype),
-        config,
-        kv_bits=kv_bits,
-        x_bits=x_bits,
-        half=half,
-        kernels=options.kernels,
-    )
-    _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
-    if kv_bits == 8 and choice.ops.kv_bits != 8:
-        _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
-    return choice.ops
-
-
-def _usable_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels are launched there
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
-        raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
-    return device

@@ -1,0 +1,73 @@
+"""Where an engine computes, with which kernels, and what weights become there."""
+
+import logging
+from typing import Any
+
+import torch
+
+from helexa.core.errors import HelexaError
+from helexa.neuron import ops
+from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.needs import free_memory
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.weights.checkpoint import Checkpoint
+from helexa.neuron.weights.quant_form import AUTO, quant_named
+from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
+
+_log = logging.getLogger("helexa.neuron.engine")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DeviceError(HelexaError):
+    """This machine, or its torch, has no such device that works."""
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name, made the current one.
+
+    Raises:
+        DeviceError: it cannot be used, and why.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels are launched there
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
+        raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
+    return device
+
+
+def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:
+    """The kernels that suit the device, the options and the model's `config` (see `ops.choose`)."""
+    kv_bits = 8 if options.kv_dtype == "int8" else 16
+    x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
+    choice = ops.choose(
+        device,
+        _DTYPES.get(options.dtype),
+        config,
+        kv_bits=kv_bits,
+        x_bits=x_bits,
+        half=half,
+        kernels=options.kernels,
+    )
+    _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
+    if kv_bits == 8 and choice.ops.kv_bits != 8:
+        _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
+    return choice.ops
+
+
+def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
+    """What becomes of plain weights while they load."""
+    quant = quant_named(options.quant) if options.quant else ""
+    if quant == AUTO:
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+        free = free_memory(ops.device)
+        free = min(free, options.memory_limit_mb * 2**20 or free)
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
+        _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
+    policy = QuantPolicy(quant, layers)
+    if policy.quant and not ops.quantised:
+        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
+    return policy
