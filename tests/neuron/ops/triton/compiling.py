@@ -106,6 +106,7 @@ class _Recorder:
         JITFunction.run = lambda function, *args, grid, warmup, **options: self._compile(function, args, grid, options)
 
     def _compile(self, function: Any, args: tuple[Any, ...], grid: Any, options: dict[str, Any]) -> None:
+        assert max(grid[1:], default=0) < 1 << 16, "only the first dimension may be as large"
         with contextlib.redirect_stdout(io.StringIO()) as log:
             kernel = self._run(function, *args, grid=grid, warmup=True, **options)
         if id(kernel) not in self._compiled:  # Triton keeps them all

@@ -32,7 +32,7 @@ def test_a_norm_reads_16_bytes_at_a_time(found: Found, card: str) -> None:
     assert not norm.loads(32)
 
 
-@pytest.mark.parametrize("launch", ["W4 row 8B", "W6 row 27B", "W8 row, head of 8B"])
+@pytest.mark.parametrize("launch", ["W4 row 8B", "W6 row 27B", "W8 row, head of Gemma 3"])
 def test_a_row_reads_codes_16_bytes_at_a_time_and_shares_nothing_on_the_way(found: Found, launch: str) -> None:
     for kernels in found[launch].values():
         (product,) = kernels

@@ -55,9 +55,9 @@ class Blocks:
     bounds: Tensor
 
 
-def tensor_cores(dtype: torch.dtype, card: Card) -> bool:
-    """Whether Triton multiplies tiles of such numbers on tensor cores: of 16 bits, from sm_80 on."""
-    return dtype.itemsize == 2 and card.capability >= (8, 0)
+def on_tensor_cores(dtype: torch.dtype, card: Card) -> bool:
+    """Whether tiles of such numbers are multiplied on tensor cores."""
+    return dtype.itemsize == 2 and card.tensor_cores
 
 
 def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
@@ -67,7 +67,7 @@ def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Ca
     often a tile that was read is used. Without tensor cores threads keep rows of tiles in registers, which must be
     small.
     """
-    if not tensor_cores(dtype, card):
+    if not on_tensor_cores(dtype, card):
         return Tiles(16, 32, 32, 1, 4, 1)
     outputs, columns = matrix.shape
     if rows <= 16:

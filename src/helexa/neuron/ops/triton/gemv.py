@@ -47,17 +47,17 @@ def multiply_rows(
     """
     rows, outputs = out.shape
     columns, share = x.shape[1], rows // max(x.shape[0], 1)
-    grid = (rows, -(-outputs // ROWS.value))  # rows beside one another read the same of a matrix
+    grid = (rows * -(-outputs // ROWS.value),)  # in one dimension: others have 65535 places at most
     if isinstance(matrix, Tensor):
         pieces = columns // _PLAIN
         warps = _warps(pieces)
-        arguments = (x, matrix, bias, experts, out, out.stride(0), outputs, pieces, share)
+        arguments = (x, matrix, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
         launch(_plain, grid, *arguments, warps=warps, COLUMNS=32 * warps * _PLAIN)
         return
     pieces = columns // (_LANES * fields(matrix.bits))
     warps = _warps(pieces)
     parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
-    arguments = (x, *parts, bias, experts, out, out.stride(0), outputs, pieces, share)
+    arguments = (x, *parts, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
     form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
     launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **form)
 
@@ -78,9 +78,9 @@ def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: conste
     return codes * (numbers * (FACTOR * TINY * 2.0**149 / (1 << FIRST)))[None, :, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _packed(
-    x, words, high, scale, minimum, table, bias, experts, out, out_stride, N, pieces, share,
+    x, words, high, scale, minimum, table, bias, experts, out, out_stride, T, N, pieces, share,
     CHUNKS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
 ):  # fmt: skip
     FIELDS: constexpr = 4 if BITS == 8 else 8
@@ -90,9 +90,9 @@ def _packed(
     PARTS: constexpr = CHUNK // GROUP if CHUNK > GROUP else 1  # of a chunk, each of one group
     PER_GROUP: constexpr = GROUP // CHUNK if GROUP > CHUNK else 1  # chunks
     K = pieces * CHUNK
-    row = tl.program_id(0)
+    row = tl.program_id(0) % T  # rows beside one another read the same of a matrix
+    quad = tl.program_id(0) // T
     x += (row // share).to(tl.int64) * K
-    quad = tl.program_id(1)
     if experts is not None:
         expert = tl.load(experts + row).to(tl.int64)
         words += expert * N * (pieces * LANES)
@@ -153,17 +153,17 @@ def _packed(
     tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)
 
 
-@triton.jit
-def _plain(x, matrix, bias, experts, out, out_stride, N, pieces, share, COLUMNS: constexpr):
+@triton.jit(do_not_specialize=["T"])
+def _plain(x, matrix, bias, experts, out, out_stride, T, N, pieces, share, COLUMNS: constexpr):
     K = pieces * 8
-    row = tl.program_id(0)
+    row = tl.program_id(0) % T
     x += (row // share).to(tl.int64) * K
     if experts is not None:
         expert = tl.load(experts + row).to(tl.int64)
         matrix += expert * N * K
         if bias is not None:
             bias += expert * N
-    outputs = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    outputs = tl.program_id(0) // T * ROWS + tl.arange(0, ROWS)
     there = tl.minimum(outputs, N - 1)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, K, COLUMNS):

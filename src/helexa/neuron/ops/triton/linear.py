@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.dequantize import dequantize
-from helexa.neuron.ops.triton.gemm import multiply_tiles, tensor_cores, tiles
+from helexa.neuron.ops.triton.gemm import multiply_tiles, on_tensor_cores, tiles
 from helexa.neuron.ops.triton.gemv import multiply_rows
 from helexa.neuron.ops.triton.packed import PackedMatrix, alike, join
 
@@ -24,7 +24,7 @@ def way(rows: int, dtype: torch.dtype, card: Card) -> str:
     Within a way, and while the tiles are the same (up to 16 rows, up to 64, and above), a row's result does not depend
     on how many others there are. cuBLAS makes no such promise.
     """
-    if tensor_cores(dtype, card):
+    if on_tensor_cores(dtype, card):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
     return "rows" if rows <= _FEW else "plain"
 
