@@ -38,7 +38,7 @@ def test_a_row_reads_codes_16_bytes_at_a_time_and_shares_nothing_on_the_way(foun
         (product,) = kernels
         assert product.loads(128) >= 4  # one for each row of the matrix
         assert product.ptx.count("bar.sync") == product.ptx.count("bar.sync", product.ptx.rindex("bra"))
-        assert product.registers <= 128
+        assert product.registers <= 168  # so that three programs run on a processor at a time
 
 
 @pytest.mark.parametrize("launch", ["W4 rows 8B", "W4 more rows 8B", "W4 many rows 8B", "experts 30B-A3B, rows"])
