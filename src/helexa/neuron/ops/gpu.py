@@ -172,14 +172,14 @@ class GpuOps(ReferenceOps):
         """See `ReferenceOps`.
 
         Raises:
-            RuntimeError: a step is recorded, and heads are too wide for the kernels.
+            RuntimeError: a step is recorded, and the kernels do not take it.
         """
-        wide = queries.shape[2] > attention.WIDEST
-        if wide and batch.bucket:
-            raise RuntimeError(f"there are no kernels for heads of {queries.shape[2]}")
-        if wide or (self.gathers and batch.tables.most_rows):
-            return super().attend(queries, cache, batch, kind)
-        return attention.attend(queries, cache, batch.tables, kind, self.card)
+        rows, _, dim = queries.shape
+        if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch.tables, rows)):
+            return attention.attend(queries, cache, batch.tables, kind, self.card)
+        if batch.bucket:
+            raise RuntimeError(f"this GPU has no kernels for {rows} rows of heads of {dim}")
+        return super().attend(queries, cache, batch, kind)
 
     def _in_bytes(self, head_dim: int) -> bool:
         return self.kv_bits == 8 and head_dim <= attention.WIDEST

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps
@@ -165,8 +165,8 @@ def test_spans_that_stand_for_nothing_are_passed_by() -> None:
 
 @pytest.mark.parametrize(("dim", "card"), [(320, None), (32, CARDS["sm_75"])])
 def test_what_has_no_kernel_goes_by_way_of_torch(dim: int, card: Card | None) -> None:
-    filled = Filled([(70, 1), (3, 5)], 1, 2, dim, torch.float32)
-    kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(6, 2, dim)
+    filled = Filled([(70, 1), (3, 18)], 1, 2, dim, torch.float32)
+    kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(19, 2, dim)
     cache = filled.cache.nan_to_num()
     ops = GpuOps(CPU, torch.float32, 8, card)
     expected = ReferenceOps(CPU, torch.float32).attend(queries, cache, batch, kind)
@@ -177,4 +177,6 @@ def test_what_has_no_kernel_goes_by_way_of_torch(dim: int, card: Card | None) ->
 def test_heads_that_are_too_wide_are_not_recorded() -> None:
     filled = Filled([(3, 1)], 1, 2, 320)
     with pytest.raises(RuntimeError, match="heads of 320"):
-        filled.ops.attend(filled.queries[0], filled.cache, replace(filled.batch([0]), bucket=1), AttentionKind(1.0))
+        filled.ops.attend(
+            filled.queries[0], filled.cache, replace(filled.batch([0]), bucket=Bucket(1, 1)), AttentionKind(1.0)
+        )

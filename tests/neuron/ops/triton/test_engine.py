@@ -5,10 +5,13 @@ from typing import Any
 
 import pytest
 from driving import generate, scheduler_of
+from torch import Tensor
 
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.packed_layout import PackedLayout
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.sequence import Sequence
 from tiny_models import tiny_model
 
 PROMPTS = [[(7 + 11 * i * i) % 96 for i in range(length)] for length in (2, 65)]
@@ -55,3 +58,21 @@ def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> Non
     assert runner._layout.buckets, "they could not be recorded"
     scheduler = scheduler_of(runner, max_sequences=2, speculation=False)
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected
+
+
+def test_keys_and_values_in_bytes_take_half_and_hardly_differ(tmp_path: Path) -> None:
+    tiny_model(tmp_path, model_type="qwen3", **SHAPE, num_hidden_layers=1)
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
+    plain = Runner(tmp_path, EngineOptions(**options, kernels="torch"))
+    runner = Runner(tmp_path, EngineOptions(**options, kernels="triton", kv_dtype="int8"))
+    assert runner.facts.token_bytes == 2 * (16 + 4)  # of one head, and the scales
+    assert plain.facts.token_bytes == 2 * 16 * 4
+    prompt = PROMPTS[1]
+
+    def logits(of: Runner) -> Tensor:
+        of.clear([2])
+        request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=SamplingParams())
+        return of.forward([PlanEntry(Sequence(request, pages=[2, 0]), len(prompt))])
+
+    exact = logits(plain)
+    assert (logits(runner) - exact).abs().max() < 0.02 * exact.std()

@@ -53,7 +53,7 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
     group = heads // paged.kv_heads
     out = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
     spans, width = tables.pages.shape
-    few = _FEW if tables.most_rows <= _FEW and rows <= spans + _MOST_DRAFTED else 1
+    few = _few(tables, rows)
     window, factor = kind.window or _NO_WINDOW, kind.scale * LOG2_E.value
     where = (tables.starts, tables.prefixes)
     strides = (queries.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
@@ -80,7 +80,7 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
             sums, found, out, kind.sinks, *where, few, most, held, out.stride(0), window,
             DIM=dim, SEGMENTS=limit, warps=1,
         )  # fmt: skip
-    if tables.most_rows > few:
+    if has_long(tables, rows):
         long = long_tile(group, dim, paged.numbers.element_size(), card)
         tiles = -(-tables.most_rows // (long.rows // group))
         launch(
@@ -91,6 +91,15 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
             warps=long.warps, stages=long.stages,
         )  # fmt: skip
     return out
+
+
+def has_long(tables: Tables, rows: int) -> bool:
+    """Whether a batch of so many rows has a span that is not a short one."""
+    return tables.most_rows > _few(tables, rows)
+
+
+def _few(tables: Tables, rows: int) -> int:
+    return _FEW if tables.most_rows <= _FEW and rows <= len(tables.pages) + _MOST_DRAFTED else 1
 
 
 def parts_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
