@@ -14,7 +14,7 @@ from helexa.neuron.ops.triton.packed import PackedMatrix, alike, join
 SCRATCH_BYTES = 64 << 20
 """Memory that large products dequantise matrices in, part by part."""
 
-_MANY = 512  # rows from which on writing a matrix out in full costs less than dequantising it tile by tile
+_MANY = 512  # rows up to which tiles are dequantised for each 128 of them; above, once (reckoned, not measured yet)
 _FEW = 8  # rows up to which, without tensor cores in Triton, the matrix is rather read for each of them
 
 
