@@ -8,7 +8,7 @@ class Readback:
     """A copy of a tensor for the host, begun at once.
 
     Args:
-        tensor: may be changed by what is launched after this.
+        tensor: what is launched after this may change it, on a GPU; on a CPU it is what `wait` returns.
     """
 
     def __init__(self, tensor: Tensor) -> None:

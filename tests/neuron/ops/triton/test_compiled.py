@@ -60,3 +60,17 @@ def test_attention_copies_16_bytes_ahead_and_multiplies_on_tensor_cores(found: F
         assert max(waits) >= 2, "keys and values of a later step are not on their way"
     assert "mma.sync" in short.ptx
     assert ("wgmma" if card == "sm_90" else "mma.sync") in long.ptx
+
+
+def test_states_are_read_16_bytes_at_a_time_and_prompts_multiplied_on_tensor_cores(found: Found) -> None:
+    for (rows,) in found["delta_rule 27B"].values():
+        assert rows.loads(128) >= 16  # all that a thread holds of a state
+    for kernels in found["delta_rule 27B prompts"].values():
+        chunks = {kernel.kernel: kernel.ptx for kernel in kernels}
+        assert all("mma" in chunks[name] for name in ("_solve_chunks", "_carry_states"))
+
+
+def test_logits_are_read_16_bytes_at_a_time(found: Found) -> None:
+    for blocks, token in found["choose"].values():
+        assert blocks.loads(128)
+        assert token.loads(128)

@@ -94,7 +94,7 @@ class DeltaRule:
 
 def _multiplies_float32(card: Card) -> bool:
     """Tensor cores take float32, as the chunks need it. Without them a row after the other is quicker."""
-    return card.capability >= (8, 0) and torch.version.hip is None
+    return card.tensor_cores and torch.version.hip is None
 
 
 _TABLES = ["starts", "prefixes", "settled", "slots"]
