@@ -72,6 +72,16 @@ def test_a_mixture_is_that_of_its_experts(ops: GpuOps, formats: tuple[str, ...],
     near(mixture(x, scores), one_by_one(ops, own, routing)(x, scores))
 
 
+@pytest.mark.parametrize("rows", [5, 40])
+def test_half_the_bits_and_larger_blocks(rows: int) -> None:
+    torch.manual_seed(0)
+    ops = GpuOps(CPU, torch.float16)
+    own, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
+    found = ops.mixture(own, routing)(x.half(), scores.half())
+    expected = one_by_one(ops, own, routing)(x.half().float(), scores)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=4e-3 * expected.abs().max().item())
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
 def test_biases_and_another_activation(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
