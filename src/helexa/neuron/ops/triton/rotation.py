@@ -34,7 +34,7 @@ def rotate_store(
     return queries
 
 
-@triton.jit(do_not_specialize=("cos", "sin", "slots"))
+@triton.jit(do_not_specialize=("slots",))
 def _rotate_store(
     qkv,
     cos,

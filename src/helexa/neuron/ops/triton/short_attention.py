@@ -47,8 +47,8 @@ def attend_short(
     Args:
         sums: [T, heads, segments, 2], of each segment the largest score and the sum of weights.
         found: [T, heads, segments, DIM], of each segment the weighted values.
-        few: rows of a span that is taken at all.
-        most: rows of any such span.
+        few: rows up to which a span is a short one.
+        most: rows that any of these has, at most.
     """
     W: tl.constexpr = triton.next_power_of_2(DIM)
     TOKENS: tl.constexpr = TILE // GROUP
@@ -153,8 +153,7 @@ def put_together(
 
 @triton.jit
 def _segment_size(length, SEGMENTS: tl.constexpr):
-    """Positions to a segment of a span with `length` positions: there are at most SEGMENTS, and it is no matter of its
-    tile."""
+    """Positions to a segment, a power of two: as few as make at most SEGMENTS of a span."""
     size = length * 0 + LEAST_SEGMENT
     while size * SEGMENTS < length:
         size *= 2
