@@ -7,6 +7,7 @@ import pytest
 from simulation import SimulatedCache, SimulatedStep
 
 from helexa.neuron.engine import faults
+from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
@@ -16,7 +17,7 @@ from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.steps import Steps
 
-FATAL, NOT_A_NUMBER, STOP = 7, 8, 9
+FATAL_LATE, FATAL, NOT_A_NUMBER, STOP = 6, 7, 8, 9
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
 GREEDY = SamplingParams(temperature=0)
 
@@ -33,6 +34,7 @@ class Simulated(SimulatedCache):
         super().__init__(scheduler, next_token)
         self.device = None
         self.ahead = 0
+        self.entries = 0
         self.cleared: list[int] = []
 
     def launch(self, plan: Plan, after: SimulatedStep | None = None) -> SimulatedStep:
@@ -42,10 +44,20 @@ class Simulated(SimulatedCache):
         rows = [entry for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
         spoilt = [NOT_A_NUMBER in entry.sequence.tokens for entry in rows]
         self.ahead += after is not None
+        self.entries += len(plan)
+        if any(FATAL_LATE in entry.sequence.tokens and entry.samples for entry in plan):
+            return Late(step.tokens)
         return SimulatedStep([UNSOUND if bad else token for bad, token in zip(spoilt, step.tokens, strict=True)])
 
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
+
+
+class Late(SimulatedStep):
+    """One that is found to have failed when it is read."""
+
+    def read(self) -> Outcome:
+        raise ValueError("of no consequence")
 
 
 class World:
@@ -59,6 +71,7 @@ class World:
         self.scheduler = Scheduler(built, PagePool(pages, PAGE), self.states)
         self.runner = Simulated(self.scheduler)
         self.steps = Steps(self.runner, self.scheduler, overlap)  # type: ignore[arg-type]
+        self._preempt, self.scheduler._preempt = self.scheduler._preempt, self.preempt  # type: ignore[method-assign]
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str | None] = {}
 
@@ -80,6 +93,10 @@ class World:
         if self.states is not None:
             assert len(self.states._live) == SEQUENCES
             assert len(self.states._empty) + self.states.snapshots == SNAPSHOTS, "a slot for a snapshot is lost"
+
+    def preempt(self, sequence: Sequence) -> None:
+        assert not self.scheduler._ahead, "its step is still under way"
+        self._preempt(sequence)
 
     def take(self, output: TokenOutput) -> None:
         assert self.ends.get(output.id) is None, "it has ended already"
@@ -130,6 +147,32 @@ def test_failures_and_cancels_meanwhile_touch_nobody_else(hybrid: bool, seed: in
         assert ahead.tokens[number] == quiet.tokens[number]
     for number in set(cancels) - bad:
         assert ahead.tokens[number] == quiet.tokens[number][: len(ahead.tokens[number])]
+
+
+def test_who_is_known_to_end_has_no_row_too_many():
+    plain, ahead = World(False), World(True)
+    for world in (plain, ahead):
+        world.runner.next_token = lambda tokens: 10
+        world.run([Generate(id=n, prompt=[20] * (n + 1), max_tokens=3 + n, sampling=GREEDY) for n in range(5)])
+    assert ahead.tokens == plain.tokens
+    assert sum(map(len, ahead.tokens.values())) == ahead.runner.entries == plain.runner.entries
+    world = World(True, context_length=12)
+    world.runner.next_token = lambda tokens: 10
+    world.run([Generate(id=0, prompt=[20] * 5, max_tokens=30, sampling=GREEDY)])
+    assert (len(world.tokens[0]), world.runner.entries) == (7, 7)
+
+
+def test_what_was_launched_after_a_step_that_failed_is_computed_anew():
+    world = World(True, hybrid=True)
+    prompt = [20] * 13 + [30] * 4
+    world.run([Generate(id=0, prompt=prompt, max_tokens=8, sampling=GREEDY)])
+    world.scheduler.add(Sequence(Generate(id=1, prompt=[FATAL_LATE] * 25, max_tokens=8, sampling=GREEDY)))
+    assert world.steps.advance() == []  # half of its prompt; the other half is under way, and will fail
+    world.scheduler.add(Sequence(Generate(id=2, prompt=prompt, max_tokens=8, sampling=GREEDY)))  # from a snapshot
+    world.run([])
+    assert (world.tokens[1], world.ends[1]) == ([], "error")
+    assert world.tokens[2] == world.tokens[0]
+    assert world.scheduler.cached_tokens > 0
 
 
 def test_guesses_are_made_where_there_may_be_some_and_steps_overlap_elsewhere():
