@@ -38,11 +38,15 @@ def expected(model: Path) -> list[list[int]]:
     return [generate(plain, scheduler_of(plain), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
-@pytest.fixture(scope="module")
-def runner(model: Path) -> Runner:
+def tabled(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ops, "choose", lambda *a, **k: ops.Choice(TabledOps(CPU, torch.float32), "these are tested"))
-        runner = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, max_sequences=6))
+        return Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Runner:
+    runner = tabled(model, max_sequences=6)
     told: list[tuple[int, int]] = []
     runner.warm_up(lambda done, total: told.append((done, total)))
     assert told == [(done, 8) for done in range(8)]
@@ -68,6 +72,13 @@ def test_the_tokens_are_the_same(
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=overlap) == expected
     assert any(ran)
     assert None in ran
+
+
+def test_steps_of_drafts_have_room_however_small_a_step_is(model: Path, expected: list[list[int]]) -> None:
+    runner = tabled(model, max_sequences=4, max_step_tokens=1)
+    runner.warm_up()
+    scheduler = scheduler_of(runner, max_sequences=4, max_step_tokens=1)
+    assert generate(runner, scheduler, PROMPTS[:2], TOKENS) == expected[:2]
 
 
 def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None:

@@ -154,7 +154,7 @@ class Runner:
         slots = grant.sequences + grant.snapshots if asked.state else 0
         self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        rows = self._options.max_step_tokens + MOST_DRAFTS * grant.sequences
+        rows = max(self._options.max_step_tokens, grant.sequences) + MOST_DRAFTS * grant.sequences
         width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
         capacity = Capacity(rows, grant.sequences, width)
         if not self.ops.tabled:
