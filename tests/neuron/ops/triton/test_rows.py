@@ -57,7 +57,13 @@ def test_a_gate(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotated"), [(6, 2, 64, 64), (5, 1, 80, 40), (1, 1, 24, 16), (3, 1, 256, 64)]
+    ("heads", "kv_heads", "dim", "rotated", "dtype"),
+    [
+        (6, 2, 64, 64, torch.bfloat16),
+        (5, 1, 80, 40, torch.float32),
+        (1, 1, 24, 16, torch.float16),
+        (3, 1, 256, 64, torch.bfloat16),
+    ],
 )
 def test_heads_are_normed_turned_and_stored(
     heads: int, kv_heads: int, dim: int, rotated: int, normed: bool, dtype: torch.dtype
