@@ -10,6 +10,7 @@ from helexa.neuron.engine.batch import Batch, Capacity, Span
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.triton.card import Card
 
 SLOTS = 5
 PLAIN = DeltaSizes(key_heads=1, heads=1, key_dim=16, value_dim=16, kernel=4)
@@ -20,7 +21,7 @@ SpanOf = tuple[int, int, int, int]  # slot, prefix, settled, drafts
 class Both:
     """A layer in both kinds of kernels, from slots as sequences that are gone may have left them."""
 
-    def __init__(self, sizes: DeltaSizes, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, sizes: DeltaSizes, dtype: torch.dtype = torch.float32, card: Card | None = None) -> None:
         self.sizes, self.dtype = sizes, dtype
         self.weights = weights = DeltaWeights(
             kernel=torch.randn(sizes.kernel, sizes.mixed) * 0.5,
@@ -30,7 +31,8 @@ class Both:
             eps=1e-6,
         )
         cpu = torch.device("cpu")
-        self.rules: list[DeltaOp] = [ops(cpu, dtype).delta_rule(sizes, weights) for ops in (GpuOps, ReferenceOps)]
+        kernels = GpuOps(cpu, dtype, card=card), ReferenceOps(cpu, dtype)
+        self.rules: list[DeltaOp] = [ops.delta_rule(sizes, weights) for ops in kernels]
         self.caches = [rule.new_cache(SLOTS) for rule in self.rules]
         for cache in self.caches:
             cache.conv.fill_(torch.nan)
@@ -110,6 +112,12 @@ def test_half_precision_and_what_is_no_number_in_its_own_rows() -> None:
     for rows in (slice(0, 1), slice(5, 38)):
         assert torch.equal(hurt[rows], found[rows])
     assert torch.equal(both.caches[0].state[1], sound[1])
+
+
+def test_a_card_whose_tensor_cores_take_no_float32_goes_row_by_row() -> None:
+    both = Both(PLAIN, card=Card((7, 5), 64 << 10, 40))
+    near(both.step((0, 0, 1, 0), (1, 0, 34, 1)))
+    near(both.states(1))
 
 
 def test_spans_that_stand_for_nothing_touch_nothing() -> None:
