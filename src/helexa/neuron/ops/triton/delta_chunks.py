@@ -216,13 +216,13 @@ def _carry_states(
         of_keys = parts + at * MIXED + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
         wanted_at = wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :]
         grown = tl.load(since + of_head + places * HEADS, there, 0.0)
-        change = stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :]
-        change = tl.load(change, key_within, 0.0).to(tl.float32)
-        change = tl.load(wanted_at, value_within, 0.0) - tl.dot(change, held, input_precision=PRECISION)
+        stale_at = stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :]
+        gone = tl.load(stale_at, key_within, 0.0).to(tl.float32)
+        change = tl.load(wanted_at, value_within, 0.0) - tl.dot(gone, held, input_precision=PRECISION)
         q = tl.load(of_keys, key_within, 0.0) * grown[:, None]
         found = tl.dot(q, held, input_precision=PRECISION)
-        scores = seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :]
-        scores = tl.load(scores, there[:, None], 0.0).to(tl.float32)
+        seen_at = seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :]
+        scores = tl.load(seen_at, there[:, None], 0.0).to(tl.float32)
         found = tl.dot(scores, change, found, input_precision=PRECISION)
         tl.store(wanted_at, found.to(wanted.dtype.element_ty), value_within)
         k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0)
