@@ -84,7 +84,7 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
     found = runner._measured(needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256), 5)
     assert (found.weights, found.free) == (card.allocated, 8000 * MIB)
     runner._allocate(found, alone(found))
-    prompt, tokens = largest(100, 5, PAGE_SIZE)
-    assert len(runner.run(prompt).tokens) == 1
-    assert [len(entry.sequence.tokens) for entry in prompt] == [100]
+    short, prompt, tokens = largest(100, 5, PAGE_SIZE)
+    assert [len(runner.run(plan).tokens) for plan in (short, prompt)] == [1, 1]
+    assert [len(entry.sequence.tokens) for entry in [*short, *prompt]] == [32, 100]
     assert len(runner.run(tokens).tokens) == 5

@@ -11,6 +11,7 @@ from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 
 _ALLOWANCE = 1.1  # of a step, for blocks of memory that no tensor fits into
+_SHORTER = (32, 300)  # rows whose products are others' than those of few rows, and of many
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # takes more than the likeliest token does
 
 
@@ -42,9 +43,13 @@ def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, 
 
 
 def largest(step_tokens: int, sequences: int, page_size: int) -> list[Plan]:
-    """Steps than which none takes more: a piece of a prompt, and a token drawn for each of so many sequences."""
-    prompt = _sequence(0, step_tokens, page_size)
-    return [[PlanEntry(prompt, step_tokens)], [PlanEntry(_sequence(n, 1, page_size), 1) for n in range(sequences)]]
+    """Steps than which none takes more: a piece of a prompt, and a token drawn for each of so many sequences.
+
+    Before them come shorter pieces, so that all kernels are compiled before anybody waits for them.
+    """
+    lengths = [length for length in _SHORTER if length < step_tokens] + [step_tokens]
+    prompts = [[PlanEntry(_sequence(0, length, page_size), length)] for length in lengths]
+    return [*prompts, [PlanEntry(_sequence(n, 1, page_size), 1) for n in range(sequences)]]
 
 
 def _sequence(number: int, length: int, page_size: int) -> Sequence:
