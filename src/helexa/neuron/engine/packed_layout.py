@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity, Rows, Tables
+from helexa.neuron.engine.batch import Batch, Bucket, Capacity, Rows, Tables
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan
 
 _ALIGNED = 16  # numbers: every part begins at a multiple, so that kernels may read several at once
@@ -57,11 +57,10 @@ class PackedLayout:
             size = Bucket(len(rows.tokens), len(spans))
             lengths = [span.rows.stop - span.rows.start for span in spans]
             singles, width = lengths.count(1), max(len(span.pages) for span in spans)
-            longest_single = max((span.prefix + 1 for span in spans[:singles]), default=0)
             most_rows = max(lengths[singles:], default=0)
         else:
             size, width = bucket, capacity.pages_per_sequence
-            singles, longest_single = (bucket.spans, width * PAGE_SIZE) if bucket.rows == bucket.spans else (0, 0)
+            singles = bucket.spans if bucket.rows == bucket.spans else 0
             most_rows = 0 if singles else FEW
         samples = len(rows.sample_rows) if bucket is None else bucket.rows
         starts = [span.rows.start for span in spans]
@@ -78,7 +77,6 @@ class PackedLayout:
             state_slots=copy.part([span.slot for span in spans], size.spans),
             pages=copy.table([span.pages for span in spans], size.spans, _rounded(width)),
             singles=singles,
-            longest_single=longest_single,
             most_rows=most_rows,
         )
         copy.send()
