@@ -34,8 +34,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) -e '.[all]'
 	@touch $@
 
+# Tests compile what they import; all that there is takes longer.
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[all,test]'
+	$(PIP) --no-compile -e '.[all,test]'
 	@touch $(VENV)/.installed $@
 
 clean:

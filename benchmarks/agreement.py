@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.engine.environment import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 

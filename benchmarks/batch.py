@@ -67,7 +67,7 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def engine(model: str, count: int, width: int, tokens: int) -> None:
-    from helexa.neuron.engine.threads import ENVIRONMENT
+    from helexa.neuron.engine.environment import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | os.environ)
     import psutil

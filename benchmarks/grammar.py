@@ -16,7 +16,7 @@ import os
 import time
 from statistics import median
 
-from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.engine.environment import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 

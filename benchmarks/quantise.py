@@ -119,13 +119,13 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 def child(folder: Path, quant: str) -> None:
     """What the process of `load` does."""
     from helexa.neuron.engine import runner
+    from helexa.neuron.engine.device import physical_cores
     from helexa.neuron.engine.messages import EngineOptions
-    from helexa.neuron.engine.process import _physical_cores
     from helexa.neuron.ops.compiler import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):
         native_kernels()
-    torch.set_num_threads(_physical_cores())
+    torch.set_num_threads(physical_cores())
     before = peak_mib()
     begin = time.perf_counter()
     loaded = runner.load(folder, EngineOptions(quant=quant, kv_cache_mb=64))

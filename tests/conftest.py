@@ -12,6 +12,9 @@ import packages
 # Triton's kernels run on the CPU, in Triton's interpreter; it is chosen when whoever needs it first imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 
+# So that all tests are the same wherever they run: else nodes would take a GPU, and interpret what is made for it.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # No example is timed: a busy machine is no fault.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")

@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,8 +47,12 @@ def main() -> None:
         if arguments.folder is None:
             arguments.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bench = Bench(arguments.device, arguments.tiny, arguments.folder)
+        if commands == ["one-token"]:
+            bench.one_token()
+            return
         for command in commands:
-            getattr(bench, command.replace("-", "_"))()
+            with where_it_fits(command):
+                getattr(bench, command)()
 
 
 class Bench:
@@ -58,9 +62,12 @@ class Bench:
         import measure
         import torch
 
+        from helexa.neuron.engine.device import usable_device
+
         self._tiny, self._folder, self._name = tiny, folder, device
-        self._device = torch.device(device)
-        self._dtype = torch.float16 if device == "cpu" else torch.bfloat16  # the interpreter's bfloat16 is wrong
+        self._device = usable_device(device)
+        narrow = device == "cpu" or torch.cuda.get_device_capability(self._device) < (8, 0)
+        self._dtype = torch.float16 if narrow else torch.bfloat16  # the interpreter's bfloat16 is wrong
         self._copies: Callable[[], float] = lambda: measure.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
         self._products: Callable[[], float] = lambda: measure.matmul_rate(
             self._device, self._dtype, 64 if tiny else 8192
@@ -70,13 +77,17 @@ class Bench:
         """One stream of each model."""
         copies = self._copies()
         for model, quant, bar in (("8B", "", 250), ("8B", "q4k", 600), ("27B", "q4k", 200), ("30B-A3B", "q4k", 500)):
-            context, steps = (8, 2) if self._tiny else (1024, 256)
-            engine = self._engine(model, quant)
-            rate = engine.decode(1, context, steps)
-            facts = engine.runner.facts
-            read = facts.step_bytes + (context + steps // 2) * facts.token_bytes + 2 * facts.state_bytes
-            figures = {"tok_s": rate, "ceiling_tok_s": copies / read, "bar_tok_s": bar, "gb_s": rate * read / 1e9}
-            report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
+            with where_it_fits("stream", model, quant):
+                self._stream(model, quant, bar, copies)
+
+    def _stream(self, model: str, quant: str, bar: int, copies: float) -> None:
+        context, steps = (8, 2) if self._tiny else (1024, 256)
+        engine = self._engine(model, quant)
+        rate = engine.decode(1, context, steps)
+        facts = engine.runner.facts
+        read = facts.step_bytes + (context + steps // 2) * facts.token_bytes + 2 * facts.state_bytes
+        figures = {"tok_s": rate, "ceiling_tok_s": copies / read, "bar_tok_s": bar, "gb_s": rate * read / 1e9}
+        report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
 
     def streams(self) -> None:
         """Many streams to their ends."""
@@ -110,7 +121,8 @@ class Bench:
     def gaps(self) -> None:
         """Streams beside arriving prompts."""
         streams, prompt, every, seconds = (2, 24, 0.5, 2.0) if self._tiny else (16, 8192, 2.0, 60.0)
-        engine = self._engine("8B", "", max_sequences=2 * streams)
+        as_in_nodes = {"max_step_tokens": 2048, "max_prefill_beside_decode": 2048}
+        engine = self._engine("8B", "", max_sequences=2 * streams, context_length=32768, **as_in_nodes)
         first = engine.add(streams, 16, 1 << 20)
         engine.until_decoding(streams)
         begin = last = time.perf_counter()
@@ -172,6 +184,7 @@ class Bench:
                     pass
         disk = total / (time.perf_counter() - begin)
         forget(files)
+        self._free()
         begin = time.perf_counter()
         load(self._folder, EngineOptions(device=self._name, dtype=dtype_name(self._dtype), kernels="triton"))
         rate = total / (time.perf_counter() - begin)
@@ -180,6 +193,7 @@ class Bench:
     def first(self) -> None:
         """The first token of a process."""
         self._write()
+        self._free()
         command = [sys.executable, __file__, "one-token", "--device", self._name, "--folder", str(self._folder)]
         command += ["--tiny"] if self._tiny else []
         seconds = 0.0
@@ -213,14 +227,17 @@ class Bench:
         wanted: dict[str, Any] = {"device": self._name, "dtype": dtype_name(self._dtype), "quant": quant}
         return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off", **(tiny | more))
 
-    def _engine(self, model: str, quant: str, **more: int) -> "Engine":
+    def _free(self) -> None:
+        """Give back what the model before has held, which torch keeps."""
         import gc
 
         import torch
 
-        gc.collect()  # the model before
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _engine(self, model: str, quant: str, **more: int) -> "Engine":
+        self._free()
         return Engine(None, self._options(quant, **more), self._configs()[model])
 
 
@@ -248,6 +265,8 @@ class Engine:
                 self.runner = runner.Runner(Path("made"), options)
         else:
             self.runner = runner.Runner(folder, options)
+        if self.runner.ops.name != options.kernels:
+            raise SystemExit("there are no kernels for this device, only plain torch; `neuron doctor` says why")
         self.runner.warm_up()
         facts = self.runner.facts
         options = msgspec.structs.replace(
@@ -310,6 +329,18 @@ def forget(files: list[Path]) -> None:
         with file.open("rb") as data:
             os.fsync(data.fileno())
             os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def where_it_fits(command: str, model: str = "8B", quant: str = "") -> Iterator[None]:
+    """What a smaller card has no room for is left out, with a line that says so."""
+    from helexa.core.errors import DoesNotFitError
+
+    try:
+        yield
+    except DoesNotFitError as error:
+        line = {"command": command, "model": model, "quant": quant or "16 bits", "left_out": str(error)}
+        print(json.dumps(line), flush=True)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -1,7 +1,9 @@
 """Models of real shapes with random weights, made on the spot."""
 
 import json
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from helexa.neuron.weights.formats import SAMPLE_ROWS
+from helexa.neuron.models import model_class
+from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantize import quantize
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "vocab_size": 151936}
 _LINEAR = {
@@ -52,6 +57,48 @@ TINY = {
 """The same kinds, to see that a script works."""
 
 
+def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
+    """Small models of all kinds; heads, groups and widths are such as real ones have, but for those that are tiny."""
+    hidden, layers, wide = (64, 1, 64) if tiny else (512, 4, 1024)
+    common = {"vocab_size": 192 if tiny else 2048, "max_position_embeddings": 1024, "rope_theta": 10_000.0}
+    linear = _SMALL_LINEAR if tiny else _LINEAR | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
+    experts = {"num_experts": 8 if tiny else 16, "num_experts_per_tok": 4, "norm_topk_prob": True}
+    window = 32 if tiny else 128
+
+    def config(kind: str, heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
+        heads, dim = (2, 32) if tiny else (heads, dim)
+        kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # of layers
+        count = max(layers, kinds)
+        shape = _config(kind, hidden, count, heads, 1 if tiny else kv_heads, dim, intermediate_size=wide)
+        return shape | common | more
+
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
+    trained = {"original_max_position_embeddings": 256}
+    swiglu = {"num_local_experts": 8, "num_experts_per_tok": 4, "rope_scaling": yarn | trained}
+    return {
+        "llama": config("llama", 8, 2, 64, rope_scaling=llama3 | trained),
+        "qwen3": config("qwen3", 8, 2, 128),
+        "qwen3_moe": config("qwen3_moe", 8, 4, 64, moe_intermediate_size=wide // 2, **experts),
+        "qwen3_5": config("qwen3_5", 4, 2, 256, full_attention_interval=2, **linear),
+        "gpt_oss": config("gpt_oss", 8, 1, 64, sliding_window=window, **swiglu),
+        "gemma3": config(
+            "gemma3",
+            4,
+            2,
+            256,
+            sliding_window=window,
+            sliding_window_pattern=2,
+            query_pre_attn_scalar=32 if tiny else 256,
+            tie_word_embeddings=False,
+        ),
+    }
+
+
+AGREEING, TINY_AGREEING = _agreeing(False), _agreeing(True)
+"""What `agreement.py` compares."""
+
+
 class MadeModel:
     """A checkpoint (see `weights.checkpoint.Checkpoint`) whose numbers come from one pool: they cost no time."""
 
@@ -59,10 +106,13 @@ class MadeModel:
         self.config = config
         self._shapes = dict(_shapes(config))
         self.total_bytes = 2 * sum(torch.Size(shape).numel() for shape in self._shapes.values())
+
+    @cached_property
+    def _pool(self) -> Tensor:
         largest = max(torch.Size(shape).numel() for shape in self._shapes.values())
         generator = torch.Generator().manual_seed(1)
         part = torch.randn(min(largest, 1 << 24), generator=generator).mul_(0.02).to(torch.bfloat16)
-        self._pool = part.repeat(-(-largest // len(part)))
+        return part.repeat(-(-largest // len(part)))
 
     def __enter__(self) -> Self:
         return self
@@ -80,17 +130,15 @@ class MadeModel:
         """See `Checkpoint`."""
         return self._shapes[name]
 
-    def read(self, name: str, index: int | None = None) -> Tensor:
+    def read(self, name: str, index: int | None = None) -> Weight:
         """See `Checkpoint`."""
-        shape = self._shapes[name] if index is None else self._shapes[name][1:]
-        numbers = self._pool[: torch.Size(shape).numel()].view(shape)
-        return numbers + 1 if "norm" in name else numbers
+        return self._numbers(name, index)
 
     def kind(self, name: str) -> str:
         """See `Checkpoint`."""
         return "bfloat16"
 
-    def sample(self, name: str, columns: int) -> Tensor:
+    def sample(self, name: str, columns: int) -> Weight:
         """See `Checkpoint`."""
         return torch.zeros(SAMPLE_ROWS, columns, dtype=torch.bfloat16)
 
@@ -106,9 +154,109 @@ class MadeModel:
             layer = name.split(".")[2] if ".layers." in name else "rest"
             files.setdefault(f"model-{layer}.safetensors", []).append(name)
         for file, names in files.items():
-            save_file({name: self.read(name).clone() for name in names}, folder / file)
+            save_file({name: self._numbers(name).clone() for name in names}, folder / file)
         index = {name: file for file, names in files.items() for name in names}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+    def _numbers(self, name: str, index: int | None = None) -> Tensor:
+        shape = self._shapes[name] if index is None else self._shapes[name][1:]
+        numbers = self._pool[: torch.Size(shape).numel()].view(shape)
+        return numbers + 1 if "norm" in name else numbers
+
+
+class DistinctModel(MadeModel):
+    """A checkpoint in which every tensor has numbers of its own, such that a fault anywhere changes the logits.
+
+    Attention is sharp, so that what it finds depends on a few positions; states are forgotten neither at once nor
+    never; and rows of the head differ in length, so that few tokens are nearly tied for the first place.
+
+    Args:
+        quant: what matrices are in already, one of the names in `weights.quant_form`, or empty. Experts of gpt-oss are
+            in MXFP4 in any case.
+    """
+
+    def __init__(self, config: dict[str, Any], quant: str = "") -> None:
+        super().__init__(config)
+        self._policy = QuantPolicy(quant, config["num_hidden_layers"])
+        self._offset = model_class(config["model_type"]).norm_offset
+        self._made: dict[str, Weight] = {}
+
+    def read(self, name: str, index: int | None = None) -> Weight:
+        """See `Checkpoint`."""
+        key = name if index is None else f"{name}#{index}"
+        if key not in self._made:  # it is loaded several times
+            shape = self._shapes[name] if index is None else self._shapes[name][1:]
+            generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+            numbers = self._scaled(name, torch.randn(shape, generator=generator), generator)
+            self._made[key] = self._form(key, shape[-1])(numbers)
+        weight = self._made[key]
+        return weight.clone() if isinstance(weight, Tensor) else weight
+
+    def kind(self, name: str) -> str:
+        """See `Checkpoint`."""
+        shape = self._shapes[name]
+        form = self._policy.form(name, shape[-1])
+        return "mxfp4" if self._in_mxfp4(name) else "bfloat16" if form is None else form.name
+
+    def sample(self, name: str, columns: int) -> Weight:
+        """See `Checkpoint`."""
+        return self._form(name, columns)(torch.zeros(SAMPLE_ROWS, columns))
+
+    def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
+        """Standard normal numbers, as large as they are in a tensor of this name."""
+        part = name.removesuffix(".weight").rpartition(".")[2]
+        gain = _GAINS.get(part, 1.0)
+        if "norm" in part:
+            # That of a Gated DeltaNet is what it is in the checkpoint, in all models.
+            return gain * (1 + 0.3 * numbers) - (0.0 if "linear_attn" in name else self._offset)
+        match part:
+            case "A_log":  # sequences are forgotten after one position, or a thousand
+                return -6 * torch.rand(numbers.shape, generator=generator)
+            case "conv1d" | "dt_bias":
+                return numbers / 2
+            case "sinks":
+                return numbers
+            case "embed_tokens":  # gemma multiplies it
+                return numbers / (numbers.shape[1] ** 0.5 if self.config["model_type"] == "gemma3" else 1)
+            case "lm_head":
+                lengths = torch.randn(len(numbers), 1, generator=generator).mul_(0.5).exp_()
+                return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens have most of all probability
+        if "bias" in name:
+            return 0.3 * numbers
+        if ".experts." in name and part == "down_proj":
+            # Rounding may choose either of two that are nearly tied for the last place, which must not decide all.
+            gain = 0.3 if self.config["model_type"] == "gpt_oss" else 1.0
+        return numbers * gain / numbers.shape[-1] ** 0.5
+
+    def _in_mxfp4(self, name: str) -> bool:
+        return self.config["model_type"] == "gpt_oss" and ".experts." in name and "bias" not in name
+
+    def _form(self, key: str, columns: int) -> Callable[[Tensor], Weight]:
+        """What makes of numbers what the checkpoint has."""
+        if self._in_mxfp4(key):
+            return mxfp4
+        form = self._policy.form(key, columns)
+        if form is None:
+            return lambda numbers: numbers.to(torch.bfloat16)
+        return lambda numbers: quantize(numbers, form) or numbers
+
+
+_GAINS = {"q_proj": 1.5, "k_proj": 1.5, "q_norm": 1.5, "k_norm": 1.5, "gate": 4.0, "router": 4.0, "down_proj": 2.0}
+"""Of matrices, over what leaves numbers as large as they were: scores of attention and of experts lie apart."""
+
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # halves
+
+
+def mxfp4(numbers: Tensor) -> GroupwiseTensor:
+    """The matrix [N, K] in codes of e2m1 with a power of two for every 32 columns."""
+    table = torch.tensor([*_E2M1, *(-level for level in _E2M1)])
+    groups = numbers.unflatten(-1, (-1, 32))
+    unit = torch.exp2((groups.abs().amax(-1) / _E2M1[-1]).clamp(min=2.0**-20).log2().ceil())
+    codes = (groups[..., None] / unit[..., None, None] - table).abs().argmin(-1)
+    return GroupwiseTensor(codes.flatten(-2).byte(), GroupScale(unit), None, 0, 4, 32, table.to(torch.int8))
+
+
+_QK_NORM = ("qwen3", "qwen3_moe", "qwen3_5", "gemma3")
 
 
 def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -117,12 +265,16 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.embed_tokens.weight", (vocabulary, hidden)
     yield "lm_head.weight", (vocabulary, hidden)
     yield "model.norm.weight", (hidden,)
-    hybrid = config["model_type"] == "qwen3_5"
+    kind = config["model_type"]
+    hybrid = kind == "qwen3_5"
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        if hybrid and (layer + 1) % 4:
+        if kind == "gemma3":
+            yield f"{prefix}.pre_feedforward_layernorm.weight", (hidden,)
+            yield f"{prefix}.post_feedforward_layernorm.weight", (hidden,)
+        if hybrid and (layer + 1) % config.get("full_attention_interval", 4):
             yield from _linear_attention(config, f"{prefix}.linear_attn", hidden)
         else:
             attention = f"{prefix}.self_attn"
@@ -130,9 +282,22 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{attention}.k_proj.weight", (keys, hidden)
             yield f"{attention}.v_proj.weight", (keys, hidden)
             yield f"{attention}.o_proj.weight", (hidden, queries)
-            yield f"{attention}.q_norm.weight", (dim,)
-            yield f"{attention}.k_norm.weight", (dim,)
-        if "num_experts" in config:
+            if kind in _QK_NORM:
+                yield f"{attention}.q_norm.weight", (dim,)
+                yield f"{attention}.k_norm.weight", (dim,)
+            if kind == "gpt_oss":
+                yield f"{attention}.sinks", (config["num_attention_heads"],)
+                for part, rows in {"q": queries, "k": keys, "v": keys, "o": hidden}.items():
+                    yield f"{attention}.{part}_proj.bias", (rows,)
+        if kind == "gpt_oss":
+            experts, width = config["num_local_experts"], config["intermediate_size"]
+            yield f"{prefix}.mlp.router.weight", (experts, hidden)
+            yield f"{prefix}.mlp.router.bias", (experts,)
+            yield f"{prefix}.mlp.experts.gate_up_proj", (experts, 2 * width, hidden)
+            yield f"{prefix}.mlp.experts.gate_up_proj_bias", (experts, 2 * width)
+            yield f"{prefix}.mlp.experts.down_proj", (experts, hidden, width)
+            yield f"{prefix}.mlp.experts.down_proj_bias", (experts, hidden)
+        elif "num_experts" in config:
             experts, width = config["num_experts"], config["moe_intermediate_size"]
             yield f"{prefix}.mlp.gate.weight", (experts, hidden)
             yield f"{prefix}.mlp.experts.gate_up_proj", (experts, 2 * width, hidden)

@@ -9,31 +9,48 @@ from collections.abc import Callable
 import torch
 
 _TRIES = 20
+_CYCLES = 5e9  # to let pass for a second of the host's, on any device: more than twice that
 
 
-def arguments(description: str | None) -> argparse.Namespace:
-    """The command line that all scripts have; on a CPU Triton's kernels are interpreted, which `--tiny` is made for."""
+def arguments(
+    description: str | None, add: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+) -> argparse.Namespace:
+    """The command line that all scripts have; on a CPU Triton's kernels are interpreted, which `--tiny` is made for.
+
+    Args:
+        add: adds what one of them has besides.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16"])
     parser.add_argument("--tiny", action="store_true", help="small shapes, to see that the script works")
+    add(parser)
     parsed = parser.parse_args()
     if parsed.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
         parsed.dtype = "float16"  # the interpreter's products of bfloat16 are wrong
+    if parsed.device.startswith("cuda:"):
+        torch.cuda.set_device(parsed.device)  # kernels are launched there
     return parsed
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call, by the device's clock."""
-    if device.type != "cuda":
+    """The median time of a call, by the device's clock; how long the host takes to launch it is no part of that."""
+
+    def told() -> float:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
+
+    if device.type != "cuda":
+        return told()
     for _ in range(3):
         call()
+    torch.cuda.synchronize(device)
+    ahead = int(told() * _CYCLES)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_TRIES)]
     for begin, end in marks:
+        torch.cuda._sleep(ahead)  # the device would wait for the host between one kernel and the next
         begin.record()
         call()
         end.record()

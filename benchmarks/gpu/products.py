@@ -65,6 +65,7 @@ def main() -> None:
                 took = measure.seconds(lambda: [product(x) for product in linears], device) / len(linears)  # noqa: B023
                 read, flops = ops.step_bytes / len(linears), 2 * rows * outputs * columns
                 report(took, read, flops, shape=shape, form=form, rows=rows)
+            linears.clear()  # before the next ones are made
     for shape, (hidden, inner, count, chosen) in (TINY_EXPERTS if tiny else EXPERTS).items():
         for form in ("W4", "plain"):
             ops = GpuOps(device, dtype)
@@ -76,6 +77,7 @@ def main() -> None:
                 met = 1 - (1 - chosen / count) ** rows  # the share of experts that some row passes
                 read, flops = ops.step_bytes / len(mixtures) * count / chosen * met, 6 * rows * chosen * hidden * inner
                 report(took, read, flops, shape=f"{shape} experts", form=form, rows=rows)
+            mixtures.clear()
 
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:

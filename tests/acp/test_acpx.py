@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from editors.editor import on
-from editors.scripted_model import Answer, Call, ScriptedModel
 from npm import NODE, NODE_PATH, installed
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Say
 
 _ACPX = "acpx@0.19.1"
 _INTEGRITY = "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow=="
@@ -75,14 +76,14 @@ def stop_reasons(lines: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_one_shot(home: Path) -> None:
-    model = ScriptedModel(
-        Answer("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
-        Answer(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Answer(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
-        Answer("It is done."),
+    endpoint = ScriptedEndpoint(
+        Say("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
+        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Say(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
+        Say("It is done."),
     )
-    async with model.serving():
-        lines = await Acpx(home, home / "project", model.url).run("--approve-all", "exec", "Change two.")
+    async with endpoint:
+        lines = await Acpx(home, home / "project", endpoint.url).run("--approve-all", "exec", "Change two.")
     assert stop_reasons(lines) == ["end_turn"]
     assert (home / "project/a.txt").read_text() == "one\n2\n"
     assert updates(lines, "plan")[-1]["entries"][0]["content"] == "change two"
@@ -90,36 +91,36 @@ async def test_one_shot(home: Path) -> None:
     assert [statuses(lines, call)[-1] for call in ("plan", "edit", "shell")] == ["completed"] * 3
     methods = [line["method"] for line in lines if "method" in line]
     assert {"fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/release"} <= set(methods)
-    assert "from the terminal" in json.dumps(model.requests[-1]["messages"])
+    assert "from the terminal" in json.dumps(endpoint.asked[-1].body["messages"])
 
 
 async def test_what_it_denies_fails_the_tool_and_not_the_prompt(home: Path) -> None:
-    model = ScriptedModel(
-        Answer(
+    endpoint = ScriptedEndpoint(
+        Say(
             calls=(
                 Call("read_file", {"path": "a.txt"}, "read"),
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
             )
         ),
-        Answer("Nothing may be done."),
+        Say("Nothing may be done."),
     )
-    async with model.serving():
-        lines = await Acpx(home, home / "project", model.url).run("--deny-all", "exec", "Go.", status=5)
+    async with endpoint:
+        lines = await Acpx(home, home / "project", endpoint.url).run("--deny-all", "exec", "Go.", status=5)
     assert stop_reasons(lines) == ["end_turn"]
     assert [statuses(lines, call)[-1] for call in ("read", "write", "shell")] == ["failed"] * 3
     assert sorted(path.name for path in (home / "project").iterdir()) == ["a.txt"]
-    assert len(model.requests) == 2
+    assert len(endpoint.asked) == 2
 
 
 async def test_a_session_goes_on_in_a_new_process(home: Path) -> None:
-    model = ScriptedModel(
-        Answer("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
-        Answer("You said one and two."),
-        Answer("Two, as I said."),
+    endpoint = ScriptedEndpoint(
+        Say("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
+        Say("You said one and two."),
+        Say("Two, as I said."),
     )
-    async with model.serving():
-        acpx = Acpx(home, home / "project", model.url)
+    async with endpoint:
+        acpx = Acpx(home, home / "project", endpoint.url)
         await acpx.run("sessions", "new")
         await acpx.run("--approve-all", "prompt", "Mark what is in a.txt.")
         await ended(home)
@@ -127,7 +128,7 @@ async def test_a_session_goes_on_in_a_new_process(home: Path) -> None:
         await ended(home)
     assert "session/resume" in [line.get("method") for line in lines]
     assert updates(lines, "user_message_chunk") == []
-    history = json.dumps(model.requests[2]["messages"])
+    history = json.dumps(endpoint.asked[2].body["messages"])
     for said in ("Mark what is in a.txt.", "Noted.", "one\\ntwo", "You said one and two.", "How many?"):
         assert said in history
 

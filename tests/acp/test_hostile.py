@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from editors.editor import agent_in_memory, settings_for
-from editors.scripted_model import Answer, Call, ScriptedModel
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Say
 
 _TEN_MEGABYTES = 10_000_000
 
@@ -28,16 +29,15 @@ def project(tmp_path: Path) -> Path:
 async def results(project: Path, *calls: Call, **answers: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """What the model is told of each call, and all messages of the agent."""
     async with (
-        ScriptedModel(Answer(calls=calls), Answer("Done.")).serving() as model,
-        agent_in_memory(settings_for(model.url, project.parent)) as editor,
+        ScriptedEndpoint(Say(calls=calls), Say("Done.")) as endpoint,
+        agent_in_memory(settings_for(endpoint.url, project.parent)) as editor,
     ):
         editor.answers |= answers
         await editor.initialize()
         session = await editor.new(project)
         await editor.ask("session/set_mode", sessionId=session, modeId="bypassPermissions")
         assert await editor.prompt(session, "Go.") == "end_turn"
-        told = [message for message in model.requests[1]["messages"] if message["role"] == "tool"]
-        return [message["content"] for message in told], editor.received
+        return endpoint.asked[1].results, editor.received
 
 
 async def test_no_path_leads_out_in_any_mode(project: Path) -> None:

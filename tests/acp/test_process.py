@@ -7,7 +7,8 @@ from pathlib import Path
 
 import packages
 from editors.editor import AgentProcess, agent_process, on
-from editors.scripted_model import Answer, Call, ScriptedModel
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Say
 
 CANDIDATE = "agent-client-protocol==1.0.0rc3"
 CANDIDATE_SHA256 = "003c087eae1b03f2410f2e06bcfbaaa26ae99abbdd011c7a2183e5a699a3426f"
@@ -28,13 +29,13 @@ async def _converse(agent: AgentProcess, folder: Path) -> None:
     assert [entry["content"] for entry in plan["entries"]] == ["say"]
 
 
-def _script() -> ScriptedModel:
+def _script() -> ScriptedEndpoint:
     calls = (Call("list_dir", {"path": "."}), Call("todo", {"tasks": [{"content": "say", "status": "pending"}]}))
-    return ScriptedModel(Answer("I look.", calls=calls), Answer("Done."))
+    return ScriptedEndpoint(Say("I look.", calls=calls), Say("Done."))
 
 
 async def test_stdout_carries_json_rpc_only_and_bad_lines_are_answered(tmp_path: Path):
-    async with _script().serving() as model, agent_process(tmp_path, **on(model.url)) as agent:
+    async with _script() as endpoint, agent_process(tmp_path, **on(endpoint.url)) as agent:
         for line in BAD_LINES:
             agent.editor.send(line)
         await _converse(agent, tmp_path)
@@ -45,11 +46,9 @@ async def test_stdout_carries_json_rpc_only_and_bad_lines_are_answered(tmp_path:
 
 async def test_the_next_sdk_works_as_well(tmp_path: Path):
     wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
-    script = _script()
-    async with script.serving() as model, agent_process(tmp_path, sdk=wheel, **on(model.url)) as agent:
+    async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **on(endpoint.url)) as agent:
         await _converse(agent, tmp_path)
-        script.answers = [Answer(calls=(Call("bash", {"command": "true"}),)), Answer("After.")]
-        script.requests.clear()
+        endpoint.script[:] = [Say(calls=(Call("bash", {"command": "true"}),))]
         asked = agent.editor.hold("session/request_permission")
         session = await agent.editor.new(tmp_path)
         id, waiting = agent.editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "run"}])
@@ -62,23 +61,21 @@ async def test_the_next_sdk_works_as_well(tmp_path: Path):
 
 async def test_nothing_of_a_finished_round_is_lost_by_a_sudden_end(tmp_path: Path):
     """The process is killed at several moments of a session; usage is told when a round is on the disk."""
-    script = ScriptedModel(Answer("On it.", calls=(Call("list_dir", {"path": "."}),)))
-    async with script.serving() as model:
-        session, finished = await _killed(tmp_path, model, None, 9)
-        _, more = await _killed(tmp_path, model, session, 23)
+    async with ScriptedEndpoint(lambda _: Say("On it.", calls=(Call("list_dir", {"path": "."}),))) as endpoint:
+        session, finished = await _killed(tmp_path, endpoint, None, 9)
+        _, more = await _killed(tmp_path, endpoint, session, 23)
         assert more >= finished
-        async with agent_process(tmp_path, **on(model.url)) as agent:
-            script.answers = [Answer("All there.")]
-            script.requests.clear()
+        async with agent_process(tmp_path, **on(endpoint.url)) as agent:
+            endpoint.script[:] = [Say("All there.")]
+            endpoint.asked.clear()
             await agent.editor.ask("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
             await agent.editor.prompt(session, "and now?")
-            answers = [message for message in script.requests[0]["messages"] if message["role"] == "tool"]
-            assert len(answers) >= more > 2
+            assert len(endpoint.asked[0].results) >= more > 2
 
 
-async def _killed(folder: Path, model: ScriptedModel, session: str | None, moment: int) -> tuple[str, int]:
+async def _killed(folder: Path, endpoint: ScriptedEndpoint, session: str | None, moment: int) -> tuple[str, int]:
     """Go on with a session until so many messages have come: its id, and the rounds that it has for sure."""
-    async with agent_process(folder, **on(model.url)) as agent:
+    async with agent_process(folder, **on(endpoint.url)) as agent:
         editor = agent.editor
         await editor.initialize()
         if session is None:

@@ -10,8 +10,10 @@ from acp import schema
 from msgspec.structs import replace
 
 from editors.editor import Editor, agent_in_memory, allow, settings_for
-from editors.scripted_model import Answer, Call, ScriptedModel
 from helexa.acp.config import WireApi
+from scripted.asked import Asked
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Refuse, Say
 
 CHECK = f"{sys.executable} -B check.py"  # what is edited within a second must not be taken from its bytecode
 
@@ -40,26 +42,26 @@ def _plan(*states: str) -> Call:
 
 
 STEPS = [
-    Answer("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
-    Answer(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
-    Answer(calls=(Call("glob", {"pattern": "*.py"}),)),
-    Answer(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
-    Answer("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
-    Answer(calls=(_edit("names.py", "shpo", "shop"),)),
-    Answer(calls=(_edit("notes.md", "shpo", "shop"),)),
-    Answer(calls=(Call("bash", {"command": CHECK}),)),
-    Answer("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
-    Answer(calls=(Call("bash", {"command": CHECK}),)),
-    Answer(calls=(_plan("completed", "completed", "completed"),)),
-    Answer("All is mended."),
+    Say("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
+    Say(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
+    Say(calls=(Call("glob", {"pattern": "*.py"}),)),
+    Say(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
+    Say("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
+    Say(calls=(_edit("names.py", "shpo", "shop"),)),
+    Say(calls=(_edit("notes.md", "shpo", "shop"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say(calls=(_plan("completed", "completed", "completed"),)),
+    Say("All is mended."),
 ]
 
 
-async def _run_task(wire: WireApi, home: Path) -> tuple[list[Any], dict[str, str], ScriptedModel]:
+async def _run_task(wire: WireApi, home: Path) -> tuple[list[Any], dict[str, str], ScriptedEndpoint]:
     work = _project(home / "work")
     async with (
-        ScriptedModel(*STEPS).serving() as model,
-        agent_in_memory(settings_for(model.url, home, wire_api=wire)) as editor,
+        ScriptedEndpoint(*STEPS) as endpoint,
+        agent_in_memory(settings_for(endpoint.url, home, wire_api=wire)) as editor,
     ):
         await editor.initialize()
         session = await editor.new(work)
@@ -70,7 +72,7 @@ async def _run_task(wire: WireApi, home: Path) -> tuple[list[Any], dict[str, str
             schema.RequestPermissionRequest.model_validate(params)
         story = [_told(message, work) for message in editor.received if "method" in message]
         files = {path.name: path.read_text() for path in work.iterdir() if path.is_file()}
-    return [told for told in story if told], files, model
+    return [told for told in story if told], files, endpoint
 
 
 def _told(message: dict[str, Any], work: Path) -> Any:
@@ -106,8 +108,8 @@ async def test_twelve_steps_go_the_same_way_through_all_wire_apis(tmp_path: Path
     for wire in wires:
         assert runs[wire][0] == story
         assert runs[wire][1] == files
-        assert len(runs[wire][2].requests) == len(STEPS)
-        assert "Spell everything right." in str(runs[wire][2].requests[0])
+        assert len(runs[wire][2].asked) == len(STEPS)
+        assert "Spell everything right." in str(runs[wire][2].asked[0].body)
 
 
 @pytest.fixture
@@ -115,8 +117,8 @@ def work(tmp_path: Path) -> Path:
     return _project(tmp_path / "work")
 
 
-async def _one(model: ScriptedModel, home: Path, work: Path, **answers: Any) -> tuple[Editor, str, str]:
-    async with model.serving(), agent_in_memory(settings_for(model.url, home)) as editor:
+async def _one(endpoint: ScriptedEndpoint, home: Path, work: Path, **answers: Any) -> tuple[Editor, str, str]:
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, home)) as editor:
         editor.answers |= answers
         await editor.initialize()
         session = await editor.new(work)
@@ -124,9 +126,9 @@ async def _one(model: ScriptedModel, home: Path, work: Path, **answers: Any) -> 
 
 
 async def test_a_denied_call_is_told_to_the_model_and_changes_nothing(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("So be it."))
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
     deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
-    editor, session, stopped = await _one(model, tmp_path, work, **deny)
+    editor, session, stopped = await _one(endpoint, tmp_path, work, **deny)
     assert stopped == "end_turn" and editor.text(session) == "So be it."
     assert (work / "notes.md").read_text() == "The shpo sells.\n"
     assert [update["status"] for update in editor.updates(session, "tool_call_update") if "status" in update] == [
@@ -141,18 +143,18 @@ async def test_a_client_that_answers_nonsense_has_denied(answer: Any, tmp_path: 
             raise RuntimeError("no window")
         return answer
 
-    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("So be it."))
-    _, _, stopped = await _one(model, tmp_path, work, **{"session/request_permission": respond})
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
+    _, _, stopped = await _one(endpoint, tmp_path, work, **{"session/request_permission": respond})
     assert stopped == "end_turn"
     assert (work / "notes.md").read_text() == "The shpo sells.\n"
 
 
 async def test_always_is_remembered_for_the_project(tmp_path: Path, work: Path):
-    edit = Answer(calls=(_edit("notes.md", "sells", "sells."),))
+    edit = Say(calls=(_edit("notes.md", "sells", "sells."),))
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
-    editor, _, _ = await _one(ScriptedModel(edit, edit, Answer("Done.")), tmp_path, work, **always)
+    editor, _, _ = await _one(ScriptedEndpoint(edit, edit, Say("Done.")), tmp_path, work, **always)
     assert len(editor.told("session/request_permission")) == 1
-    editor, _, _ = await _one(ScriptedModel(edit, Answer("Done.")), tmp_path, work)
+    editor, _, _ = await _one(ScriptedEndpoint(edit, Say("Done.")), tmp_path, work)
     assert not editor.told("session/request_permission")
 
 
@@ -160,28 +162,28 @@ async def test_a_client_that_refuses_files_fails_the_call_and_not_the_turn(tmp_p
     def refuse(params: Any) -> Any:
         raise RuntimeError("not this file")
 
-    model = ScriptedModel(Answer(calls=(Call("read_file", {"path": "notes.md"}),)), Answer("A pity."))
-    editor, session, stopped = await _one(model, tmp_path, work, **{"fs/read_text_file": refuse})
+    endpoint = ScriptedEndpoint(Say(calls=(Call("read_file", {"path": "notes.md"}),)), Say("A pity."))
+    editor, session, stopped = await _one(endpoint, tmp_path, work, **{"fs/read_text_file": refuse})
     assert stopped == "end_turn" and editor.text(session) == "A pity."
-    assert "not this file" in str(model.requests[1]["messages"])
+    assert "not this file" in str(endpoint.asked[1].body["messages"])
 
 
 async def test_cancel_ends_the_stream_and_the_session_goes_on(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer("It begins", hold=asyncio.Event()), Answer("Again."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(Say("It begins", hold_after=3), Say("Again."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
         await editor.until(lambda: editor.text(session) == "It begins")
         editor.tell("session/cancel", sessionId=session)
         assert (await waiting)["result"] == {"stopReason": "cancelled"}
-        await asyncio.wait_for(model.hung_up.get(), 5)
+        await endpoint.hung_up.wait()
         assert await editor.prompt(session, "once more") == "end_turn"
-        assert "It begins" in str(model.requests[1]["messages"])
+        assert "It begins" in str(endpoint.asked[1].body["messages"])
 
 
 async def test_cancel_while_the_user_is_asked(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer(calls=(_edit("notes.md", "shpo", "shop"),)), Answer("Again."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("Again."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         asked = editor.hold("session/request_permission")
         session = await editor.new(work)
         _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
@@ -193,20 +195,20 @@ async def test_cancel_while_the_user_is_asked(tmp_path: Path, work: Path):
 
 
 async def test_two_sessions_at_once_do_not_mix(tmp_path: Path, work: Path):
-    def answer(requests: list[dict[str, Any]]) -> Answer:
-        return Answer("A" * 300 if "say A" in str(requests[-1]["messages"]) else "B" * 300)
+    def answer(asked: Asked) -> Say:
+        return Say("A" * 300 if "say A" in str(asked.conversation) else "B" * 300)
 
-    model = ScriptedModel(answer)
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(answer)
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         first, second = await editor.new(work), await editor.new(work)
         await asyncio.gather(editor.prompt(first, "say A"), editor.prompt(second, "say B"))
         assert (editor.text(first), editor.text(second)) == ("A" * 300, "B" * 300)
 
 
 async def test_an_endpoint_that_fails_is_told_in_words_and_the_session_goes_on(tmp_path: Path, work: Path):
-    refusal = (401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
-    model = ScriptedModel(Answer(refusal=refusal), Answer("Better."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    refused = Refuse(401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
+    endpoint = ScriptedEndpoint(refused, Say("Better."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
         assert await editor.prompt(session, "go") == "end_turn"
@@ -218,8 +220,8 @@ async def test_an_endpoint_that_fails_is_told_in_words_and_the_session_goes_on(t
 
 
 async def test_commands_are_answered_without_the_model(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer("A model."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(lambda _: Say("A model."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         await editor.prompt(session, "first")
         for command, word in {
@@ -235,16 +237,17 @@ async def test_commands_are_answered_without_the_model(tmp_path: Path, work: Pat
             editor.received.clear()
             assert await editor.prompt(session, command) == "end_turn"
             assert word in editor.text(session)
-        assert len(model.requests) == 1
+        assert len(endpoint.asked) == 1
         await editor.prompt(session, "/usr/bin is a path")
-        assert "first" not in str(model.requests[1]["messages"])
+        assert "first" not in str(endpoint.asked[1].body["messages"])
         await editor.prompt(session, "/init briefly")
-        assert "AGENTS.md" in str(model.requests[2]["messages"]) and "briefly" in str(model.requests[2]["messages"])
+        asked = str(endpoint.asked[2].body["messages"])
+        assert "AGENTS.md" in asked and "briefly" in asked
 
 
 async def test_compact_sums_up_what_the_model_sees_from_then_on(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer("word " * 400), Answer("THE SUMMARY"), Answer("Going on."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(Say("word " * 400), Say("THE SUMMARY"), Say("Going on."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
         await editor.prompt(session, "why " * 400)
@@ -252,15 +255,15 @@ async def test_compact_sums_up_what_the_model_sees_from_then_on(tmp_path: Path, 
         updates = editor.updates(session, "compaction_update")
         assert [update["status"] for update in updates] == ["in_progress", "completed"]
         assert editor.updates(session, "compaction_summary_chunk")
-        assert "keep the names" in str(model.requests[1]["messages"])
+        assert "keep the names" in str(endpoint.asked[1].body["messages"])
         await editor.prompt(session, "second question")
-        seen = str(model.requests[2]["messages"])
+        seen = str(endpoint.asked[2].body["messages"])
         assert 0 < seen.find("THE SUMMARY") < seen.find("second question")
 
 
 async def test_models_are_grouped_by_their_endpoints_and_a_choice_is_asked_from_then_on(tmp_path: Path, work: Path):
-    one, other = ScriptedModel(Answer("From one.")), ScriptedModel(Answer("From the other."))
-    async with one.serving(), other.serving():
+    one, other = ScriptedEndpoint(Say("From one.")), ScriptedEndpoint(Say("From the other."))
+    async with one, other:
         settings = settings_for(one.url, tmp_path)
         second = replace(
             settings.endpoints[0], name="other", base_url=settings_for(other.url, tmp_path).endpoints[0].base_url
@@ -277,12 +280,12 @@ async def test_models_are_grouped_by_their_endpoints_and_a_choice_is_asked_from_
             ]
             await editor.prompt(session, "Who are you?")
             assert editor.text(session) == "From the other."
-            assert not one.requests
+            assert not one.asked
 
 
 async def test_a_prompt_may_have_pictures_links_and_files(tmp_path: Path, work: Path):
-    model = ScriptedModel(Answer("Seen."))
-    async with model.serving(), agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    endpoint = ScriptedEndpoint(Say("Seen."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         blocks = [
             {"type": "text", "text": "Look"},
@@ -291,7 +294,7 @@ async def test_a_prompt_may_have_pictures_links_and_files(tmp_path: Path, work: 
             {"type": "resource", "resource": {"uri": f"file://{work}/notes.md", "text": "The shpo"}},
         ]
         await editor.ask("session/prompt", sessionId=session, prompt=blocks)
-        sent = str(model.requests[0]["messages"])
+        sent = str(endpoint.asked[0].body["messages"])
         for part in ("data:image/png;base64,aGk=", f"[a b.py]({work}/a b.py)", "The shpo", f"{work}/notes.md"):
             assert part in sent
         picture = {"type": "image", "mimeType": "image/png", "data": "no base64!"}

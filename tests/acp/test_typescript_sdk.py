@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from editors.editor import on
-from editors.scripted_model import Answer, Call, ScriptedModel
 from npm import NODE, installed
+from scripted.asked import Asked
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Say
 
 _SDK = "@agentclientprotocol/sdk@2.4.0"
 _INTEGRITY = "sha512-7qJ8nnyj7WesC5ve185ioTpB2/svQoeGV4HA4nLEhgDUrcmBe54/08VcXc/oL4p14tDbxxECZzdYmUYQ+4l+Wg=="
@@ -91,22 +93,22 @@ def shown(seen: Seen, call: str) -> list[dict[str, Any]]:
     return [content for update in found if update["toolCallId"] == call for content in update.get("content") or []]
 
 
-def asked_of_model(request: dict[str, Any]) -> str:
-    return json.dumps(request["messages"])
+def told(asked: Asked) -> str:
+    return json.dumps(asked.body["messages"])
 
 
 async def test_a_task_is_done_its_process_killed_and_resumed_in_another(project: Path) -> None:
     plan = [{"content": "change two", "status": "in_progress"}]
-    model = ScriptedModel(
-        Answer("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
-        Answer(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Answer(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
-        Answer("It is done."),
-        Answer("As I said, it is done."),
+    endpoint = ScriptedEndpoint(
+        Say("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
+        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Say(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
+        Say("It is done."),
+        Say("As I said, it is done."),
     )
-    async with model.serving():
+    async with endpoint:
         seen = await drive(
-            model.url, project, ("session/new", {"cwd": str(project), "mcpServers": []}), prompt(0, "Change two.")
+            endpoint.url, project, ("session/new", {"cwd": str(project), "mcpServers": []}), prompt(0, "Change two.")
         )
         assert of(seen, "session/prompt")[0]["stopReason"] == "end_turn"
         assert (project / "a.txt").read_text() == "one\n2\n"
@@ -127,14 +129,14 @@ async def test_a_task_is_done_its_process_killed_and_resumed_in_another(project:
         diff = {"type": "diff", "path": str(project / "a.txt"), "oldText": "one\ntwo\n", "newText": "one\n2\n"}
         assert diff in shown(seen, "edit")
         assert updates(seen, "usage_update")[-1]["size"] == 32768
-        assert "from the terminal" in asked_of_model(model.requests[3])
+        assert "from the terminal" in told(endpoint.asked[3])
 
         id = of(seen, "session/new")[0]["sessionId"]
         resume = ("session/resume", {"sessionId": id, "cwd": str(project), "mcpServers": []})
-        again = await drive(model.url, project, resume, prompt(id, "Is it?"))
+        again = await drive(endpoint.url, project, resume, prompt(id, "Is it?"))
         assert of(again, "session/prompt")[0]["stopReason"] == "end_turn"
         assert [each["content"]["text"] for each in updates(again, "user_message_chunk")] == []
-    history = asked_of_model(model.requests[4])
+    history = told(endpoint.asked[4])
     for said in (
         "Change two.",
         "I will plan.",
@@ -148,33 +150,33 @@ async def test_a_task_is_done_its_process_killed_and_resumed_in_another(project:
 
 
 async def test_what_is_rejected_is_not_done_and_the_model_hears_of_it(project: Path) -> None:
-    model = ScriptedModel(
-        Answer(
+    endpoint = ScriptedEndpoint(
+        Say(
             calls=(
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
                 Call("read_file", {"path": "../outside.txt"}, "read"),
             )
         ),
-        Answer("Well then."),
+        Say("Well then."),
     )
     (project.parent / "outside.txt").write_text("the secret")
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
-    async with model.serving():
-        seen = await drive(model.url, project, new, prompt(0, "Go."), decision="reject_once")
+    async with endpoint:
+        seen = await drive(endpoint.url, project, new, prompt(0, "Go."), decision="reject_once")
     assert of(seen, "session/prompt")[0]["stopReason"] == "end_turn"
     assert sorted(path.name for path in project.iterdir()) == ["a.txt"]
     assert [statuses(seen, call)[-1] for call in ("write", "shell", "read")] == ["failed"] * 3
-    assert "the secret" not in json.dumps(seen) and "outside of this session" in asked_of_model(model.requests[1])
+    assert "the secret" not in json.dumps(seen) and "outside of this session" in told(endpoint.asked[1])
 
 
 async def test_a_cancel_while_the_user_is_asked_ends_the_turn(project: Path) -> None:
-    model = ScriptedModel(Answer(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Answer("On we go."))
+    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Say("On we go."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
-    async with model.serving():
-        seen = await drive(model.url, project, new, prompt(0, "Go."), decision="cancel")
+    async with endpoint:
+        seen = await drive(endpoint.url, project, new, prompt(0, "Go."), decision="cancel")
     assert of(seen, "session/prompt")[0]["stopReason"] == "cancelled"
-    assert not (project / "b.txt").exists() and len(model.requests) == 1
+    assert not (project / "b.txt").exists() and len(endpoint.asked) == 1
 
 
 async def test_what_the_client_refuses_is_a_failed_tool_and_no_failed_prompt(project: Path) -> None:
@@ -184,29 +186,28 @@ async def test_what_the_client_refuses_is_a_failed_tool_and_no_failed_prompt(pro
         Call("read_file", {"path": "a.txt"}, "read"),
         Call("bash", {"command": "true"}, "shell"),
     )
-    model = ScriptedModel(Answer(calls=calls), Answer("Never mind."))
+    endpoint = ScriptedEndpoint(Say(calls=calls), Say("Never mind."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
-    async with model.serving():
-        seen = await drive(model.url, project, new, prompt(0, "Go."), refuse=list(refused.values()))
+    async with endpoint:
+        seen = await drive(endpoint.url, project, new, prompt(0, "Go."), refuse=list(refused.values()))
     assert of(seen, "session/prompt")[0]["stopReason"] == "end_turn"
     for call, method in refused.items():
         assert statuses(seen, call)[-1] == "failed"
-        assert f"no {method} today" in asked_of_model(model.requests[1])
+        assert f"no {method} today" in told(endpoint.asked[1])
     assert len(of(seen, "terminal/release")) == 1
 
 
 async def test_two_sessions_at_once_do_not_meet(project: Path) -> None:
-    def answer(requests: list[dict[str, Any]]) -> Answer:
-        said = asked_of_model(requests[-1])
-        name = "left" if "go left" in said else "right"
-        if '"tool"' in said:
-            return Answer(f"{name} is done")
-        return Answer(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
+    def answer(asked: Asked) -> Say:
+        name = "left" if "go left" in told(asked) else "right"
+        if asked.results:
+            return Say(f"{name} is done")
+        return Say(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
 
-    model = ScriptedModel(answer)
+    endpoint = ScriptedEndpoint(answer)
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
-    async with model.serving():
-        seen = await drive(model.url, project, new, new, [prompt(0, "go left"), prompt(1, "go right")])
+    async with endpoint:
+        seen = await drive(endpoint.url, project, new, new, [prompt(0, "go left"), prompt(1, "go right")])
     assert [each["stopReason"] for each in of(seen, "session/prompt")] == ["end_turn"] * 2
     assert {path.name: path.read_text() for path in project.glob("*t.txt")} == {
         "left.txt": "left",

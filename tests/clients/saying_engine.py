@@ -19,6 +19,7 @@ from helexa.neuron import lifeline
 from helexa.neuron.engine.messages import (
     FrameDecoder,
     Generate,
+    Load,
     Ready,
     Shutdown,
     StepReport,
@@ -26,6 +27,7 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
     encode,
+    receive,
 )
 
 CONTEXT = 1 << 17
@@ -108,11 +110,10 @@ class SayingEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--options")
     arguments = parser.parse_args()
     lifeline.hold()
-    SayingEngine(socket.socket(fileno=arguments.fd), arguments.model).serve()
+    connection = socket.socket(fileno=arguments.fd)
+    SayingEngine(connection, Path(receive(connection, Load).model)).serve()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import time
 from typing import Any
 
@@ -104,6 +105,7 @@ async def test_the_engine_dies_while_it_answers(stack: Stack):
 async def test_the_node_dies_while_it_answers(stack: Stack):
     engine = stack.engine()
     events, status, body = await answers_while_killed(stack, psutil.Process(stack.node.process.pid))
+    assert stack.node.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL  # nor is it left a zombie
     *_, error, done = events
     assert json.loads(error)["error"]["code"] == "upstream_connection_error"
     assert done == "[DONE]"

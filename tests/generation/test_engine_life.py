@@ -21,6 +21,19 @@ if sys.argv[2] == "wait":
     threading.Event().wait()
 """
 
+AHEAD = """
+import sys, helexa, psutil
+from contextlib import suppress
+
+def engines():
+    return [child.pid for child in psutil.Process().children() if "fake_engine.py" in " ".join(child.cmdline())]
+
+for model in sys.argv[1:]:
+    with suppress(helexa.HelexaError):
+        helexa.load(model, target="private")
+    print(len(engines()), flush=True)
+"""
+
 FORK = """
 import os, sys, helexa
 print(helexa.generate("hi", target=sys.argv[1], model="m"), flush=True)
@@ -34,14 +47,16 @@ os.waitpid(child, 0)
 @pytest.fixture
 def fake_engines(monkeypatch):
     """Engine processes that hold no model."""
-    monkeypatch.setattr("helexa.neuron.engine.client.COMMAND", ENGINE)
+    monkeypatch.setattr("helexa.neuron.engine.child.COMMAND", ENGINE)
+
+
+PATCHED = f"import helexa.neuron.engine.child as child; child.COMMAND = {ENGINE!r}\n"
 
 
 def started(model, what):
     """A process that has loaded a model into a fake engine, and that engine."""
-    patched = f"import helexa.neuron.engine.client as client; client.COMMAND = {ENGINE!r}\n"
     process = subprocess.Popen(
-        [sys.executable, "-c", patched + LOAD, str(model), what], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PATCHED + LOAD, str(model), what], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, psutil.Process(int(process.stdout.readline()))
@@ -116,6 +131,15 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
         helexa.generate("hi", model=str(tmp_path / "nowhere.gguf"), target="private")
     with pytest.raises(helexa.HelexaError, match="not a model source"):
         helexa.generate("hi", model="what is this", target="private")
+
+
+def test_no_engine_is_left_that_was_started_for_a_model_that_cannot_be_had(tmp_path):
+    models = ["what is this", str(tmp_path / "nowhere.gguf"), str(make_model(tmp_path, "bad-file"))]
+    models.append(str(make_model(tmp_path)))
+    run = subprocess.run(
+        [sys.executable, "-c", PATCHED + AHEAD, *models], check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert run.stdout.split() == ["0", "0", "0", "1"]
 
 
 def test_a_forked_child_has_a_loop_of_its_own(gateway):

@@ -59,15 +59,20 @@ def test_at_temperature_0_all_answers_are_equal(small):
     assert len({choice.text for choice in answer.choices}) == 1
 
 
+def engines():
+    running = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+    return {process.pid for process in running if "helexa.neuron.engine.process" in process.cmdline()}
+
+
 def test_one_engine_and_one_copy_of_the_weights_however_many_ask(small):
     """Not one copy for each that runs in parallel."""
     path = small._place.model
+    before = engines()
     small.batch([f"Say {word}." for word in "abcdefgh"], max_parallel=8, max_tokens=2)
     helexa.generate("hi", model=path, target="private", max_tokens=1)
     with helexa.load(path, target="private") as other:
         other.generate("hi", max_tokens=1)
-    running = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
-    assert sum(path in process.cmdline() for process in running) == 1
+    assert engines() == before != set()
 
 
 def test_pieces_come_one_by_one_and_make_up_the_answer(small):

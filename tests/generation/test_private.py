@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from helexa.core.errors import DoesNotFitError, model_not_found
+from helexa.core.source import ModelSource
 from helexa.generation.private import EngineSettings, PrivateEngines
+from helexa.neuron.device_choice import DeviceChoice
+from helexa.neuron.engine.spare import Spare
 
 
 class Crowded:
@@ -43,7 +46,7 @@ def registry():
 
 @pytest.fixture
 def engines(registry):
-    engines = PrivateEngines(EngineSettings(device="cpu"))
+    engines = PrivateEngines(EngineSettings(device="cpu"), Spare())
     engines._registries["cpu"] = registry
     return engines
 
@@ -71,3 +74,20 @@ async def test_a_model_that_answers_stays(engines, registry):
     registry.loaded["org/a"].engine.open_streams = 1
     with pytest.raises(DoesNotFitError):
         await engines.target("org/b").open()
+
+
+@pytest.mark.parametrize(("quant", "model_bytes"), [(None, 1600), ("bf16", 1600), ("Q4_K_M", 450), ("auto", 450)])
+async def test_a_device_is_chosen_for_what_the_weights_become(engines, tmp_path, monkeypatch, quant, model_bytes):
+    """A model that is quantised while it loads fits where its files would not."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(1600))
+    asked = []
+
+    def device_for(size):
+        asked.append(size)
+        return DeviceChoice("cpu", "the processor")
+
+    monkeypatch.setattr("helexa.generation.private.device_for", device_for)
+    engines._config.harness.torch.device = "auto"
+    await engines.registry_for(ModelSource("file", str(tmp_path)), quant, lambda *_: None)
+    assert asked == [model_bytes]

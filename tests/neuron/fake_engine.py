@@ -16,7 +16,6 @@ with `[7]` the process hangs.
 """
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from helexa.neuron.engine.messages import (
     Cancel,
     FrameDecoder,
     Generate,
+    Load,
     LoadFailed,
     Progress,
     Ready,
@@ -38,6 +38,7 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
     encode,
+    receive,
 )
 
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
@@ -105,21 +106,22 @@ class FakeEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--options")
     arguments = parser.parse_args()
     lifeline.hold()
-    behaviour = set(arguments.model.name.split("."))
-    engine = FakeEngine(socket.socket(fileno=arguments.fd), behaviour)
-    with arguments.model.with_suffix(".starts").open("a") as file:
+    connection = socket.socket(fileno=arguments.fd)
+    asked = receive(connection, Load)
+    model = Path(asked.model)
+    behaviour = set(model.name.split("."))
+    engine = FakeEngine(connection, behaviour)
+    with model.with_suffix(".starts").open("a") as file:
         file.write("x")
     if "deaf" in behaviour:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "slow" in behaviour:
         engine.send(Progress(stage="weights", done=1, total=2))
-        while not arguments.model.with_suffix(".go").exists():
+        while not model.with_suffix(".go").exists():
             time.sleep(0.01)
-    if "bad-file" in behaviour or arguments.model.with_suffix(".bad").exists():
+    if "bad-file" in behaviour or model.with_suffix(".bad").exists():
         engine.send(LoadFailed(kind="model_file", message="the file is truncated"))
         return
     if "no-memory" in behaviour:
@@ -140,7 +142,7 @@ def main() -> None:
             page_size=16,
             weight_bytes=1,
             kv_bytes=1,
-            quant=json.loads(arguments.options)["quant"],
+            quant=asked.options.quant,
         )
     )
     engine.serve()

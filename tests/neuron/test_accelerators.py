@@ -3,12 +3,15 @@
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helexa.neuron import accelerators, discovery
+from helexa.neuron import accelerators, device_choice, discovery
 from helexa.neuron.accelerators import device_health, visible
+from helexa.neuron.device_choice import device_for
+from helexa.neuron.doctor.machine import look_at_machine
 
 UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
 
@@ -130,6 +133,13 @@ def test_hidden_devices_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(one.index, one.vram_used_mb) for one in device_health()] == [(0, 2048)]
 
 
+def test_where_all_devices_are_hidden_their_driver_need_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert accelerators.accelerators() == accelerators.Accelerators()
+    assert discovery.default_device() == "cpu"
+
+
 def test_a_device_that_is_lost_hides_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0,)))
     found = accelerators.accelerators()
@@ -148,11 +158,21 @@ def test_a_device_that_does_not_tell_its_memory_is_there(monkeypatch: pytest.Mon
     assert [one.vram_total_mb for one in accelerators.accelerators().devices] == [0, 8192]
 
 
+def test_a_device_that_does_not_tell_its_memory_has_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
+    monkeypatch.setattr(device_choice, "torch_version", lambda: "2.13.0")
+    monkeypatch.setattr(device_choice, "host_memory", lambda: (96 << 30, 128 << 30))
+    assert str(device_for(64 << 30)) == "cuda:0: 98304 MiB free, the most"
+    monkeypatch.setattr(device_choice, "host_memory", lambda: (1 << 30, 128 << 30))
+    assert device_for(4 << 30).device == "cuda:1"
+
+
 @pytest.mark.parametrize(
     ("nvml", "torch", "device"),
     [
         (FakeNvml(), "2.9.0+cu130", "cuda:0"),
         (FakeNvml(lost=(0,)), "2.9.0+cu130", "cuda:1"),
+        (FakeNvml(mute=0), "2.9.0+cu130", "cuda:1"),  # the larger one, as far as they tell
         (FakeNvml(lost=(0, 1)), "2.9.0+cu130", "cuda:0"),
         (FakeNvml(init_error=18), "2.9.0", "cuda:0"),
         (FakeNvml(init_error=18), "2.9.0+cpu", "cpu"),
@@ -196,3 +216,28 @@ def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=code))
     assert accelerators.accelerators() == accelerators.Accelerators()
     assert device_health() == []
+
+
+@pytest.mark.parametrize(
+    ("nvml", "visible_devices", "told"),
+    [
+        (FakeNvml(init_error=12), None, True),  # a container without the library
+        (FakeNvml(), "MIG-b3", True),
+        (FakeNvml(), None, False),
+        (FakeNvml(), "", False),
+        (FakeNvml(init_error=18), None, False),  # which is said in other words
+    ],
+)
+def test_a_driver_that_nvml_knows_nothing_of_is_not_passed_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, told: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(discovery, "_DRIVER", tmp_path)
+    monkeypatch.setattr(discovery, "torch_version", lambda: "2.13.0")
+    if visible_devices is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
+    assert (discovery.overlooked() is not None) == told
+    levels = [finding.level for finding in look_at_machine("auto") if "name it: device" in finding.text]
+    assert levels == ["note"] * told
+    monkeypatch.setattr(discovery, "_DRIVER", tmp_path / "nowhere")
+    assert discovery.overlooked() is None

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from helexa.core.fleet import Discovery, ModelSpec
 from helexa.neuron import registry as registry_module
 from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
+from helexa.neuron.engine.child import Child
 from helexa.neuron.registry import CudaUnavailableError, Registry
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble
@@ -37,7 +39,7 @@ async def registry_at(hub: FakeHub, folder: Path, device: str = "cpu") -> AsyncI
         "NEURON_HARNESS__TORCH__HF_CACHE": str(folder / "hub"),
     }
     config = read_config(None, environ)
-    registry = Registry(config, Sources(config), device=device, engine_command=ENGINE)
+    registry = Registry(config, Sources(config), device=device, spawn=partial(Child.spawn, ENGINE))
     try:
         yield registry
     finally:

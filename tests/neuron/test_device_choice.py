@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.device_choice import Gpu, accelerator_dtype, choose_device
+from helexa.neuron.device_choice import Gpu, choose_device
 
 GIB = 1 << 30
 
@@ -36,19 +36,3 @@ def test_the_choice_says_why_others_were_not():
         "cpu: the processor; cuda:7 is lost; cuda:1 has 24576 MiB free, the model needs 37376; "
         "cuda:0 has 8192 MiB free, the model needs 37376"
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "capability", "half", "dtype"),
-    [
-        ("cuda", (9, 0), True, "bfloat16"),
-        ("cuda", (8, 0), False, "bfloat16"),
-        ("cuda", (7, 5), True, "float16"),
-        ("cuda", (7, 5), False, "float32"),
-        ("cuda", (6, 1), True, "float16"),
-        ("mps", None, True, "float16"),
-        ("mps", None, False, "float32"),
-    ],
-)
-def test_the_dtype_follows_from_what_the_device_can_do_and_the_model_bears(kind, capability, half, dtype):
-    assert accelerator_dtype(kind, capability, half=half) == dtype

@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.core.logs import request_id
+from helexa.neuron.engine.child import Child
 from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
 from neuron.fake_models import ENGINE, until
 
 
 async def start(model: Path, **arguments) -> EngineClient:
-    return await EngineClient.start(model, EngineOptions(), command=ENGINE, **arguments)
+    return await EngineClient.start(model, EngineOptions(), spawn=partial(Child.spawn, ENGINE), **arguments)
 
 
 @pytest.fixture
@@ -230,5 +232,6 @@ async def test_a_failed_load_says_why_in_one_line(tmp_path: Path, model: str, ki
 
 async def test_a_process_that_speaks_nonsense_is_not_believed(tmp_path: Path):
     babble = "import socket, sys; socket.socket(fileno=int(sys.argv[2])).sendall(b'\\xff' * 99)"
+    spawn = partial(Child.spawn, (sys.executable, "-c", babble))
     with pytest.raises(HelexaError, match="protocol"):
-        await EngineClient.start(tmp_path / "model", EngineOptions(), command=(sys.executable, "-c", babble))
+        await EngineClient.start(tmp_path / "model", EngineOptions(), spawn=spawn)

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from helexa.core.errors import ModelFileError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.config import read_config
+from helexa.neuron.engine.child import Child
 from helexa.neuron.registry import Registry
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText
@@ -60,7 +62,7 @@ def test_threads_keep_little_of_what_they_needed_once(heaps: str, least: int, mo
 async def registry() -> AsyncIterator[Registry]:
     """One in a process whose collector does nothing by itself, as it may be for days."""
     config = read_config(None, {})
-    registry = Registry(config, Sources(config), engine_command=ENGINE)
+    registry = Registry(config, Sources(config), spawn=partial(Child.spawn, ENGINE))
     gc.collect()
     gc.disable()
     try:

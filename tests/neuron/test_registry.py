@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.builtin import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import read_config
+from helexa.neuron.engine.child import Child
 from helexa.neuron.engine.messages import SamplingParams, Timing
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
@@ -44,7 +46,9 @@ def clock() -> Clock:
 
 @asynccontextmanager
 async def registry_with(sources: Sources, clock: Clock) -> AsyncIterator[Registry]:
-    registry = Registry(read_config(None, {}), sources, engine_command=ENGINE, clock=clock, sleep=clock.sleep)
+    registry = Registry(
+        read_config(None, {}), sources, spawn=partial(Child.spawn, ENGINE), clock=clock, sleep=clock.sleep
+    )
     try:
         yield registry
     finally:

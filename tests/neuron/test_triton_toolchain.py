@@ -4,10 +4,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch
 
+from helexa.neuron import survey
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.doctor import kernels
 from helexa.neuron.doctor.kernels import DeviceKernels, Survey, look_at_kernels
+from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.triton_toolchain import triton_missing
 
 
@@ -37,7 +40,9 @@ def test_a_compiler_and_headers_are_missed(machine: dict[str, str], tmp_path: Pa
 def test_what_was_built_before_needs_neither(machine: dict[str, str], tmp_path: Path) -> None:
     built = tmp_path / "cache" / "A1B2"
     built.mkdir(parents=True)
-    (built / "cuda_utils.cpython-311-x86_64-linux-gnu.so").touch()
+    (built / "cuda_utils.cpython-310-x86_64-linux-gnu.so").touch()
+    assert triton_missing(machine | {"CC": "icc"}) is not None, "it is another Python's"
+    (built / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
     assert triton_missing(machine | {"CC": "icc"}) is None
 
 
@@ -56,3 +61,17 @@ def test_the_doctor_says_who_reaches_whose_memory(
     ]
     monkeypatch.setattr(kernels, "_survey", lambda *_: Survey(threads=1, devices=devices, apart=apart))
     assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
+
+
+def test_a_device_that_cannot_be_used_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may have all of its memory."""
+
+    def full(device: torch.device) -> tuple[int, int]:
+        raise torch.AcceleratorError("CUDA error: out of memory\nCompile with ..")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", full)
+    found = survey.take(EngineOptions(threads=torch.get_num_threads()))
+    assert [one.device for one in found.devices] == ["cpu", "cuda:0", "cuda:1"]
+    assert [one.reason for one in found.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
+    assert (found.apart, found.unusable) == ([], None)

@@ -21,12 +21,14 @@ from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin import source_text
 from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
 from helexa.neuron.device_choice import device_for
+from helexa.neuron.engine.spare import Spare
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.routes.chat import converse
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.weights.gguf import part_names
+from helexa.neuron.weights.quant_form import share_left
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +75,14 @@ class EngineSettings:
 
 
 class PrivateEngines:
-    """The engines of this process, each with one model; how they run is the same for all."""
+    """The engines of this process, each with one model; how they run is the same for all.
 
-    def __init__(self, settings: EngineSettings) -> None:
+    Args:
+        spare: perhaps the process of the first of them; ended if that cannot be loaded.
+    """
+
+    def __init__(self, settings: EngineSettings, spare: Spare) -> None:
+        self.spare = spare
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # what is here answers at once; `pull` looks for newer
         self.holders: dict[str, set[object]] = {}  # of each model that is loaded, by its id
@@ -105,11 +112,11 @@ class PrivateEngines:
         device = self._config.harness.torch.device
         if device == "auto":
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
-            choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path)))
+            choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path, quant)))
             log.info("%s", choice)
             device = choice.device
         if device not in self._registries:
-            self._registries[device] = Registry(self._config, self._sources, device=device)
+            self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self.spare.take)
         return self._registries[device]
 
     async def make_room(self, registry: Registry) -> bool:
@@ -176,16 +183,11 @@ class PrivateTarget:
             return
         report = on_progress or (lambda *_: None)
         async with self._loading:
-            while self._served() is None:
-                if self._registry is None:
-                    self._registry = await self._engines.registry_for(self._source, self._spec.quant, report)
-                try:
-                    await self._registry.load(self._spec, report)
-                except AlreadyLoadedError:
-                    await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
-                except DoesNotFitError:
-                    if not await self._engines.make_room(self._registry):
-                        raise
+            try:
+                await self._load(report)
+            except BaseException:
+                await self._engines.spare.close()
+                raise
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
         """See `Target`."""
@@ -215,6 +217,18 @@ class PrivateTarget:
             with suppress(ApiError):  # it is gone already
                 await registry.unload(self.model)
 
+    async def _load(self, report: OnProgress) -> None:
+        while self._served() is None:
+            if self._registry is None:
+                self._registry = await self._engines.registry_for(self._source, self._spec.quant, report)
+            try:
+                await self._registry.load(self._spec, report)
+            except AlreadyLoadedError:
+                await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
+            except DoesNotFitError:
+                if not await self._engines.make_room(self._registry):
+                    raise
+
     def _served(self) -> ServedModel | None:
         try:
             return None if self._registry is None else self._registry.get(self.model)
@@ -222,10 +236,11 @@ class PrivateTarget:
             return None
 
 
-def _bytes_of(model: Path) -> int:
-    """Of the weights in a file, in the parts of one that is split, or in a folder."""
+def _bytes_of(model: Path, quant: str | None) -> int:
+    """Of the weights in a file, in the parts of one that is split, or in a folder, of what those become."""
     if model.is_dir():
-        return sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
+        stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
+        return int(stored * share_left(quant)) if quant else stored
     return sum(model.with_name(name).stat().st_size for name in part_names(model.name))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from helexa.generation import environment
 from helexa.generation.errors import InvalidRequestError
 from helexa.generation.target import Target
+from helexa.neuron.engine.spare import Spare
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines
@@ -68,6 +69,7 @@ class Targets:
         self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
         self._remotes: dict[str, Remote] = {}
         self._finding = asyncio.Lock()
+        self._spare = Spare()
 
     async def find(self, place: Place) -> Target:
         """The target for a place.
@@ -91,6 +93,7 @@ class Targets:
         engines, self._engines = list(self._engines.values()), {}
         remotes, self._remotes = list(self._remotes.values()), {}
         self._found.clear()
+        await self._spare.close()
         for remote in remotes:
             remote.close()
         await asyncio.gather(*(one.close() for one in engines), return_exceptions=True)
@@ -101,7 +104,13 @@ class Targets:
             if place.device or place.dtype or place.quant:
                 raise InvalidRequestError(f"device, dtype and quant are up to the server at {place.url}")
             return await self._remote(place.url).target(model)
-        return self._engines_of(place).target(model or DEFAULT_MODEL, place.quant)
+        if not self._engines:
+            await self._spare.begin()  # it starts while all that a private engine needs here is imported
+        try:
+            return self._engines_of(place).target(model or DEFAULT_MODEL, place.quant)
+        except BaseException:
+            await self._spare.close()
+            raise
 
     def _remote(self, url: str) -> "Remote":
         from helexa.generation.remote import Remote
@@ -115,5 +124,5 @@ class Targets:
 
         key = (place.device, place.dtype)
         if key not in self._engines:
-            self._engines[key] = PrivateEngines(EngineSettings(*key))
+            self._engines[key] = PrivateEngines(EngineSettings(*key), self._spare)
         return self._engines[key]

@@ -13,8 +13,8 @@ from helexa.core.fleet import Device, DeviceHealth
 
 log = logging.getLogger(__name__)
 
-BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-"""What engines need in their environment to count as NVML does: CUDA itself puts the fastest first."""
+HIDDEN = ("", "-1", "NoDevFiles")
+"""What `CUDA_VISIBLE_DEVICES` is where no device is to be seen."""
 
 _PATIENCE_SECONDS = 20.0
 
@@ -49,6 +49,8 @@ def accelerators() -> Accelerators:
 
 
 def _find() -> Accelerators:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return Accelerators()  # not even a driver that does not work is missed
     nvml, reason = _nvml()
     if nvml is None:
         return Accelerators(unavailable=reason)

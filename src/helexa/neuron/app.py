@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,7 +18,8 @@ from helexa.http.listener import Listener, collect_seldom
 from helexa.http.loop import run
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.discovery import default_device, discover
+from helexa.neuron.discovery import default_device, discover, overlooked
+from helexa.neuron.engine.child import Child
 from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
 from helexa.neuron.metrics import Metrics, NodeCollector
@@ -26,6 +28,8 @@ from helexa.neuron.response_store import ResponseStore
 from helexa.neuron.routes import chat, completions, embeddings, health, management, metrics, models, responses, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources.sources import Sources
+
+log = logging.getLogger(__name__)
 
 MAX_PROMPT_TOKENS = 131072
 """What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""
@@ -45,10 +49,14 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         engine_command: the command line of an engine process, instead of the usual one.
     """
     harness = config.harness.torch
-    device = default_device() if harness.device == "auto" else harness.device
+    device = harness.device
+    if device == "auto":
+        device = default_device()
+        if device == "cpu" and (reason := overlooked()) is not None:
+            log.warning("%s", reason)
     if device.startswith("cuda"):
         discover()  # loads ask for it, and may not wait for it then
-    registry = Registry(config, Sources(config), device=device, engine_command=engine_command)
+    registry = Registry(config, Sources(config), device=device, spawn=partial(Child.spawn, engine_command))
     activation = Activation(registry, config.default_models)
     kept = ResponseStore(config.responses)
     monitor = HealthMonitor(registry, activation, responses=kept.prefix if kept.enabled else None)

@@ -111,12 +111,9 @@ def doctor(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set what every process that is started from here inherits: where files are kept, how devices are numbered."""
-    from helexa.neuron.accelerators import BUS_ORDER
+    """Set what every process that is started from here inherits: where files are kept."""
     from helexa.neuron.sources.cache import cache_root
 
-    for name, value in BUS_ORDER.items():
-        os.environ.setdefault(name, value)
     if settings.cache.dir is not None:
         os.environ["HELEXA_CACHE"] = str(cache_root(settings.cache.dir).absolute())
 

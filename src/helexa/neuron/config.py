@@ -129,7 +129,7 @@ class TorchConfig(Section):
     Attributes:
         default_source: scheme of ids that name none.
         sources: hubs by scheme.
-        device: `auto` is the first CUDA device if there is one, else the CPU.
+        device: `auto` is the CUDA device with the most memory if there is one, else the CPU.
         max_step_tokens: unset is 512, and 2048 on a CUDA device.
         max_prefill_beside_decode: unset is 128, and 2048 on a CUDA device, where it is the pace that bounds them.
     """

@@ -1,10 +1,12 @@
 """On which device a model runs, and in which dtype: decided from facts alone, before anything is loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from helexa.core.fleet import Device
 from helexa.neuron.accelerators import device_health
-from helexa.neuron.discovery import discover, has_apple_silicon, torch_version
+from helexa.neuron.discovery import discover, has_apple_silicon, overlooked, torch_version
+from helexa.neuron.host_memory import host_memory
 
 _WORKING_SHARE = 1.2  # of a model's files: what it takes with what a step and a small cache need
 _WORKING_BYTES = 512 << 20
@@ -56,21 +58,13 @@ def device_for(model_bytes: int) -> DeviceChoice:
     if torch_version().endswith("+cpu"):
         named = [f"cuda:{one.index} is not used: this torch is built for CPUs alone" for one in facts.devices]
         return choose_device(model_bytes, (), mps=has_apple_silicon(), skipped=named)
-    free = {one.index: one.vram_free_mb << 20 for one in device_health()} if facts.devices else {}
-    gpus = [Gpu(f"cuda:{one.index}", free.get(one.index, 0)) for one in facts.devices]
-    broken = f"cuda is not used: {facts.cuda_unavailable_reason}"
-    skipped = [broken] if facts.cuda_unavailable_reason else []
+    told = {one.index: one.vram_free_mb << 20 for one in device_health()} if facts.devices else {}
+    gpus = [Gpu(f"cuda:{one.index}", _free(one, told)) for one in facts.devices]
+    reason = facts.cuda_unavailable_reason or overlooked()
+    skipped = [f"cuda is not used: {reason}"] if reason else []
     return choose_device(model_bytes, gpus, mps=has_apple_silicon(), skipped=skipped)
 
 
-def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> str:
-    """The dtype of activations on an accelerator.
-
-    Args:
-        kind: as torch calls it, `cuda` or `mps`.
-        capability: CUDA's compute capability.
-        half: the model's activations stay within float16.
-    """
-    if kind == "cuda" and capability is not None and capability >= (8, 0):
-        return "bfloat16"
-    return "float16" if half else "float32"
+def _free(device: Device, told: Mapping[int, int]) -> int:
+    """Bytes: as it tells. One that never tells of its memory computes in the host's, as far as is known."""
+    return told.get(device.index, 0) if device.vram_total_mb else host_memory()[0]

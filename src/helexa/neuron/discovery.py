@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 
 from helexa.core.fleet import Discovery
-from helexa.neuron.accelerators import accelerators
+from helexa.neuron.accelerators import HIDDEN, accelerators
 from helexa.neuron.build import installed_version
+
+_DRIVER = Path("/dev/nvidiactl")
 
 
 @cache
@@ -36,14 +38,26 @@ def discover() -> Discovery:
 
 
 def default_device() -> str:
-    """Where a model runs when nothing else is said: the first CUDA device that torch can use, else the CPU."""
+    """Where a model runs when nothing else is said: the largest CUDA device that torch can use, else the CPU."""
     facts = discover()
     if torch_version().endswith("+cpu"):
         return "cpu"
     if facts.devices:
-        return f"cuda:{facts.devices[0].index}"
+        return f"cuda:{max(facts.devices, key=lambda one: one.vram_total_mb).index}"
     # Loads say what is wrong with the driver: on the CPU they would succeed, and be slow without a word.
     return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
+
+
+def overlooked() -> str | None:
+    """Why the CPU may be the wrong choice: there is NVIDIA's driver, and NVML tells of no device that is visible."""
+    facts = discover()
+    known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
+    if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return None
+    return (
+        "there is NVIDIA's driver, but NVML (nvidia-ml-py and libnvidia-ml) tells of no device that is visible, so "
+        "'auto' is the CPU; if torch has a device all the same, name it: device = \"cuda\""
+    )
 
 
 def has_apple_silicon() -> bool:

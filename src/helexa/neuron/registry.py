@@ -5,7 +5,7 @@ import difflib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,10 @@ from helexa.neuron import heap
 from helexa.neuron.builtin import recommended_sampling, source_text
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
+from helexa.neuron.engine.child import Child, Spawn
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Progress
+from helexa.neuron.engine.spare import Spare
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.model import ServedModel
@@ -53,7 +55,7 @@ class Registry:
 
     Args:
         device: the device of models whose load request names none.
-        engine_command: the command line of an engine process, instead of the usual one.
+        spawn: starts the process of an engine.
         sleep: how the pauses between restarts are waited for.
     """
 
@@ -63,7 +65,7 @@ class Registry:
         sources: Sources,
         *,
         device: str = "cpu",
-        engine_command: Sequence[str] | None = None,
+        spawn: Spawn = Child.spawn,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -79,7 +81,7 @@ class Registry:
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
-        self._engine_command = engine_command
+        self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
         self._residents: dict[str, Resident] = {}
@@ -231,11 +233,17 @@ class Registry:
         path = await self._sources.resolve(source, quant=spec.quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
         report("tokenizer", 0, 0)
-        text = await asyncio.to_thread(ModelText.open, path)
-        text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
-        if spec.tool_parser is not None:
-            text.notation.family = FAMILIES.get(spec.tool_parser)
+        async with Spare(self._spawn) as spare:  # a process starts while the tokenizer is read
+            text = await asyncio.to_thread(_text_of, path, spec)
+            resident = self._resident(model_id, spec, path, options, text, spare.take)
+            model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
+        self._residents[model_id] = resident
+        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
+        return model
 
+    def _resident(
+        self, model_id: str, spec: ModelSpec, path: Path, options: EngineOptions, text: ModelText, spawn: Spawn
+    ) -> Resident:
         async def launch(
             *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
         ) -> EngineClient:
@@ -246,7 +254,7 @@ class Registry:
             return await EngineClient.start(
                 path,
                 options,
-                command=self._engine_command,
+                spawn=spawn,
                 load_seconds=self._recovery.load_timeout_secs,
                 step_seconds=self._recovery.step_timeout_secs,
                 memory=self.memory,
@@ -254,22 +262,17 @@ class Registry:
                 on_exit=died,
             )
 
-        restarts = Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs)
-        resident = Resident(
+        return Resident(
             model_id,
             spec,
             text,
             launch,
-            restarts,
+            Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs),
             config=self._harness,
             grammars=self._grammars,
             clock=self._clock,
             sleep=self._sleep,
         )
-        model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
-        self._residents[model_id] = resident
-        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
-        return model
 
     async def _idle(self, model_id: str) -> None:
         """Wait until nobody loads or unloads `model_id`."""
@@ -318,6 +321,15 @@ class Registry:
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+
+
+def _text_of(path: Path, spec: ModelSpec) -> ModelText:
+    """The text side of a model, as its spec wants it."""
+    text = ModelText.open(path)
+    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
+    if spec.tool_parser is not None:
+        text.notation.family = FAMILIES.get(spec.tool_parser)
+    return text
 
 
 def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:

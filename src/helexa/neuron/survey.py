@@ -13,15 +13,14 @@ import psutil
 import torch
 
 from helexa.neuron import ops
-from helexa.neuron.doctor.kernels import DeviceKernels, Survey
-from helexa.neuron.engine.device import DeviceError, usable_device
+from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, Survey
+from helexa.neuron.engine.device import DeviceError, physical_cores, usable_device
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.process import _physical_cores
 
 
 def take(options: EngineOptions) -> Survey:
     """Choose kernels as engines do, for a model of ordinary shape. The native ones are compiled if need be."""
-    torch.set_num_threads(options.threads or _physical_cores())
+    torch.set_num_threads(options.threads or physical_cores())
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
@@ -38,20 +37,32 @@ def take(options: EngineOptions) -> Survey:
         apart=[
             (one, other)
             for one, other in combinations([name for name in names if name.startswith("cuda")], 2)
-            if not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+            if _apart(one, other)
         ],
     )
 
 
 def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
-    choice = ops.choose(device, dtype, {})
+    try:
+        choice = ops.choose(device, dtype, {})
+        free_mb = _free_mb(device)
+    except (AssertionError, RuntimeError) as error:  # its memory is full, or its driver too old
+        reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
+        return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
     return DeviceKernels(
         device=str(device),
         kernels=choice.ops.name,
         dtype=str(choice.ops.dtype).removeprefix("torch."),
         reason=choice.reason,
-        free_mb=_free_mb(device),
+        free_mb=free_mb,
     )
+
+
+def _apart(one: str, other: str) -> bool:
+    try:
+        return not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+    except (AssertionError, RuntimeError):
+        return False  # one of them cannot be used, which was said
 
 
 def _free_mb(device: torch.device) -> int | None:

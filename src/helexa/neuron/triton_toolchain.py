@@ -1,4 +1,4 @@
-"""What Triton needs beside itself: a C compiler and Python's headers, to build one small library once."""
+"""What Triton needs beside itself: a C compiler and Python's headers, to build small libraries."""
 
 import importlib.util
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helexa.neuron.sources.cache import cache_root
 
-_LIBRARY = "*/cuda_utils*.so"  # what it builds, in a folder of its cache
+_LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"  # what it builds for this Python, in its cache
 
 
 def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_endpoint import ScriptedEndpoint
 
 from helexa.acp.agent.loop import run_turn
 from helexa.acp.agent.turn import Choices, Turn
@@ -19,6 +18,7 @@ from helexa.acp.providers.models import open_models
 from helexa.acp.providers.provider import ModelChoice
 from helexa.acp.tools.tool import PermissionQuestion, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
+from scripted.endpoint import ScriptedEndpoint
 
 
 @dataclass

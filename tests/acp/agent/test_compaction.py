@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
-from scripted_endpoint import Refuse, Say, ScriptedEndpoint
 
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.view import project, tokens, visible
 from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Refuse, Say
 
 
 def user(id, text="hi"):
@@ -20,6 +21,9 @@ def calling(id, *calls):
 
 def of_size(context):
     return {"data": [{"id": "scripted", "limit": {"context": context}}]}
+
+
+OF_UNKNOWN_SIZE = {"data": [{"id": "scripted"}]}
 
 
 def test_what_was_cleared_or_summed_up_is_not_seen():
@@ -112,7 +116,7 @@ async def test_a_smaller_model_bounds_its_own_summary(stage):
     ],
 )
 async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, learned):
-    async with ScriptedEndpoint() as endpoint:
+    async with ScriptedEndpoint(models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [
             user("a"),
@@ -131,7 +135,7 @@ async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, lear
 
 async def test_one_that_refuses_again_and_again_is_told_in_words(stage):
     refused = Refuse(413, {"error": {"message": "too large"}})
-    async with ScriptedEndpoint(*[refused] * 9) as endpoint:
+    async with ScriptedEndpoint(*[refused] * 9, models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "end_turn"
     assert "too long for the model" in actor.text
@@ -148,7 +152,7 @@ async def test_a_prompt_that_cannot_fit_is_not_even_sent(stage):
 
 async def test_summing_up_on_demand(stage):
     async with ScriptedEndpoint(
-        Say("SUM"), Refuse(400, {"error": {"message": "no"}}), Say("x", hold_after=1)
+        Say("SUM"), Refuse(400, {"error": {"message": "no"}}), Say("x", hold_after=1), models=OF_UNKNOWN_SIZE
     ) as endpoint:
         actor = await stage(endpoint)
         assert not await compact(actor.turn)

@@ -4,17 +4,19 @@ import asyncio
 import json
 
 import pytest
-from scripted_endpoint import APIS, Refuse, Say, ScriptedEndpoint
 
 from helexa.acp.events import CallChanged, CallStarted, PlanChanged, ThoughtDelta
 from helexa.acp.history import AssistantMessage, ToolCall, ToolResult, UserMessage
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Refuse, Say
+from scripted.wires import APIS
 
 every_api = pytest.mark.parametrize("api", APIS)
 
 
 @every_api
 async def test_a_round_is_told_and_kept(stage, api):
-    look = Say("I look.", thought="hm", calls=(("read_file", {"path": "a.txt"}), ("list_dir", {"path": "."})))
+    look = Say("I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."})))
     async with ScriptedEndpoint(look, Say("It says hi.", tokens=(300, 20))) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         (actor.turn.context.cwd / "a.txt").write_text("hi\n")
@@ -38,18 +40,18 @@ async def test_a_round_is_told_and_kept(stage, api):
     ]
     assert statuses == ["in_progress", "completed"]
     assert {event.message_id for event in actor.events if isinstance(event, ThoughtDelta)} == {first.id}
-    assert [usage.used for usage in actor.usages] == [110, 320]
+    assert [usage.used for usage in actor.usages] == [120, 320]
 
 
 async def test_calls_that_read_run_side_by_side_and_others_in_order(stage, monkeypatch):
     async with ScriptedEndpoint(
         Say(
             calls=(
-                ("read_file", {"path": "a"}),
-                ("read_file", {"path": "b"}),
-                ("bash", {"command": "echo 1 >> order"}),
-                ("bash", {"command": "echo 2 >> order; cat order"}),
-                ("read_file", {"path": "order"}),
+                Call("read_file", {"path": "a"}),
+                Call("read_file", {"path": "b"}),
+                Call("bash", {"command": "echo 1 >> order"}),
+                Call("bash", {"command": "echo 2 >> order; cat order"}),
+                Call("read_file", {"path": "order"}),
             )
         ),
         Say("done"),
@@ -73,7 +75,7 @@ async def test_calls_that_read_run_side_by_side_and_others_in_order(stage, monke
 
 
 async def test_ids_are_unique_whatever_an_endpoint_calls_them(stage):
-    again = [Say(calls=(("list_dir", {"path": "."}),)), Say("ok")]
+    again = [Say(calls=(Call("list_dir", {"path": "."}),)), Say("ok")]
     async with ScriptedEndpoint(*again, *again) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("a")
@@ -106,7 +108,7 @@ async def test_a_cancel_closes_the_stream_and_keeps_what_was_said(stage, api):
 
 
 async def test_a_cancel_within_a_call_leaves_a_history_that_goes_on(stage):
-    calls = (("bash", {"command": "echo begun > begun; sleep 600"}), ("bash", {"command": "touch never"}))
+    calls = (Call("bash", {"command": "echo begun > begun; sleep 600"}), Call("bash", {"command": "touch never"}))
     async with ScriptedEndpoint(Say(calls=calls), Say("fine")) as endpoint:
         actor = await stage(endpoint)
         cwd = actor.turn.context.cwd
@@ -131,7 +133,8 @@ async def test_a_cancel_within_a_call_leaves_a_history_that_goes_on(stage):
 
 @every_api
 async def test_a_stream_that_dies_ends_the_turn_in_words(stage, api):
-    dying = Say("I will now " * 3, calls=(("bash", {"command": "touch never"}),), cut_after=9)
+    within_the_call = 10  # in each API
+    dying = Say("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
     async with ScriptedEndpoint(dying, Say("back")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         assert await actor.prompt("go") == "end_turn"
@@ -182,10 +185,8 @@ async def test_an_endpoint_that_is_always_busy_is_given_up(stage):
 
 
 async def test_malformed_calls_are_told_to_the_model_which_tries_again(stage):
-    async with ScriptedEndpoint(
-        Say(calls=(("read_file", '{"path": "a"'), ("nope", {}), ("read_file", {"path": 5, "x": 1}), ("bash", "[1]"))),
-        Say("ok"),
-    ) as endpoint:
+    bad = (Call("read_file", '{"path": "a"'), Call("nope"), Call("read_file", {"path": 5, "x": 1}), Call("bash", "[1]"))
+    async with ScriptedEndpoint(Say(calls=bad), Say("ok")) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "end_turn"
     assert [status for status, _ in actor.endings] == ["failed"] * 4
@@ -211,7 +212,7 @@ async def test_calls_in_the_text_are_run(stage):
 
 
 async def test_a_model_that_never_stops_is_stopped(stage):
-    async with ScriptedEndpoint(*[Say(calls=(("list_dir", {"path": "."}),))] * 30) as endpoint:
+    async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"
     assert len(endpoint.asked) == 25
@@ -230,7 +231,7 @@ async def test_how_an_answer_ends_is_how_the_turn_ends(stage, finish, reason):
 
 async def test_a_plan_is_told(stage):
     tasks = [{"content": "look", "status": "completed", "priority": "high"}, {"content": "mend"}]
-    async with ScriptedEndpoint(Say(calls=(("todo", {"tasks": tasks}),)), Say("ok")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=(Call("todo", {"tasks": tasks}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("go")
     (plan,) = [event for event in actor.events if isinstance(event, PlanChanged)]
@@ -238,7 +239,7 @@ async def test_a_plan_is_told(stage):
 
 
 async def test_what_the_user_rejects_is_not_run(stage):
-    async with ScriptedEndpoint(Say(calls=(("bash", {"command": "touch no"}),)), Say("ok")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch no"}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint, "default")
         actor.verdict = "reject_once"
         assert await actor.prompt("go") == "end_turn"
@@ -248,7 +249,7 @@ async def test_what_the_user_rejects_is_not_run(stage):
 
 
 async def test_the_mode_is_read_anew_each_round(stage):
-    plan = Say(calls=(("bash", {"command": "touch no"}),))
+    plan = Say(calls=(Call("bash", {"command": "touch no"}),))
     async with ScriptedEndpoint(plan, Say("b"), Say("c")) as endpoint:
         actor = await stage(endpoint, "plan")
         await actor.prompt("go")

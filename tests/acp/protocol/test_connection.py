@@ -1,6 +1,5 @@
 """What clients send, sane or not: each request has one answer, and nothing ends the agent."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from editors.editor import Editor, Refused, agent_in_memory, memory, settings_for
-from editors.scripted_model import Answer, ScriptedModel
 from helexa.acp.config import ConfigError
 from helexa.acp.protocol.agent import Agent
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Say
 
 METHODS = [*Agent.METHODS, "initialize", "authenticate", "logout", "$/cancel_request", "fs/read_text_file", "_ext/x"]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -34,14 +34,14 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @pytest.fixture
-async def model() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(Answer("Hello.")).serving() as model:
-        yield model
+async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
+    async with ScriptedEndpoint(lambda _: Say("Hello.")) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
-async def editor(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Editor]:
-    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+async def editor(endpoint: ScriptedEndpoint, tmp_path: Path) -> AsyncIterator[Editor]:
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         yield editor
 
 
@@ -73,7 +73,7 @@ async def test_what_is_not_offered_is_refused(editor: Editor, tmp_path: Path):
     assert refused.value.error["code"] == -32602
 
 
-async def test_no_message_ends_the_agent(model: ScriptedModel, tmp_path: Path):
+async def test_no_message_ends_the_agent(endpoint: ScriptedEndpoint, tmp_path: Path):
     """Made-up messages of all shapes: requests are answered once, and a sane one still works in the end."""
     made: list[Any] = []
 
@@ -83,7 +83,7 @@ async def test_no_message_ends_the_agent(model: ScriptedModel, tmp_path: Path):
         made.append(message)
 
     make()
-    async with memory(settings_for(model.url, tmp_path)) as end:
+    async with memory(settings_for(endpoint.url, tmp_path)) as end:
         answered: dict[str, int] = {}
         for message in made:
             if message is not None:
@@ -107,30 +107,29 @@ def _is_id(id: Any) -> bool:
     return isinstance(id, int | str) and not isinstance(id, bool)
 
 
-async def test_a_request_can_be_taken_back(model: ScriptedModel, tmp_path: Path):
-    model.answers = [Answer("Wait for it", hold=asyncio.Event()), Answer("Done.")]
-    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+async def test_a_request_can_be_taken_back(endpoint: ScriptedEndpoint, tmp_path: Path):
+    endpoint.script[:] = [Say("Wait for it", hold_after=3), Say("Done.")]
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
         id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
         await editor.until(lambda: editor.text(session))
         editor.tell("$/cancel_request", requestId=id)
         assert (await waiting)["error"]["code"] == -32800
-        await asyncio.wait_for(model.hung_up.get(), 5)
+        await endpoint.hung_up.wait()
         for unknown in (id, "x", None, True, [1], {}):
             editor.tell("$/cancel_request", requestId=unknown)
         assert await editor.prompt(session, "again") == "end_turn"
 
 
-async def test_an_id_in_use_is_refused(model: ScriptedModel, tmp_path: Path):
-    hold = asyncio.Event()
-    model.answers = [Answer("Wait", hold=hold)]
-    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+async def test_an_id_in_use_is_refused(endpoint: ScriptedEndpoint, tmp_path: Path):
+    endpoint.script[:] = [Say("Wait", hold_after=2)]
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
         id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
         await editor.until(lambda: editor.text(session))
         editor.send({"jsonrpc": "2.0", "id": id, "method": "session/list", "params": {}})
         assert (await waiting)["error"]["code"] == -32600
-        hold.set()
+        endpoint.released.set()
         await editor.until(lambda: [m for m in editor.received if m.get("result", {}).get("stopReason") == "end_turn"])
 
 

@@ -10,7 +10,8 @@ from acp.client.connection import ClientSideConnection
 from acp.exceptions import RequestError
 
 from editors.editor import memory, settings_for
-from editors.scripted_model import Answer, Call, ScriptedModel
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Say
 
 
 class Client:
@@ -45,8 +46,8 @@ async def test_a_session_from_its_start_to_its_end(tmp_path: Path):
     plan = Call("todo", {"tasks": [{"content": "edit"}]})
     client = Client(tmp_path)
     async with (
-        ScriptedModel(Answer("I edit.", "hm", (plan, edit)), Answer("Done.")).serving() as model,
-        memory(settings_for(model.url, tmp_path)) as end,
+        ScriptedEndpoint(Say("I edit.", "hm", (plan, edit)), Say("Done.")) as endpoint,
+        memory(settings_for(endpoint.url, tmp_path)) as end,
     ):
         agent: Any = ClientSideConnection(client, end, use_unstable_protocol=True)  # pyright: ignore
         files = schema.FileSystemCapabilities(read_text_file=True, write_text_file=True)

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from editors.editor import Editor, Refused, agent_in_memory, settings_for
-from editors.scripted_model import Answer, ScriptedModel
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Say
 
 
 @pytest.fixture
-async def model() -> AsyncIterator[ScriptedModel]:
-    async with ScriptedModel(Answer("Hello.", reasoning="hm")).serving() as model:
-        yield model
+async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
+    async with ScriptedEndpoint(lambda _: Say("Hello.", thought="hm")) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
-async def editor(model: ScriptedModel, tmp_path: Path) -> AsyncIterator[Editor]:
+async def editor(endpoint: ScriptedEndpoint, tmp_path: Path) -> AsyncIterator[Editor]:
     (tmp_path / "work").mkdir()
-    async with agent_in_memory(settings_for(model.url, tmp_path)) as editor:
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         yield editor
 
@@ -96,7 +97,7 @@ async def test_the_order_holds_under_stress(editor: Editor, work: Path):
         assert answered < place_of_update(editor, session)
 
 
-async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Path, model: ScriptedModel):
+async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Path, endpoint: ScriptedEndpoint):
     session = await editor.new(work)
     assert await editor.prompt(session, "Say hello") == "end_turn"
     live = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
@@ -118,7 +119,7 @@ async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Pat
     await editor.until(lambda: editor.updates(session, "available_commands_update"))
     assert not [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
     await editor.prompt(session, "And again")
-    texts = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "user"]
+    texts = [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "user"]
     assert "Say hello" in str(texts) and "And again" in str(texts)
 
 
@@ -186,9 +187,9 @@ async def test_choices_are_in_step_in_old_and_new_words(editor: Editor, work: Pa
         assert refused.value.error["code"] == -32602
 
 
-async def test_the_last_choices_of_a_project_are_remembered(model: ScriptedModel, tmp_path: Path, work: Path):
+async def test_the_last_choices_of_a_project_are_remembered(endpoint: ScriptedEndpoint, tmp_path: Path, work: Path):
     work.mkdir()
-    settings = settings_for(model.url, tmp_path)
+    settings = settings_for(endpoint.url, tmp_path)
     async with agent_in_memory(settings) as editor:
         session = await editor.new(work)
         await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:other")
@@ -226,19 +227,19 @@ async def test_signing_out_ends_sessions_until_one_signs_in(editor: Editor, work
 
 
 async def test_models_that_are_found_late_are_told_and_taken(
-    model: ScriptedModel, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: ScriptedEndpoint, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ):
     work.mkdir()
     monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_PATIENCE_S", 0.01)
-    model.listing.clear()
-    model.models = [{"id": "found", "object": "model", "context_length": 20000}]
-    async with agent_in_memory(settings_for(model.url, tmp_path, default_model="helexa/large")) as editor:
+    endpoint.listing.clear()
+    endpoint.models = {"data": [{"id": "found", "object": "model", "context_length": 20000}]}
+    async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/large")) as editor:
         session = await editor.new(work)
         prompted = asyncio.create_task(editor.prompt(session, "hi"))
         await asyncio.sleep(0)
-        assert not model.requests
-        model.listing.set()
+        assert not endpoint.asked
+        endpoint.listing.set()
         await prompted
         update = (await editor.until(lambda: editor.updates(session, "config_option_update")))[-1]
         assert {option["id"]: option["currentValue"] for option in update["configOptions"]}["model"] == "default:found"
-        assert model.requests[0]["model"] == "found"
+        assert endpoint.asked[0].body["model"] == "found"

@@ -3,12 +3,13 @@
 import asyncio
 
 import pytest
-from scripted_endpoint import Refuse, ScriptedEndpoint
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.providers.model_list import model_cards
 from helexa.acp.providers.models import open_models
 from helexa.acp.providers.provider import ModelCard, ModelChoice, ProviderError
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Refuse
 
 HELEXA = {
     "id": "Org/M",

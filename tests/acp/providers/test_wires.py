@@ -5,7 +5,6 @@ import contextlib
 import json
 
 import pytest
-from scripted_endpoint import APIS, Refuse, Say, ScriptedEndpoint
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
@@ -22,6 +21,9 @@ from helexa.acp.providers.provider import (
     ToolSpec,
     Usage,
 )
+from scripted.endpoint import ScriptedEndpoint
+from scripted.steps import Call, Refuse, Say
+from scripted.wires import APIS
 
 READ = ToolSpec(
     "read_file",
@@ -84,7 +86,7 @@ async def test_an_answer_comes_whole(api):
 
 @every_api
 async def test_calls_come_with_names_ids_and_arguments(api):
-    step = Say("Look:", calls=(("read_file", {"path": "ä"}), ("read_file", {"path": "b" * 99})))
+    step = Say("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
     assert text == "Look:"
@@ -134,8 +136,12 @@ async def test_a_history_is_told_alike(api):
 
 
 async def test_what_an_endpoint_wants_back_it_gets_back_and_no_other_does():
-    thinking = Say("a", thought="deep", calls=(("read_file", {"path": "x"}),))
-    for api, sent in (("anthropic-messages", '"signature": "signed"'), ("openai-chat", '"reasoning_content": "deep"')):
+    thinking = Say("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
+    for api, sent in (
+        ("anthropic-messages", '"signature": "signed"'),
+        ("openai-chat", '"reasoning_content": "deep"'),
+        ("openai-responses", '"encrypted_content": "sealed"'),
+    ):
         async with ScriptedEndpoint(thinking, Say("b"), Say("c")) as endpoint, provider(endpoint, api) as model:
             text, thought, _, _, end = await ask(model)
             answer = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
@@ -280,7 +286,7 @@ async def test_a_call_that_a_server_left_in_the_text_is_one_if_it_can_be_made():
     call = '<tool_call>{"name": "%s", "arguments": {"path": "a"}}</tool_call>'
     said = f"<think>hm</think>See {call % 'read_file'}"
     quoted = f"Write ```\n{call % 'read_file'}\n``` or {call % 'unknown'}"
-    both = Say(f"x{call % 'read_file'}", calls=(("read_file", {"path": "b"}),))
+    both = Say(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
     async with ScriptedEndpoint(Say(said), Say(quoted), both) as endpoint, provider(endpoint) as model:
         assert (await ask(model))[:3] == ("See ", "hm", [(None, "read_file", '{"path": "a"}')])
         assert (await ask(model))[:3] == (quoted, "", [])

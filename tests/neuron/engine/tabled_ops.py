@@ -26,6 +26,9 @@ class TabledOps(ReferenceOps):
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         self._graphs.record(forward, blank)
 
+    def forget(self) -> None:
+        self._graphs.forget()
+
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
         return self._graphs.run(forward, batch)
 

@@ -13,9 +13,7 @@ from helexa.neuron.engine.child import Child
 
 @pytest.fixture
 async def child() -> AsyncIterator[Child]:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    child = await Child.spawn((sys.executable, "-c", "import signal; signal.pause()"), nothing)
-    os.close(nothing)
+    child = await Child.spawn((sys.executable, "-c", "import signal; signal.pause()"))
     yield child
     await child.end(grace=0.0)
 

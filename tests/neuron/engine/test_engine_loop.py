@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from helexa.neuron.engine.launched import Outcome
+from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.messages import (
     Embed,
     EngineOptions,
@@ -25,7 +26,6 @@ from helexa.neuron.engine.messages import (
     encode,
 )
 from helexa.neuron.engine.plan import UNSOUND, Plan
-from helexa.neuron.engine.process import Engine
 from helexa.neuron.engine.runner import ModelFacts
 
 GREEDY = SamplingParams(temperature=0)

@@ -17,7 +17,6 @@ import pytest_asyncio
 from driving import GREEDY
 from llguidance import LLMatcher
 
-from helexa.neuron.engine import grammars as module
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
@@ -135,7 +134,7 @@ def test_a_panic_ends_a_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     def panic(model: Path, width: int) -> Any:
         raise Panic
 
-    monkeypatch.setattr(module, "read_vocabulary", panic)
+    monkeypatch.setattr("helexa.neuron.engine.vocabulary.read_vocabulary", panic)
     with closing(Grammars(Path("no model"), 10)) as grammars:
         for number in range(2):
             grammars.begin(sequence(number, JSON))
@@ -158,7 +157,7 @@ class Gate:
                 self.go.wait()
             return LLMatcher(tokenizer, asked, **limits)
 
-        monkeypatch.setattr(module, "LLMatcher", compile)
+        monkeypatch.setattr("llguidance.LLMatcher", compile)
 
 
 def test_what_is_known_does_not_wait_for_what_is_not(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,20 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
         monkeypatch.setattr(torch.cuda, name, getattr(card, name))
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, getattr(card, name))
-    found = runner._measured(needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256), 5)
+    monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # which short contexts do not show
+    steps: list[None] = []
+    needed = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
+    found = runner._measured(needed, 5, lambda: steps.append(None))
+    assert len(steps) == len(largest(100, 5, PAGE_SIZE)), "whoever waits hears of each"
     assert (found.weights, found.free) == (card.allocated, 8000 * MIB)
+    assert found.step == 2 * 1000, "once for recorded steps, once for others"
     runner._allocate(found, alone(found))
     short, prompt, tokens = largest(100, 5, PAGE_SIZE)
     assert [len(runner.run(plan).tokens) for plan in (short, prompt)] == [1, 1]
     assert [len(entry.sequence.tokens) for entry in [*short, *prompt]] == [32, 100]
     assert len(runner.run(tokens).tokens) == 5
+
+
+def test_tokens_are_chosen_in_all_ways_that_have_kernels_of_their_own() -> None:
+    params = [entry.sequence.request.sampling for plan in largest(2048, 2, PAGE_SIZE) for entry in plan]
+    assert {(p.temperature > 0, p.top_p < 1) for p in params} == {(False, False), (True, False), (True, True)}

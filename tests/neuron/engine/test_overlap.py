@@ -1,21 +1,25 @@
 """Steps that are launched before the one before them is read bring what they bring one by one."""
 
+import gc
+import logging
 import random
+import weakref
 from collections import Counter
 
 import pytest
+import torch
 from simulation import SimulatedCache, SimulatedStep
 
 from helexa.neuron.engine import faults
-from helexa.neuron.engine.launched import Outcome
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.launched import Launched, Outcome, begin_sums
+from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.plan import UNSOUND, Plan, PlanEntry
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.steps import Steps
+from helexa.neuron.engine.steps import Steps, _sound_vectors
 
 FATAL_LATE, FATAL, NOT_A_NUMBER, STOP = 6, 7, 8, 9
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
@@ -32,7 +36,7 @@ class Simulated(SimulatedCache):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, next_token)
-        self.device = None
+        self.device: torch.device | None = None
         self.ahead = 0
         self.entries = 0
         self.cleared: list[int] = []
@@ -160,6 +164,66 @@ def test_who_is_known_to_end_has_no_row_too_many():
     world.runner.next_token = lambda tokens: 10
     world.run([Generate(id=0, prompt=[20] * 5, max_tokens=30, sampling=GREEDY)])
     assert (len(world.tokens[0]), world.runner.entries) == (7, 7)
+
+
+def test_one_that_is_no_numbers_beside_one_that_has_ended_is_no_broken_device():
+    world = World(True)
+    world.runner.next_token = lambda tokens: STOP if len(tokens) > 1 else 10
+    world.scheduler.add(Sequence(Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY, stop_ids=[STOP])))
+    for output in world.steps.advance():
+        world.take(output)
+    world.run([Generate(id=1, prompt=[NOT_A_NUMBER], max_tokens=9, sampling=GREEDY)])
+    assert (world.tokens[0], world.ends) == ([10, STOP], {0: "stop", 1: "error"})
+
+
+def test_a_step_that_failed_keeps_nothing_of_what_it_had(monkeypatch: pytest.MonkeyPatch):
+    """Least of all one that ran out of memory, whether it was launched ahead or not."""
+    monkeypatch.setattr(logging.getLogger("helexa.neuron.engine"), "disabled", True)  # pytest keeps what is logged
+    kept: list[weakref.ref[torch.Tensor]] = []
+    world = World(True)
+    world.runner.device = torch.device("cpu")
+    launch = world.runner.launch
+
+    def run_out(plan: Plan, after: SimulatedStep | None = None) -> SimulatedStep:
+        if len(plan[0].sequence.tokens) < 3:
+            return launch(plan, after)
+        numbers = torch.zeros(3)
+        kept.append(weakref.ref(numbers))
+        try:
+            raise KeyError
+        except KeyError:
+            raise torch.OutOfMemoryError from None
+
+    monkeypatch.setattr(world.runner, "launch", run_out)
+    gc.disable()
+    try:
+        world.run([Generate(id=0, prompt=[20], max_tokens=9, sampling=GREEDY)])
+    finally:
+        gc.enable()
+    assert world.ends == {0: "error"}
+    assert kept
+    assert all(one() is None for one in kept)
+
+
+def embedding(number: int, computed: int, pooling: Pooling) -> Sequence:
+    """One whose prompt of six tokens is computed so far."""
+    sequence = Sequence.to_embed(Embed(id=number, prompt=[20] * 6, pooling=pooling))
+    sequence.pages, sequence.computed = [number], computed
+    return sequence
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
+def test_a_vector_does_not_depend_on_who_is_cancelled_before_it_is_read(pooling: Pooling):
+    """The rows of the others lie where they lay."""
+    cancelled, other = embedding(0, 3, pooling), embedding(1, 0, pooling)
+    plan = [PlanEntry(cancelled, 3), PlanEntry(other, 6)]
+    wanted = [one.pooled.wanted(one.computed, 6) for one in (cancelled, other) if one.pooled is not None]
+    hidden = torch.cat([torch.full((len(rows), 2), number + 1.0) for number, rows in enumerate(wanted)])
+    step = Launched(plan, hidden=begin_sums(plan, hidden))
+    cancelled.pages, cancelled.computed = [], 0
+    outcome = step.read()
+    assert outcome.hidden[1].tolist() == [2.0 * len(wanted[1])] * 2
+    assert _sound_vectors(plan, outcome) == [True], "of the one that is left"
 
 
 def test_what_was_launched_after_a_step_that_failed_is_computed_anew():

@@ -1,6 +1,8 @@
 """Steps in one piece, filled up to a bucket and recorded before there was any sequence, give the same tokens."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +12,13 @@ from driving import generate, scheduler_of
 from tabled_ops import TabledOps
 
 from helexa.neuron import ops
-from helexa.neuron.engine.batch import PAGE_SIZE, Bucket, Capacity, Layout
+from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity, Layout
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.step_graphs import CudaCapture
 from tiny_models import tiny_model
 
 CPU = torch.device("cpu")
@@ -51,6 +54,96 @@ def runner(model: Path) -> Runner:
     runner.warm_up(lambda done, total: told.append((done, total)))
     assert told == [(done, 8) for done in range(8)]
     return runner
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"), True),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
+    ],
+)
+def test_a_model_serves_without_recordings_where_they_fail(
+    model: Path, expected: list[list[int]], error: Exception, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = tabled(model, max_sequences=6)
+    record, recorded = runner.ops.record, list[Bucket | None]()
+
+    def fail(forward: Callable[[Batch], torch.Tensor], blank: Batch) -> None:
+        if len(recorded) == 2:
+            raise error
+        record(forward, blank)
+        recorded.append(blank.bucket)
+
+    monkeypatch.setattr(runner.ops, "record", fail)
+    if not goes_on:
+        with pytest.raises(type(error)):
+            runner.warm_up()
+        return
+    runner.warm_up()
+    assert recorded
+    assert isinstance(runner._layout, PackedLayout)
+    assert not runner._layout.buckets
+    for bucket in recorded:
+        assert bucket is not None
+        assert runner.ops.run(lambda batch: batch.tokens, runner._layout.blank(bucket), 3).dim() == 1, "it is kept"
+    assert generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS, TOKENS) == expected
+
+
+class FakeCuda:
+    """What recording asks of `torch.cuda`: what is recorded runs at once, and failures leave another stream behind."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = "the usual stream"
+        for name in ("stream", "graph", "current_stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
+
+    def current_stream(self) -> str:
+        return self.current
+
+    @contextmanager
+    def stream(self, stream: str) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: object, pool: object = None) -> Iterator[None]:
+        before, self.current = self.current, "the stream of recordings"
+        yield
+        self.current = before
+
+    def pool(self) -> str:
+        return "a pool"
+
+    def replay(self) -> None: ...
+
+
+def test_results_of_all_recordings_lie_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCuda(monkeypatch)
+    capture = CudaCapture()
+    replays = [capture(lambda length=length: torch.full((length, 3), float(length))) for length in (4, 2, 1)]
+    found = [replay() for replay in replays]
+    assert [tuple(one.shape) for one in found] == [(4, 3), (2, 3), (1, 3)]
+    assert len({one.data_ptr() for one in found}) == 1
+    assert found[0][:, 0].tolist() == [1, 2, 4, 4], "the last that ran is good"
+
+
+def test_a_recording_that_fails_leaves_no_stream_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+
+    def waits() -> torch.Tensor:
+        if cuda.current != "the usual stream":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return torch.zeros(1, 3)
+
+    with pytest.raises(RuntimeError, match="capturing"):
+        CudaCapture()(waits)
+    assert cuda.current == "the usual stream"
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine import runner
-from helexa.neuron.engine.device import DeviceError
+from helexa.neuron.engine.device import DeviceError, usable_device
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.memory_book import own_bytes
@@ -115,6 +116,26 @@ def test_a_device_that_does_not_work_is_named(tmp_path: Path) -> None:
     for device in ("cuda:99", "nonsense"):
         with pytest.raises(DeviceError, match=f"device '{device}' cannot be used"):
             load(write(tmp_path), device)
+
+
+def test_a_device_without_a_number_is_the_one_that_tensors_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes no device the current one whose number it is not told."""
+    current: list[int] = []
+    monkeypatch.setattr(torch, "zeros", lambda size, device: SimpleNamespace(device=torch.device("cuda:1")))
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", current.append, raising=False)
+    assert usable_device("cuda") == torch.device("cuda:1")
+    assert current == [1]
+
+
+def test_a_device_that_torch_has_no_kernels_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a card which is older than all that this torch was built for."""
+
+    def zeros(size: int, device: torch.device) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nCompile..")
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    with pytest.raises(DeviceError, match="device 'cuda:0' cannot be used: CUDA error: no kernel image is available"):
+        usable_device("cuda:0")
 
 
 def test_too_little_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

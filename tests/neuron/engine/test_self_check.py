@@ -1,8 +1,10 @@
 """A model computes a token before it serves: what overflows is loaded again in float32, what is broken is refused."""
 
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +76,24 @@ def test_what_overflows_is_loaded_again_in_float32(
     assert f"not finite numbers in {dtype}; it is loaded again in float32" in caplog.text
     ((_, logits),) = decode(runner, [[5, 6, 7]], steps=3)
     assert logits.isfinite().all()
+
+
+def test_what_the_first_try_held_is_given_back_before_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an accelerator there is no room for both, and torch keeps what is not used any more."""
+    tried: list[weakref.ref[Runner]] = []
+    left: list[int] = []
+    check = Runner._check
+
+    def checked(runner: Runner, *arguments: Any) -> None:
+        tried.append(weakref.ref(runner))
+        check(runner, *arguments)
+
+    monkeypatch.setattr(Runner, "_check", checked)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(one() is not None for one in tried)))
+    load(checkpoint(tmp_path, too_large_for_float16), options("float16"))
+    assert (len(tried), left) == (2, [0])
 
 
 async def test_the_engine_says_in_which_dtype_it_serves(tmp_path: Path) -> None:

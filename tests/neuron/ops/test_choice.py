@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.ops import choose, compiler
+from helexa.neuron.ops import accelerator_dtype, choose, compiler
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
@@ -136,3 +136,19 @@ def script(folder: Path, body: str) -> Path:
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o700)
     return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "half", "dtype"),
+    [
+        ("cuda", (9, 0), True, "bfloat16"),
+        ("cuda", (8, 0), False, "bfloat16"),
+        ("cuda", (7, 5), True, "float16"),
+        ("cuda", (7, 5), False, "float32"),
+        ("cuda", (6, 1), True, "float16"),
+        ("mps", None, True, "float16"),
+        ("mps", None, False, "float32"),
+    ],
+)
+def test_the_dtype_follows_from_what_the_device_can_do_and_the_model_bears(kind, capability, half, dtype):
+    assert accelerator_dtype(kind, capability, half=half) == getattr(torch, dtype)

@@ -3,6 +3,7 @@
 Torch is asked in a process of its own, as engines have it: a torch that breaks breaks that one.
 """
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ import msgspec
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.discovery import torch_version
 from helexa.neuron.doctor.finding import Finding
+from helexa.neuron.engine.environment import ENVIRONMENT
+
+NO_KERNELS = "no"
+"""What stands for the kernels of a device that cannot be used."""
 
 _SURVEY_SECONDS = 300  # torch may have to be read from a slow disk, and the kernels compiled
 
@@ -67,7 +72,7 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         free = "" if one.free_mb is None else f", {one.free_mb} MiB free"
         text = f"{one.device}: {one.kernels} kernels in {one.dtype}{threads}{free}: {one.reason}"
         yield Finding("kernels", "fine", text)
-    cuda = [one.device for one in survey.devices if one.device.startswith("cuda")]
+    cuda = [one.device for one in survey.devices if one.device.startswith("cuda") and one.kernels != NO_KERNELS]
     if survey.apart:
         pairs = ", ".join(f"{one} and {other}" for one, other in survey.apart)
         yield Finding("device", "note", f"by way of main memory alone exchange data: {pairs}")
@@ -91,7 +96,14 @@ def _survey(settings: TorchConfig, device: str) -> Survey:
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-m", "helexa.neuron.survey", options]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SURVEY_SECONDS)
+    run = subprocess.run(
+        command,
+        env=ENVIRONMENT | os.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SURVEY_SECONDS,
+    )
     if run.returncode:
         raise ValueError((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
     return msgspec.json.decode(run.stdout, type=Survey)

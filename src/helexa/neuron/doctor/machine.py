@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helexa import __version__
-from helexa.neuron.discovery import discover, torch_version
+from helexa.neuron.discovery import discover, overlooked, torch_version
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.triton_toolchain import triton_missing
 
@@ -56,6 +56,8 @@ def _accelerators(device: str) -> Iterator[Finding]:
     if facts.cuda_unavailable_reason:
         level = "note" if device in ("cpu", "mps") else "fault"
         yield Finding("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
+    elif (reason := overlooked()) is not None:
+        yield Finding("device", "note", reason)
     elif not facts.devices and not facts.unified_accelerator:
         yield Finding("device", "fine", "no NVIDIA device was found")
     elif facts.devices and not torch_version().endswith("+cpu"):

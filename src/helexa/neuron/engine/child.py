@@ -4,12 +4,13 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 
-from helexa.neuron.engine.threads import ENVIRONMENT
+from helexa.neuron.engine.environment import ENVIRONMENT
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,16 @@ class Child:
 
     Attributes:
         pid: its number.
+        reader, writer: this process's end of a socket between the two.
         verdict: what it was killed for, if that was decided here.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.pid = process.pid
+        self.reader = reader
+        self.writer = writer
         self.verdict: str | None = None
         self._process = process
         self._ended = False
@@ -36,21 +42,34 @@ class Child:
         self._stderr = asyncio.create_task(self._log_stderr(), context=Context())
 
     @classmethod
-    async def spawn(cls, command: Sequence[str], fd: int) -> "Child":
-        """Start `command`, which inherits the descriptor `fd`."""
-        # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
-        # Standard input is its lifeline: it ends with this process.
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            env=ENVIRONMENT | os.environ,
-            pass_fds=(fd,),
-            start_new_session=True,
-            limit=_LINE_BYTES,
-        )
-        return cls(process)
+    async def spawn(cls, command: Sequence[str] | None = None) -> "Child":
+        """Start an engine, which is told by its socket what to load.
+
+        Args:
+            command: the command line instead of the usual one; `--fd` and the socket's descriptor are appended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
+                # Standard input is its lifeline: it ends with this process.
+                process = await asyncio.create_subprocess_exec(
+                    *(command or COMMAND),
+                    "--fd",
+                    str(theirs.fileno()),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=ENVIRONMENT | os.environ,
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                    limit=_LINE_BYTES,
+                )
+            except BaseException:
+                writer.close()
+                raise
+        return cls(process, reader, writer)
 
     @property
     def alive(self) -> bool:
@@ -83,6 +102,9 @@ class Child:
         self._ended = True
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
         self._stderr.cancel()
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
 
     def ending(self) -> str:
         """How it has ended, in words."""
@@ -110,3 +132,7 @@ class Child:
                 level, _, rest = text.partition(" ")  # as the engine's own lines begin
                 known = logging.getLevelNamesMapping().get(level)
                 log.log(known or logging.INFO, "engine %d: %s", self.pid, rest if known else text)
+
+
+Spawn = Callable[[], Awaitable[Child]]
+"""Starts the process of an engine."""

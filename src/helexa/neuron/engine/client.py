@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import signal
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from contextvars import Context
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
-from helexa.neuron.engine.child import COMMAND, Child
+from helexa.neuron.engine.child import Child, Spawn
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
@@ -22,6 +21,7 @@ from helexa.neuron.engine.messages import (
     FrameDecoder,
     FromEngine,
     Generate,
+    Load,
     LoadFailed,
     Needs,
     Pooling,
@@ -68,8 +68,6 @@ class EngineClient:
     def __init__(
         self,
         child: Child,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
         options: EngineOptions,
         on_exit: Callable[[str], None] | None,
         memory: MemoryBook,
@@ -83,8 +81,8 @@ class EngineClient:
         self.cached_tokens = 0
         self.refused = 0
         self._child = child
-        self._reader = reader
-        self._writer = writer
+        self._reader = child.reader
+        self._writer = child.writer
         self._on_exit = on_exit
         self._memory = memory
         self._decoder = FrameDecoder(FromEngine)
@@ -105,7 +103,7 @@ class EngineClient:
         *,
         on_progress: Callable[[Progress], None] | None = None,
         on_exit: Callable[[str], None] | None = None,
-        command: Sequence[str] | None = None,
+        spawn: Spawn = Child.spawn,
         load_seconds: float = _LOAD_SECONDS,
         step_seconds: float = _STEP_SECONDS,
         memory: MemoryBook | None = None,
@@ -115,7 +113,7 @@ class EngineClient:
         Args:
             on_progress: called in the event loop for every step of the loading.
             on_exit: called once, with the reason, when the process ends without having been asked to.
-            command: the engine's command line instead of the usual one; `--fd --model --options` are appended.
+            spawn: starts its process.
             load_seconds: that the loading may go on without any progress.
             step_seconds: that one step may take; then the engine is taken for hung, and killed.
             memory: promises it what it needs; without one it may have whatever is free.
@@ -125,17 +123,7 @@ class EngineClient:
             ModelFileError: the file is corrupt or of an unsupported kind.
             HelexaError: any other failure to load, in one line.
         """
-        ours, theirs = socket.socketpair()
-        arguments = ("--fd", str(theirs.fileno()), "--model", str(model_path), "--options", _json(options))
-        reader, writer = await asyncio.open_connection(sock=ours)
-        try:
-            child = await Child.spawn((*(command or COMMAND), *arguments), theirs.fileno())
-        except BaseException:
-            writer.close()
-            raise
-        finally:
-            theirs.close()
-        client = cls(child, reader, writer, options, on_exit, memory or MemoryBook())
+        client = cls(await spawn(), options, on_exit, memory or MemoryBook())
         try:
             async with asyncio.timeout(load_seconds) as deadline:
 
@@ -144,6 +132,7 @@ class EngineClient:
                     if on_progress is not None:
                         on_progress(progress)
 
+                client._write(Load(str(model_path), options))
                 await client._loaded(progressed)
         except BaseException as error:
             await asyncio.shield(client._end(grace=0.0))
@@ -339,10 +328,3 @@ class EngineClient:
     async def _end(self, grace: float) -> None:
         """Wait for the process to end, by force after `grace` seconds, and release what belonged to it."""
         await self._child.end(grace)
-        self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-
-def _json(options: EngineOptions) -> str:
-    return msgspec.json.encode(options).decode()

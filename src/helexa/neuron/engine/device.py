@@ -1,8 +1,10 @@
 """Where an engine computes, with which kernels, and what weights become there."""
 
 import logging
+import os
 from typing import Any
 
+import psutil
 import torch
 
 from helexa.core.errors import HelexaError
@@ -30,8 +32,9 @@ def usable_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        found = torch.zeros(1, device=device).device  # a kernel runs, which not every torch has for every device
         if device.type == "cuda":
+            device = found  # torch wants its number, which `cuda` alone does not say
             torch.cuda.set_device(device)  # kernels are launched there
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
@@ -71,3 +74,9 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
     if policy.quant and not ops.quantised:
         _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
     return policy
+
+
+def physical_cores() -> int:
+    """Of the machine, as many as this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

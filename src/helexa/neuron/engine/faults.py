@@ -21,6 +21,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(isinstance(link, torch.OutOfMemoryError | MemoryError) or _no_room(link) for link in _chain(error))
 
 
+def let_go(error: BaseException) -> None:
+    """Give up what an exception holds by its traceback: all that the functions had at hand that it came through."""
+    for link in _chain(error):
+        link.__traceback__ = None
+
+
 class Strikes:
     """Counts steps in a row that ran out of memory or whose logits were no numbers.
 

@@ -4,21 +4,21 @@ import queue
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.guide import Guide, said
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.vocabulary import read_vocabulary
-from helexa.neuron.grammar.limits import PARSER_LIMITS
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _KEPT = 8  # some are tens of megabytes
-_LIMITS = LLParserLimits(**PARSER_LIMITS)
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ class Grammars:
         self._theirs.close()
 
     def _work(self) -> None:
-        tokenizer: LLTokenizer | None = None
+        compiled: Callable[[str], LLMatcher] | None = None
         kept: OrderedDict[str, LLMatcher] = OrderedDict()
         while sequence := self._next(kept):
             grammar = sequence.request.grammar
             try:
-                tokenizer = tokenizer or read_vocabulary(self._model, self._width)
-                matcher = kept.pop(grammar, None) or LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
+                compiled = compiled or self._compiler()
+                matcher = kept.pop(grammar, None) or compiled(grammar)
                 kept[grammar] = matcher
                 if len(kept) > _KEPT:
                     kept.popitem(last=False)
@@ -122,6 +122,16 @@ class Grammars:
             self._done.put((sequence, result))
             with suppress(OSError):  # it is closed, or full, and whoever is to wake has plenty to wake of
                 self._theirs.send(b"\0")
+
+    def _compiler(self) -> "Callable[[str], LLMatcher]":
+        """Begins a grammar. What it takes is long to import, and most engines never need it."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        from helexa.neuron.engine.vocabulary import read_vocabulary
+        from helexa.neuron.grammar.limits import PARSER_LIMITS
+
+        tokenizer = read_vocabulary(self._model, self._width)
+        return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _next(self, kept: Container[str]) -> Sequence | None:
         """Whose turn it is, once there is anybody: those whose grammars are known cost nothing and come first."""

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 Mask = NDArray[np.uint8]
 """[bytes]: one bit per token, the lowest of each byte first; set where the token is allowed."""
@@ -27,7 +30,7 @@ class Guide:
         ahead: how many of the drafts that `refused` was given last may be kept, however right they are.
     """
 
-    def __init__(self, matcher: LLMatcher, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, matcher: "LLMatcher", clock: Callable[[], float] = time.thread_time) -> None:
         self.error = ""
         self.ahead = 0
         self._beginning = matcher
@@ -150,6 +153,6 @@ class Guide:
             self.error = f"the grammar cannot be followed: {said(self._matcher)}"
 
 
-def said(matcher: LLMatcher) -> str:
+def said(matcher: "LLMatcher") -> str:
     """What is wrong with it, in one line."""
     return matcher.get_error().strip().partition("\n")[0]

@@ -1,5 +1,6 @@
 """A step that the device computes: what it brings is read when it is wanted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -10,6 +11,7 @@ from helexa.neuron.engine.logprobs import Logprobs
 from helexa.neuron.engine.masks import refused
 from helexa.neuron.engine.messages import Logprob
 from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sampler import Sampled
 
 
@@ -35,27 +37,33 @@ class Launched:
     Attributes:
         sampled: the tokens, if any sequence gets one.
         logprobs: what is said of them.
-        hidden: [P, H], the hidden states that are pooled, in plan order, if any.
+        hidden: what `begin_sums` returned.
     """
 
     plan: Plan
     sampled: Sampled | None = None
     logprobs: Logprobs | None = None
-    hidden: Tensor | None = None
+    hidden: Mapping[int, Readback] = field(default_factory=dict[int, Readback])
 
     @torch.inference_mode()
     def read(self) -> Outcome:
         """Wait for the step, and for none after it."""
-        sums = _sums(self.plan, self.hidden)
+        sums = {number: copy.wait() for number, copy in self.hidden.items()}
         if self.sampled is None or self.logprobs is None:
             return Outcome([], hidden=sums)
         tokens = self.sampled.read(partial(refused, self.plan))
         return Outcome(tokens, self.logprobs.of(tokens), sums)
 
 
-def _sums(plan: Plan, hidden: Tensor | None) -> dict[int, Tensor]:
-    """By sequence, the sums of the rows [P, H] that it wants, in float32 on the CPU."""
-    sums: dict[int, Tensor] = {}
+def begin_sums(plan: Plan, hidden: Tensor | None) -> dict[int, Readback]:
+    """By sequence, the sum of the rows [P, H] that it wants, in float32; its sequences stand as they were planned.
+
+    Whoever is cancelled before the step is read stands elsewhere by then.
+
+    Args:
+        hidden: the hidden states that are pooled, in plan order, if any.
+    """
+    sums: dict[int, Readback] = {}
     if hidden is None:
         return sums
     first = 0
@@ -63,6 +71,6 @@ def _sums(plan: Plan, hidden: Tensor | None) -> dict[int, Tensor]:
         if sequence.pooled is not None:
             rows = len(sequence.pooled.wanted(sequence.computed, sequence.computed + count))
             if rows:
-                sums[sequence.id] = hidden[first : first + rows].float().sum(0).cpu()
+                sums[sequence.id] = Readback(hidden[first : first + rows].float().sum(0))
             first += rows
     return sums

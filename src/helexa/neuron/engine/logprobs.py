@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import Logprob
 from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sampler import Row
+from helexa.neuron.ops.upload import upload
 
 
 class Logprobs:
@@ -22,7 +24,7 @@ class Logprobs:
     def __init__(self, logits: Tensor, rows: Rows[Row]) -> None:
         self._alternatives = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
         if self._alternatives:
-            self._rows = torch.tensor(list(self._alternatives), device=logits.device)
+            self._rows = upload(np.array(list(self._alternatives)), logits.device)
             self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
 
     def begin(self, chosen: Tensor) -> None:

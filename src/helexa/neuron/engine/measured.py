@@ -11,8 +11,9 @@ from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 
 _ALLOWANCE = 1.1  # of a step, for blocks of memory that no tensor fits into
-_SHORTER = (32, 300)  # rows whose products are others' than those of few rows, and of many
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # takes more than the likeliest token does
+_SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
+"""Rows whose products are others' than those of few rows, and of many; and what else there are kernels for."""
 
 
 def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda) -> Needs:
@@ -47,11 +48,11 @@ def largest(step_tokens: int, sequences: int, page_size: int) -> list[Plan]:
 
     Before them come shorter pieces, so that all kernels are compiled before anybody waits for them.
     """
-    lengths = [length for length in _SHORTER if length < step_tokens] + [step_tokens]
-    prompts = [[PlanEntry(_sequence(0, length, page_size), length)] for length in lengths]
+    pieces = {**{length: how for length, how in _SHORTER.items() if length < step_tokens}, step_tokens: _DRAWN}
+    prompts = [[PlanEntry(_sequence(0, length, page_size, how), length)] for length, how in pieces.items()]
     return [*prompts, [PlanEntry(_sequence(n, 1, page_size), 1) for n in range(sequences)]]
 
 
-def _sequence(number: int, length: int, page_size: int) -> Sequence:
-    request = Generate(id=number, prompt=[0] * length, max_tokens=1, sampling=_DRAWN)
+def _sequence(number: int, length: int, page_size: int, sampling: SamplingParams = _DRAWN) -> Sequence:
+    request = Generate(id=number, prompt=[0] * length, max_tokens=1, sampling=sampling)
     return Sequence(request, pages=list(range(-(-length // page_size))), slot=0)

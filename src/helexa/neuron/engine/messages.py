@@ -4,10 +4,13 @@ Only numbers, token ids and grammars cross it. Each frame is a 4-byte little-end
 msgpack struct. Struct types are the whole protocol: what is not here cannot be asked of an engine.
 """
 
+import socket
 import struct
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
 """The environment variable that asks engines to fail on purpose; see `debug_fault`."""
@@ -143,6 +146,13 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     prompt: list[int]
     pooling: Pooling = "mean"
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """Server -> engine, before anything else: what to load, and how to run it."""
+
+    model: str
+    options: EngineOptions
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -317,7 +327,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     cached_tokens: int = 0
 
 
-ToEngine = Grant | Generate | Embed | Cancel | Shutdown
+ToEngine = Load | Grant | Generate | Embed | Cancel | Shutdown
 FromEngine = Needs | Progress | Ready | LoadFailed | StepReport
 
 _encoder = msgspec.msgpack.Encoder()
@@ -358,3 +368,18 @@ class FrameDecoder:
             messages.append(self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end]))
             del self._buffer[:end]
         return messages
+
+
+def receive(connection: socket.socket, kind: type[T]) -> T:
+    """In an engine: the one message that the server sends now, after which it waits for an answer.
+
+    Raises:
+        BrokenPipeError: the server is gone.
+        ValueError: it is no message.
+    """
+    decoder = FrameDecoder(ToEngine)
+    while data := connection.recv(1 << 16):
+        for message in decoder.feed(data):
+            if isinstance(message, kind):
+                return message
+    raise BrokenPipeError("the server is gone")

@@ -1,5 +1,6 @@
 """The runner: a loaded model, its KV cache and its kernels; runs one batch at a time."""
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Iterable
@@ -14,9 +15,9 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.device import kernels_for, policy_for, usable_device
-from helexa.neuron.engine.faults import is_device_fault, is_out_of_memory
+from helexa.neuron.engine.faults import is_device_fault
 from helexa.neuron.engine.fit import LEAST_CONTEXT, alone
-from helexa.neuron.engine.launched import Launched, Outcome
+from helexa.neuron.engine.launched import Launched, Outcome, begin_sums
 from helexa.neuron.engine.logprobs import Logprobs
 from helexa.neuron.engine.measured import largest, measured
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
@@ -119,7 +120,7 @@ class Runner:
         self._options = options
         self._group = self._model.settings.heads // self._model.settings.kv_heads
         if self.device.type == "cuda":
-            asked = self._measured(asked, grant.sequences)
+            asked = self._measured(asked, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes))
             grant = ask(asked)
         self._allocate(asked, grant)
         context, pages, sequences = asked.context, grant.pages, grant.sequences
@@ -165,8 +166,12 @@ class Runner:
         sizes = buckets(grant.sequences, drafting) if recordable else []
         self._layout = PackedLayout(capacity, self.device, sizes)
 
-    def _measured(self, asked: Needs, sequences: int) -> Needs:
-        """Needs by what the largest steps take, with a cache just large enough for them."""
+    def _measured(self, asked: Needs, sequences: int, on_step: Callable[[], None] = lambda: None) -> Needs:
+        """Needs by what the largest steps take, with a cache just large enough for them.
+
+        Args:
+            on_step: called after each, which may have taken minutes: the first time, kernels are compiled.
+        """
         weights = torch.cuda.memory_allocated()
         tokens = min(self._options.max_step_tokens, asked.context)
         pages = max(asked.pages_for(tokens), asked.pages_for(min(asked.context, LEAST_CONTEXT)))
@@ -175,13 +180,14 @@ class Runner:
         def run() -> None:
             for plan in largest(tokens, sequences, PAGE_SIZE):
                 self.run(plan)
+                on_step()
 
         graphs = isinstance(self._layout, PackedLayout) and bool(self._layout.buckets)
         found = measured(asked, weights, run, graphs)
         self._caches, self._states = [], []
         settings = self._model.settings  # contexts were short, and have few parts
         parts = self.ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
-        found = msgspec.structs.replace(found, step=found.step + parts)
+        found = msgspec.structs.replace(found, step=found.step + parts * (2 if graphs else 1))
         if self.ops.gathers:
             found = msgspec.structs.replace(found, page_step=asked.page_step, position_step=asked.position_step)
         mebibytes = [size >> 20 for size in (weights, found.step, found.free)]
@@ -203,12 +209,13 @@ class Runner:
         self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
         logits, hidden = self.compute(plan, None if after is None or after.sampled is None else after.sampled.tokens)
         self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
+        sums = begin_sums(plan, hidden)
         if not rows:
-            return Launched(plan, hidden=hidden)
+            return Launched(plan, hidden=sums)
         logprobs = Logprobs(logits, rows)
         sampled = launch(self.ops, logits, rows)
         logprobs.begin(sampled.tokens)
-        return Launched(plan, sampled, logprobs, hidden)
+        return Launched(plan, sampled, logprobs, sums)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
@@ -247,10 +254,11 @@ class Runner:
                 self.ops.record(self._forward, self._layout.blank(bucket))
             except RuntimeError as error:
                 refused = "captur" in str(error)  # it does what a recording must not, and no harm is done
-                if not refused and (is_device_fault(error) or is_out_of_memory(error)):
+                if not refused and is_device_fault(error):
                     raise
                 _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
                 self._layout.buckets = []
+                self.ops.forget()
                 return
 
     def _forward(self, batch: Batch) -> Tensor:
@@ -291,5 +299,7 @@ def load(
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
-        _log.warning("%s; it is loaded again in float32", error)
+        _log.warning("%s; it is loaded again in float32", str(error))  # whoever kept the error would keep the model
+    gc.collect()
+    torch.cuda.empty_cache()  # else torch keeps what the first one held, and there seems to be no room for the second
     return Runner(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)

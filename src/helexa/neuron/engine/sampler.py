@@ -25,6 +25,7 @@ from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.sampling import Settings
+from helexa.neuron.ops.upload import upload
 
 Refused = Callable[[list[int]], dict[int, Mask]]
 """Takes a token for each row; returns, by row, what may be chosen instead of those that may not."""
@@ -143,8 +144,7 @@ class _Cells:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cells and numbers there."""
-        places, values = (torch.from_numpy(np.concatenate(parts)) for parts in (self._places, self._values))
-        return places.to(device), values.to(device)
+        return upload(np.concatenate(self._places), device), upload(np.concatenate(self._values), device)
 
 
 def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory, let_go
 from helexa.neuron.engine.launched import Launched, Outcome
 from helexa.neuron.engine.messages import TokenOutput
 from helexa.neuron.engine.overlap import as_after
@@ -90,6 +90,7 @@ class Steps:
             if is_device_fault(error) or (exhausted and self._strikes.out()):
                 raise
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
+            let_go(error)  # the step's tensors, among others
             if exhausted and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
             after, self._ahead = self._ahead, None
@@ -103,7 +104,7 @@ class Steps:
                 self._strikes.sound()
             return self._commit(plan, outcome, seconds)
         _log.error("%d of %d rows of logits and vectors are no finite numbers", sound.count(False), len(sound))
-        several = sum(entry.completes for entry in plan) > 1
+        several = sum(entry.completes and bool(entry.sequence.pages) for entry in plan) > 1
         if self._strikes.out() or (several and not any(sound)):
             raise ArithmeticError("the device computes no numbers any more")
         return self._commit(plan, outcome, seconds)
@@ -122,9 +123,9 @@ def _sound_tokens(plan: Plan, outcome: Outcome) -> list[bool]:
 
 
 def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:
-    """Of each vector that this step completes, whether it is all finite numbers."""
+    """Of each vector that this step completes, for a sequence that is still there, whether it is all finite numbers."""
     return [
         pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
         for entry in plan
-        if entry.completes and (pooled := entry.sequence.pooled) is not None
+        if entry.completes and entry.sequence.pages and (pooled := entry.sequence.pooled) is not None
     ]

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from helexa.neuron.device_choice import accelerator_dtype
 from helexa.neuron.engine.messages import Kernels
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.triton_toolchain import triton_cache, triton_missing
@@ -96,4 +95,17 @@ def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
     if device.type == "cpu":
         return torch.float32
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    return getattr(torch, accelerator_dtype(device.type, capability, half=half))
+    return accelerator_dtype(device.type, capability, half=half)
+
+
+def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> torch.dtype:
+    """The dtype of activations on an accelerator.
+
+    Args:
+        kind: as torch calls it, `cuda` or `mps`.
+        capability: CUDA's compute capability.
+        half: the model's activations stay within float16.
+    """
+    if kind == "cuda" and capability is not None and capability >= (8, 0):
+        return torch.bfloat16
+    return torch.float16 if half else torch.float32

@@ -58,6 +58,10 @@ class GpuOps(ReferenceOps):
         """See `ReferenceOps`."""
         self._graphs.record(forward, blank)
 
+    def forget(self) -> None:
+        """See `ReferenceOps`."""
+        self._graphs.forget()
+
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
         """Run what is recorded for the batch's bucket, if there is such; the logits are good until the next run."""
         return self._graphs.run(forward, batch)

@@ -248,8 +248,14 @@ class ReferenceOps:
 
         Args:
             blank: a batch of the bucket's size none of whose rows stands for anything.
+
+        Raises:
+            RuntimeError: the pass cannot be recorded.
         """
         raise NotImplementedError
+
+    def forget(self) -> None:
+        """Give up what was recorded, and its memory."""
 
     def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
         rows, heads, dim = queries.shape

@@ -86,6 +86,16 @@ def quant_named(text: str) -> str:
     return meant
 
 
+def share_left(text: str) -> float:
+    """Of what weights of 16 bits take, about how much is left when they are quantised so; by `auto`, at least.
+
+    Raises:
+        HelexaError: it is no name of a quantisation.
+    """
+    quant = quant_named(text)
+    return 1.0 if quant in PLAIN else FORMS["q4k" if quant == AUTO else quant].weight_bits / 16
+
+
 def is_quant(text: str) -> bool:
     """Whether `quant_named` knows it."""
     return _meant(text) is not None

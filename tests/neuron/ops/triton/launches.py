@@ -71,7 +71,7 @@ def _product(ops: GpuOps, form: str, rows: int, outputs: int = 4096, columns: in
 
 
 def _embedding(ops: GpuOps) -> None:
-    ops.embedding(_packed(ops, "W8", 151936, 4096), _numbers(ops, 7, dtype=torch.int64))
+    ops.embedding(_packed(ops, "W8", 151936, 4096), _numbers(ops, 70_000, dtype=torch.int64))
 
 
 def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
@@ -127,11 +127,11 @@ _QWEN3_27B = _Heads(24, 4, 256, 64)  # Qwen3.5's
 _GPT_OSS = _Heads(64, 8, 64, 64)
 
 
-def _attend(ops: GpuOps, heads: _Heads, spans: list[Span], kind: AttentionKind | None = None) -> None:
+def _attend(ops: GpuOps, heads: _Heads, spans: list[Span], kind: AttentionKind | None = None, pages: int = 100) -> None:
     rows = spans[-1].rows.stop
     none = _numbers(ops, rows, dtype=torch.int64)
     batch = Batch(none, none, none, none, 0, spans, Capacity(rows, len(spans), 1))
-    queries, cache = _numbers(ops, rows, heads.queries, heads.dim), ops.new_cache(heads.kv, 100, heads.dim)
+    queries, cache = _numbers(ops, rows, heads.queries, heads.dim), ops.new_cache(heads.kv, pages, heads.dim)
     ops.attend(queries, cache, batch, kind or AttentionKind(heads.dim**-0.5))
 
 
@@ -145,13 +145,20 @@ def _mixed(ops: GpuOps, heads: _Heads, window: int | None = None) -> None:
     _attend(ops, heads, [Span(slice(0, 1), 0, [0], 0, 1), Span(slice(1, 2000), 3000, list(range(79)), 0, 1)], kind)
 
 
-def _rotate_store(ops: GpuOps, heads: _Heads) -> None:
+def _rotate_store(ops: GpuOps, heads: _Heads, pages: int = 100) -> None:
     weight = _numbers(ops, heads.dim, dtype=torch.float32)
     rope = _numbers(ops, 4, heads.rotated // 2, dtype=torch.float32)
     qkv = _numbers(ops, 4, heads.queries + 2 * heads.kv, heads.dim)
     slots = _numbers(ops, 4, dtype=torch.int64)
-    cache = ops.new_cache(heads.kv, 100, heads.dim)
+    cache = ops.new_cache(heads.kv, pages, heads.dim)
     ops.rotate_store(qkv, heads.queries, (rope, rope), cache, slots, HeadNorms(weight, weight, 1e-6))
+
+
+def _caches(ops: GpuOps) -> None:
+    """A cache of few pages, and one of more than 2 ** 31 numbers."""
+    for pages in (100, 1 << 20):
+        _attend(ops, _GPT_OSS, [Span(slice(0, 40), 0, [0], 0, 40)], pages=pages)
+        _rotate_store(ops, _GPT_OSS, pages)
 
 
 # Each kernel for each card, and of models with other shapes what needs most registers or memory.
@@ -180,5 +187,6 @@ LAUNCHES = {
     "attention 8B": Launch(lambda ops: _mixed(ops, _QWEN3_8B), cards=("sm_86", "sm_90")),
     "attention 27B": Launch(lambda ops: _mixed(ops, _QWEN3_27B), cards=("sm_86",)),
     "attention 8B in bytes": Launch(lambda ops: _mixed(ops, _QWEN3_8B), kv_bits=8, cards=("sm_86",)),
+    "caches of any size": Launch(_caches, cards=("sm_90",)),
     "attention gpt-oss": Launch(lambda ops: _mixed(ops, _GPT_OSS, 128), cards=("sm_120",)),
 }

@@ -62,6 +62,12 @@ def test_attention_copies_16_bytes_ahead_and_multiplies_on_tensor_cores(found: F
     assert ("wgmma" if card == "sm_90" else "mma.sync") in long.ptx
 
 
+def test_a_larger_cache_needs_no_other_kernels(found: Found) -> None:
+    (kernels,) = found["caches of any size"].values()
+    assert len(kernels) == 4
+    assert kernels[:2] == kernels[2:]
+
+
 def test_states_are_read_16_bytes_at_a_time_and_prompts_multiplied_on_tensor_cores(found: Found) -> None:
     for (rows,) in found["delta_rule 27B"].values():
         assert rows.loads(128) >= 16  # all that a thread holds of a state

@@ -9,6 +9,7 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.triton import rotation
 from neuron.ops import oracle, paged
 from neuron.ops.paged import CPU
 
@@ -82,6 +83,16 @@ def test_heads_are_normed_turned_and_stored(
     near(cache, expected_cache)
 
 
+@pytest.mark.parametrize("dim", [24, 128, 384, 512])
+def test_warps_are_a_power_of_two_however_wide_heads_are(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, int] = {}
+    monkeypatch.setattr(rotation, "launch", lambda *arguments, **constants: given.update(constants))
+    ops = GpuOps(CPU, torch.float32)
+    rope = torch.ones(1, dim // 2), torch.zeros(1, dim // 2)
+    ops.rotate_store(torch.zeros(1, 3, dim), 1, rope, ops.new_cache(1, 1, dim), torch.tensor([0]))
+    assert given["warps"].bit_count() == 1, "Triton takes no other number"
+
+
 @pytest.mark.parametrize("dim", [64, 80])
 def test_a_cache_of_bytes(dim: int) -> None:
     ops = GpuOps(CPU, torch.float32, kv_bits=8)
@@ -106,6 +117,20 @@ def test_a_cache_of_bytes(dim: int) -> None:
             seen = slice(0, prefix + row + 1)
             expected, size = oracle.attention(queries[row], read[0][seen], read[1][seen], kind)
             assert ((out[row] - expected).abs() <= 2.0**-16 * size).all()
+
+
+@pytest.mark.parametrize("kv_bits", [8, 16])
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_no_number_stays_none_in_any_cache(kv_bits: int, which: int) -> None:
+    ops, dim = GpuOps(CPU, torch.float32, kv_bits), 64
+    cache, broken = ops.new_cache(1, PAGES, dim), torch.randn(2, 2, 1, dim)
+    broken[which, 0, 0, 40] = float("nan")
+    still = torch.ones(2, dim // 2), torch.zeros(2, dim // 2)
+    ops.rotate_store(torch.cat((torch.randn(2, 1, dim), *broken), 1), 1, still, cache, torch.tensor([0, 1]))
+    out = ops.attend(
+        torch.randn(1, 1, dim), cache, paged.batch_of([paged.entry(0, 1, 1, [0])], CAPACITY), AttentionKind(1.0)
+    )
+    assert out.isnan().any()
 
 
 def in_numbers(cache: Tensor, dim: int) -> Tensor:

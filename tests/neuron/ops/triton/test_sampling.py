@@ -41,6 +41,15 @@ def test_more_candidates_than_are_looked_through_at_once() -> None:
     assert torch.equal(GPU.choose(logits, asked), PLAIN.choose(logits, asked))
 
 
+def test_kernels_get_pointers_that_are_aligned_whatever_the_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *arguments, **constants: given.extend(arguments))
+    GPU.choose(torch.zeros(1, 2100), settings(*drawn((20, 0.95, 0.0), count=1)))
+    places = [argument.data_ptr() for argument in given if isinstance(argument, torch.Tensor)]
+    assert len(places) > 8
+    assert all(place % 16 == 0 for place in places), "others have kernels of their own to be compiled"
+
+
 def test_ties_stay_together_and_the_first_of_the_largest_is_taken() -> None:
     logits = torch.full((4, 40), -9.0)
     logits[:, [7, 21, 30]] = 2.0

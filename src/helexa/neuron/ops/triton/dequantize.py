@@ -26,7 +26,7 @@ def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tens
 def _launch(matrix: PackedMatrix, rows: Tensor | None, first: int, factor: float, out: Tensor, block: int) -> None:
     count, columns = out.shape
     pieces = columns // (LANES * fields(matrix.bits))
-    grid = (-(-columns // _COLUMNS), -(-count // block))
+    grid = (-(-columns // _COLUMNS) * -(-count // block),)  # in one dimension: others have 65535 places at most
     parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
     form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
     launch(_dequantize, grid, *parts, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **form,
@@ -39,8 +39,9 @@ def _dequantize(
     ROWS: constexpr, COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
 ):  # fmt: skip
     K = pieces * (16 if BITS == 8 else 32)
-    places = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    at = tl.program_id(0) * COLUMNS
+    across = tl.cdiv(K, COLUMNS)
+    places = tl.program_id(0) // across * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(0) % across * COLUMNS
     columns = at + tl.arange(0, COLUMNS)
     wanted = tl.minimum(places, count - 1)
     matrix_rows = tl.load(rows + wanted).to(tl.int32) if rows is not None else first + wanted

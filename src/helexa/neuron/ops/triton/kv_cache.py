@@ -28,6 +28,9 @@ def new_cache(kv_heads: int, pages: int, dim: int, device: torch.device) -> Tens
 class Paged:
     """A cache as kernels address it: page * page_stride + head * head_stride + offset in the page * D.
 
+    Kernels say that what grows with the cache has 64 bits. Else Triton would go by the number, and compile anew for a
+    cache that is larger than the one that it met first.
+
     Attributes:
         numbers: keys; the values of a position lie `values_offset` behind its key.
         scales: of a cache of bytes, from the same address on.

@@ -1,6 +1,6 @@
 """Attention of spans of many rows: a program takes a tile of queries through all that they see."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
 import triton
 import triton.language as tl
@@ -22,9 +22,9 @@ def attend_long(
     few,
     queries_stride,
     out_stride,
-    head_stride,
+    head_stride: tl.int64,
     page_stride,
-    values_offset,
+    values_offset: tl.int64,
     window,
     factor,
     PAGE: tl.constexpr,

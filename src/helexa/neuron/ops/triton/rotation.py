@@ -1,6 +1,6 @@
 """What is done with queries, keys and values before attention: norms, rotation and storage, in one kernel."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
 import torch
 import triton
@@ -29,7 +29,7 @@ def rotate_store(
     launch(
         _rotate_store, (rows, -(-all_heads // _HEADS)),
         qkv, cos, sin, queries, paged.numbers, paged.scales, slots, *weights, *strides,
-        **constants, PAGE=PAGE_SIZE, HEADS=_HEADS, warps=max(1, dim // 128),
+        **constants, PAGE=PAGE_SIZE, HEADS=_HEADS, warps=triton.next_power_of_2(max(1, dim // 128)),
     )  # fmt: skip
     return queries
 
@@ -47,9 +47,9 @@ def _rotate_store(
     key_norm,
     eps,
     qkv_stride,
-    head_stride,
+    head_stride: tl.int64,
     page_stride,
-    values_offset,
+    values_offset: tl.int64,
     QUERIES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -99,7 +99,10 @@ def _rotate_store(
         peak = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         peak = tl.maximum(peak, tl.max(tl.abs(rest), 1))
         inverse = tl.where(peak > 1e-30, 127.0 / peak, 0.0)[:, None]
-        tl.store(scales + at // 4 + PAGE * DIM // 2 + inside + is_value * PAGE, peak / 127.0, stored)
+        # What is no number has no peak and no byte: its scale says so, as the number itself does in other caches.
+        total = tl.sum(first, 1) + tl.sum(second, 1) + tl.sum(rest, 1)
+        step = tl.where(total == total, peak / 127.0, total)
+        tl.store(scales + at // 4 + PAGE * DIM // 2 + inside + is_value * PAGE, step, stored)
         first = tl.floor(first * inverse + 0.5)
         second = tl.floor(second * inverse + 0.5)
         rest = tl.floor(rest * inverse + 0.5)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.sampling import Masks, Settings
 from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.upload import upload
 
 _BLOCK = 1024
 _CANDIDATES = 2048  # looked through at once; rows with more of them are looked through in pieces
@@ -28,9 +29,10 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
     temperature, top_k, top_p, min_p, _ = settings
     draws = bool((temperature > 0).any())
     cuts = draws and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
-    on_device = _upload(settings, logits.device) if draws else None
+    on_device = upload(settings, logits.device) if draws else None
     blocks = triton.cdiv(vocabulary, _BLOCK)
-    greatest, mass = torch.empty((2, rows, blocks), device=logits.device)
+    # Each in memory of its own: Triton compiles anew for pointers that are no multiples of 16 bytes.
+    greatest, mass = (torch.empty((rows, blocks), device=logits.device) for _ in range(2))
     place = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
     launch(
         _sum_up_blocks,
@@ -58,19 +60,14 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
 def masked(logits: Tensor, masks: Masks) -> Tensor:
     """Copies of some rows of [S, V], [R, V]; where the bits of their masks are not set, -inf."""
     device, vocabulary = logits.device, logits.shape[1]
-    rows = _upload(np.array(list(masks), np.int32), device)
-    bits = _upload(np.stack(list(masks.values())), device)
+    rows = upload(np.array(list(masks), np.int32), device)
+    bits = upload(np.stack(list(masks.values())), device)
     out = torch.empty((len(masks), vocabulary), dtype=logits.dtype, device=device)
     grid = (triton.cdiv(vocabulary, _BLOCK), len(masks))
     launch(
         _mask_rows, grid, logits, logits.stride(0), rows, bits, bits.stride(0), out, vocabulary, warps=4, BLOCK=_BLOCK
     )
     return out
-
-
-def _upload(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @triton.jit

@@ -4,7 +4,7 @@ What is seen is cut into segments by the length of a span alone, so it makes no 
 programs there are, and what else is in the batch.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
 import triton
 import triton.language as tl
@@ -30,9 +30,9 @@ def attend_short(
     most,
     segments,
     queries_stride,
-    head_stride,
+    head_stride: tl.int64,
     page_stride,
-    values_offset,
+    values_offset: tl.int64,
     window,
     factor,
     PAGE: tl.constexpr,

@@ -1,0 +1,104 @@
+"""Loading a model in an engine, with its server told of it."""
+
+import logging
+import os
+import socket
+from pathlib import Path
+
+import torch
+
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.debug_fault import Faults
+from helexa.neuron.engine.device import DeviceError, physical_cores
+from helexa.neuron.engine.messages import (
+    EngineOptions,
+    FromEngine,
+    Grant,
+    LoadFailed,
+    Needs,
+    Progress,
+    Ready,
+    encode,
+    receive,
+)
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner, load
+
+_log = logging.getLogger("helexa.neuron.engine")
+_PROGRESS_STEP = 8 << 20  # bytes between two progress messages
+
+
+def load_reporting(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
+    """Load a model; the server is told how far that is, asked for memory, and told `Ready` or `LoadFailed` at the end.
+
+    Returns:
+        None after `LoadFailed`.
+
+    Raises:
+        BrokenPipeError, ConnectionResetError: the server is gone.
+    """
+    reported = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal reported
+        faults.loading()
+        if done - reported >= _PROGRESS_STEP or done == total:
+            reported = done
+            report("weights", done, total)
+
+    def report(stage: str, done: int, total: int) -> None:
+        taken = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
+        _send(connection, Progress(stage=stage, done=done, total=total, taken=taken))
+
+    def ask(needs: Needs) -> Grant:
+        _send(connection, needs)
+        return receive(connection, Grant)
+
+    torch.set_num_threads(options.threads or physical_cores())
+    try:
+        faults = Faults.of(model, os.environ)
+        runner = load(model, options, on_progress, ask)
+        runner.warm_up(lambda done, total: report("graphs", done, total))
+        faults.afflict(runner)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        _send(connection, _load_failure(model, error))
+        return None
+    facts = runner.facts
+    _send(
+        connection,
+        Ready(
+            model_type=facts.model_type,
+            device=str(runner.device),
+            dtype=str(runner.ops.dtype).removeprefix("torch."),
+            kernels=runner.ops.name,
+            context_length=facts.context_length,
+            vocab_size=facts.vocab_size,
+            kv_pages=facts.kv_pages,
+            page_size=PAGE_SIZE,
+            weight_bytes=facts.weight_bytes,
+            kv_bytes=facts.kv_bytes,
+            state_bytes=facts.state_bytes,
+            quant=facts.quant,
+            memory_bytes=facts.memory_bytes,
+            max_sequences=facts.max_sequences,
+        ),
+    )
+    return runner
+
+
+def _load_failure(model: Path, error: Exception) -> LoadFailed:
+    if isinstance(error, ModelFileError):
+        return LoadFailed(kind="model_file", message=str(error))
+    if isinstance(error, DeviceError):
+        return LoadFailed(kind="device", message=str(error))
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+        return LoadFailed(kind="out_of_memory", message=f"{model.name} does not fit into memory")
+    _log.exception("loading %s failed", model)
+    if isinstance(error, HelexaError):
+        return LoadFailed(kind="internal", message=str(error))
+    return LoadFailed(kind="internal", message=f"loading {model.name} failed: {type(error).__name__}")
+
+
+def _send(connection: socket.socket, message: FromEngine) -> None:
+    connection.sendall(encode(message))

@@ -1,0 +1,130 @@
+"""The loop of an engine: messages in, a step, its report out."""
+
+import logging
+import select
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from helexa.neuron.engine.grammars import Failure, Grammars
+from helexa.neuron.engine.messages import (
+    Cancel,
+    Embed,
+    EngineOptions,
+    FrameDecoder,
+    Generate,
+    Shutdown,
+    StepReport,
+    ToEngine,
+    TokenOutput,
+    encode,
+)
+from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.steps import Steps
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+
+class Engine:
+    """Serves requests from one socket until it closes.
+
+    Args:
+        connection: a connected stream socket.
+        model: where the runner's model is; grammars need its vocabulary.
+    """
+
+    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
+        self._connection = connection
+        self._decoder = FrameDecoder(ToEngine)
+        facts = runner.facts
+        pages = PagePool(facts.kv_pages, PAGE_SIZE)
+        states = StatePool(facts.max_sequences, facts.snapshots) if facts.state_bytes else None
+        bounded = msgspec.structs.replace(
+            options, context_length=facts.context_length, max_sequences=facts.max_sequences
+        )
+        self._scheduler = Scheduler(bounded, pages, states)
+        self._grammars = Grammars(model, facts.vocab_size)
+        overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
+        self._steps = Steps(runner, self._scheduler, overlap)
+
+    def serve(self) -> None:
+        """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
+        with closing(self._grammars):
+            while self._round():
+                pass
+
+    def _round(self) -> bool:
+        """One round of the loop; False when it is time to end."""
+        scheduler = self._scheduler
+        outputs: list[TokenOutput] = []
+        if not self._receive(outputs):
+            return False
+        try:
+            outputs += self._steps.advance()
+            scheduler.check_idle()
+        except Exception as error:
+            _log.exception("this engine process ends")
+            self._report(outputs + scheduler.fail_all(f"the engine failed: {type(error).__name__}"))
+            raise SystemExit(1) from error
+        self._report(outputs)
+        return True
+
+    def _receive(self, outputs: list[TokenOutput]) -> bool:
+        """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
+        timeout = None if self._steps.idle else 0
+        while ready := select.select([self._connection, self._grammars], [], [], timeout)[0]:
+            timeout = 0
+            for sequence, failure in self._grammars.fetch() if self._grammars in ready else ():
+                self._add(sequence, failure, outputs)
+            if self._connection not in ready:
+                continue
+            data = self._connection.recv(1 << 20)
+            if not data:
+                return False
+            for message in self._decoder.feed(data):
+                if isinstance(message, Shutdown):
+                    return False
+                if isinstance(message, Cancel):
+                    self._grammars.cancel(message.id)
+                    self._scheduler.cancel(message.id)
+                elif isinstance(message, Generate):
+                    self._take(Sequence(message), outputs)
+                elif isinstance(message, Embed):
+                    self._take(Sequence.to_embed(message), outputs)
+        return True
+
+    def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
+        """Queue a sequence, or have its grammar compiled before."""
+        if not sequence.request.grammar:
+            self._add(sequence, None, outputs)
+        elif len(self._grammars) < self._scheduler.options.max_waiting:
+            self._grammars.begin(sequence)
+        else:
+            overloaded = Failure(f"overloaded: {len(self._grammars)} requests are waiting already")
+            self._add(sequence, overloaded, outputs)
+
+    def _add(self, sequence: Sequence, failure: Failure | None, outputs: list[TokenOutput]) -> None:
+        if failure is None:
+            refusal = self._scheduler.add(sequence)
+        else:
+            refusal = self._scheduler.refusal(sequence, failure.error, bad_grammar=failure.bad_grammar)
+        if refusal is not None:
+            outputs.append(refusal)
+
+    def _report(self, outputs: list[TokenOutput]) -> None:
+        scheduler = self._scheduler
+        report = StepReport(
+            outputs=outputs,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting) + len(self._grammars),
+            free_pages=scheduler.pages.free,
+            prompt_tokens=scheduler.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+        )
+        self._connection.sendall(encode(report))
