@@ -7,7 +7,7 @@ import select
 import threading
 import weakref
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,8 @@ async def ask(
         stop_ids=sorted(tokenizer.eos_ids),
         grammar=grammar,
     )
-    outputs = [output async for output in stream]
+    async with aclosing(stream):
+        outputs = [output async for output in stream]
     return tokenizer.decode(token for output in outputs for token in output.tokens), outputs[-1]
 
 
@@ -106,9 +107,7 @@ async def test_whoever_hangs_up_while_it_is_compiled_leaves_nothing(client: Engi
     for task in asking:
         task.cancel()
     await asyncio.wait(asking)
-    await ask(client, tokenizer, JSON)
-    while client.running:  # what is being compiled is compiled to its end
-        await ask(client, tokenizer, JSON)
+    await ask(client, tokenizer, JSON)  # behind what is being compiled, which is compiled to its end
     assert (client.running, client.waiting, client.open_streams) == (0, 0, 0)
     assert client.free_pages == client.ready.kv_pages
 
