@@ -105,6 +105,18 @@ def test_one_principal_alone_is_not_held_back() -> None:
         assert decoding <= {entry.sequence for entry in world.step()}
 
 
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_crowd_is_not_held_up_by_one_that_came_before(cost: dict[str, float]) -> None:
+    """What few rows take is no measure for many: they would stay few."""
+    world = World({"heavy": 1}, **cost)
+    for _ in range(40):
+        world.step()
+    for _ in range(31):
+        world.ask("heavy")
+    rows = [sum(entry.sequence.decoding for entry in world.step()) for _ in range(600)]
+    assert median(rows[300:]) >= 16
+
+
 def test_the_heavy_principals_sequences_take_turns() -> None:
     world = World({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
     world.run(20)

@@ -331,7 +331,8 @@ class Scheduler:
         """Plan chunks of prompts beside what is planned already."""
         room = max(self.options.max_step_tokens - sum(plan.values()), 1)
         if plan and self.options.max_prefill_beside_decode:
-            room = min(room, self._pace.room, ration.room or room)
+            width = min(len(self.running) + len(self.waiting), self.options.max_sequences)
+            room = min(room, self._pace.room(len(plan), width), ration.room or room)
         prompts = self._prompts(ration)
         while room and (sequence := next(prompts, None)):
             allowed = ration.tokens_for(sequence)

@@ -11,11 +11,10 @@ One principal alone is not held back at all.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_cost import StepCost
 
 _STRETCH = 1.6  # what a step may take, in steps of the measure
 _BARE_EVERY = 8  # steps, one is without prompts of heavy principals, so that it is known what decoding takes,
@@ -60,7 +59,6 @@ class Turns:
     """
 
     pace: Pace
-    _cost: StepCost = field(default_factory=StepCost)
     _step: int = 0
     _most: int = 0
     _usual: float | None = None
@@ -79,7 +77,7 @@ class Turns:
         lightest = min(present.values())
         measure = lightest * len(present)
         heavy = frozenset(principal for principal, count in present.items() if count > lightest)
-        usual = self._cost.seconds(measure)
+        usual = self.pace.cost.seconds(measure)
         self._usual = usual
         if self._step % _SMALL_EVERY == 0 or self._debt > 0:
             return Ration(measure, heavy)
@@ -92,7 +90,7 @@ class Turns:
             return Ration(self._rows(allowed, measure), heavy, room=self.pace.tokens(usual))
         rows = self._rows((allowed + usual) / 2, measure)
         decoding = min(rows, sum(sequence.decoding for sequence in running))
-        tokens = max(self.pace.tokens(allowed - (self._cost.seconds(decoding) or usual)), _LEAST)
+        tokens = max(self.pace.tokens(allowed - (self.pace.cost.seconds(decoding) or usual)), _LEAST)
         return Ration(rows, heavy, tokens, self.pace.tokens(usual))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
@@ -116,11 +114,9 @@ class Turns:
         if self._usual is not None:
             owed = self._debt + seconds - _STRETCH * self._usual
             self._debt = min(max(owed, 0.0), _MOST_DEBT * self._usual)
-        self.pace.learn(prompt_tokens, seconds, self._cost.seconds(rows))
-        if not prompt_tokens:
-            self._cost.learn(rows, seconds)
+        self.pace.learn(rows, prompt_tokens, seconds)
 
     def _rows(self, seconds: float, measure: int) -> int:
         """Rows that fit into so many seconds; at most twice as many as before, since far off a line is a guess."""
-        self._most = int(min(max(self._cost.rows(seconds), measure), max(2 * self._most, measure)))
+        self._most = int(min(max(self.pace.cost.rows(seconds), measure), max(2 * self._most, measure)))
         return self._most
