@@ -3,13 +3,19 @@
  * came before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a
  * row's result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
  */
-#include "lanes.h"
+#include "slices.h"
 #include "tape.h"
 
 #define PAGE 64
 #define SPAN 512
 #define MAX_DIM 256
-#define TOGETHER 6     /* queries whose sums stay in registers */
+#if SLICE == LANES
+#define TOGETHER 6 /* queries whose sums stay in registers, */
+#define PARTS 4    /* and slices of each */
+#else
+#define TOGETHER 4
+#define PARTS 2
+#endif
 #define MAX_QUERIES 32 /* rows of a tile times query heads of one KV head */
 #define LOG2_E 1.44269504f
 
@@ -37,56 +43,57 @@ typedef struct {
     float scale;    /* of scores as powers of two */
 } layer;
 
-/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2], the first `parts` * LANES columns of them */
+/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2], the first `parts` slices of them */
 INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
                        const int rows, const int parts) {
-    lanes acc[TOGETHER][4];
+    slice acc[TOGETHER][PARTS];
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) acc[r][i] = (lanes){0};
+        for (int i = 0; i < parts; i++) acc[r][i] = (slice){0};
     for (int64_t d = 0; d < dim; d += 2) {
-        bits part[4];
-        for (int i = 0; i < parts; i++) part[i] = load_bits(keys + d * PAGE + 32 * i);
+        slice_bits part[PARTS];
+        for (int i = 0; i < parts; i++) part[i] = slice_load(keys + d * PAGE + 2 * SLICE * i);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, queries[r] + d, sizeof pair);
-            for (int i = 0; i < parts; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+            for (int i = 0; i < parts; i++) acc[r][i] = slice_dot2(acc[r][i], part[i], pair);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) store(scores[r] + LANES * i, acc[r][i]);
+        for (int i = 0; i < parts; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
-/* acc [rows, width / LANES] += weights at positions p and p + 1 times the values there, as far as they are `seen`. */
-INLINE void weigh_pair(lanes (*acc)[4], uint16_t (*weights)[PAGE], const uint16_t *values, int64_t p, int64_t dim,
-                       const uint32_t seen, const int rows, const int width) {
-    bits part[4];
-    for (int i = 0; i < width / LANES; i++) part[i] = load_bits(values + p * dim + 2 * LANES * i) & seen;
+/* acc [rows, parts] += weights at positions p and p + 1 times the values there, as far as they are `seen`. */
+INLINE void weigh_pair(slice (*acc)[PARTS], uint16_t (*weights)[PAGE], const uint16_t *values, int64_t p, int64_t dim,
+                       const uint32_t seen, const int rows, const int parts) {
+    slice_bits part[PARTS];
+    for (int i = 0; i < parts; i++) part[i] = slice_load(values + p * dim + 2 * SLICE * i) & seen;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         uint32_t pair;
         memcpy(&pair, weights[r] + p, sizeof pair);
 #pragma GCC unroll 4
-        for (int i = 0; i < width / LANES; i++) acc[r][i] = dot2(acc[r][i], part[i], pair);
+        for (int i = 0; i < parts; i++) acc[r][i] = slice_dot2(acc[r][i], part[i], pair);
     }
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `width` columns of them.
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `parts` slices of them.
  * Behind the last visible position may be what is no number. */
 INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
-                       int64_t visible, const int rows, const int width) {
-    lanes acc[TOGETHER][4];
+                       int64_t visible, const int rows, const int parts) {
+    slice acc[TOGETHER][PARTS];
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < width / LANES; i++) acc[r][i] = load(sums + r * dim + LANES * i) * keep[r];
-    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, width);
-    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, width);
+        for (int i = 0; i < parts; i++) acc[r][i] = (slice)slice_load(sums + r * dim + SLICE * i) * keep[r];
+    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, parts);
+    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, parts);
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < width / LANES; i++) store(sums + r * dim + LANES * i, acc[r][i]);
+        for (int i = 0; i < parts; i++) memcpy(sums + r * dim + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
 INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
                         int rows, const int parts) {
-    for (; rows >= 6; rows -= 6, queries += 6, scores += 6) score_rows(queries, keys, dim, scores, 6, parts);
+    for (; rows >= TOGETHER; rows -= TOGETHER, queries += TOGETHER, scores += TOGETHER)
+        score_rows(queries, keys, dim, scores, TOGETHER, parts);
     if (rows >= 4) score_rows(queries, keys, dim, scores, 4, parts), rows -= 4, queries += 4, scores += 4;
     if (rows == 3) score_rows(queries, keys, dim, scores, 3, parts);
     if (rows == 2) score_rows(queries, keys, dim, scores, 2, parts);
@@ -96,27 +103,30 @@ INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, in
 /* What nobody sees is not looked at: `visible` positions of the page. */
 static void score(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows,
                   int64_t visible) {
-    if (visible > 3 * LANES) score_parts(queries, keys, dim, scores, rows, 4);
-    else if (visible > 2 * LANES) score_parts(queries, keys, dim, scores, rows, 3);
-    else if (visible > LANES) score_parts(queries, keys, dim, scores, rows, 2);
-    else score_parts(queries, keys, dim, scores, rows, 1);
+    for (; visible > 0; visible -= PARTS * SLICE, keys += 2 * PARTS * SLICE) {
+        if (visible > 3 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 4);
+        else if (visible > 2 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 3);
+        else if (visible > SLICE) score_parts(queries, keys, dim, scores, rows, 2);
+        else score_parts(queries, keys, dim, scores, rows, 1);
+        scores = (float (*)[PAGE])(*scores + PARTS * SLICE);
+    }
 }
 
 static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
                   int rows, int64_t visible) {
     int64_t d = 0;
-    for (; d + 64 <= dim; d += 64) {
+    for (; d + PARTS * SLICE <= dim; d += PARTS * SLICE) {
         int r = 0;
-#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, 64)
-        for (; rows - r >= 6; r += 6) WEIGH(6);
+#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, PARTS)
+        for (; rows - r >= TOGETHER; r += TOGETHER) WEIGH(TOGETHER);
         if (rows - r >= 4) WEIGH(4), r += 4;
         if (rows - r == 3) WEIGH(3);
         if (rows - r == 2) WEIGH(2);
         if (rows - r == 1) WEIGH(1);
     }
-    for (; d < dim; d += LANES)
+    for (; d < dim; d += SLICE)
         for (int r = 0; r < rows; r++)
-            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, 1, LANES);
+            weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, 1, 1);
 }
 
 /* One page of an 8-bit cache as bfloat16. */

@@ -21,6 +21,8 @@ typedef uint32_t bits __attribute__((vector_size(64)));
 typedef uint16_t halves __attribute__((vector_size(32)));
 typedef float float8 __attribute__((vector_size(32)));
 typedef float float4 __attribute__((vector_size(16)));
+typedef int32_t words8 __attribute__((vector_size(32)));
+typedef int32_t words4 __attribute__((vector_size(16)));
 typedef uint8_t bytes16 __attribute__((vector_size(16)));
 
 INLINE lanes all(float value) { return (lanes){0} + value; }
@@ -51,17 +53,6 @@ INLINE lanes fused(lanes a, lanes b, lanes c) {
     return c;
 #else
     return a * b + c;
-#endif
-}
-
-/* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
-INLINE lanes dot2(lanes acc, bits pairs, uint32_t pair) {
-#if defined(__AVX512BF16__)
-    return (lanes)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
-#else
-    bits same = (bits){0} + pair;
-    acc = fused((lanes)(pairs & 0xffff0000u), (lanes)(same & 0xffff0000u), acc);
-    return fused((lanes)(pairs << 16), (lanes)(same << 16), acc);
 #endif
 }
 
@@ -108,6 +99,12 @@ INLINE lanes where(words condition, lanes then, lanes otherwise) {
 INLINE lanes larger(lanes a, lanes b) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    __m256 x[2], y[2];
+    memcpy(x, &a, 64), memcpy(y, &b, 64);
+    x[0] = _mm256_max_ps(x[0], y[0]), x[1] = _mm256_max_ps(x[1], y[1]);
+    memcpy(&a, x, 64);
+    return a;
 #else
     words above = a > b;
     return (lanes)(((words)a & above) | ((words)b & ~above));
@@ -128,9 +125,27 @@ INLINE float largest(lanes value) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)value);
 #else
-    float most = value[0];
-    for (int i = 1; i < LANES; i++) most = value[i] > most ? value[i] : most;
+    float8 eighths[2];
+    memcpy(eighths, &value, sizeof value);
+    words8 above = eighths[0] > eighths[1];
+    eighths[0] = (float8)(((words8)eighths[0] & above) | ((words8)eighths[1] & ~above));
+    float most = eighths[0][0];
+    for (int i = 1; i < 8; i++) most = eighths[0][i] > most ? eighths[0][i] : most;
     return most;
+#endif
+}
+
+INLINE int32_t sum_words(words value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)value);
+#else
+    words8 eighths[2];
+    memcpy(eighths, &value, sizeof value);
+    eighths[0] += eighths[1];
+    words4 quarters[2];
+    memcpy(quarters, eighths, sizeof quarters);
+    quarters[0] += quarters[1];
+    return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 #endif
 }
 

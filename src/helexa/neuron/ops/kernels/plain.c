@@ -1,25 +1,34 @@
 /* Matrix products with weights that are not quantised: bfloat16, in tiles of 16 rows of which each lane takes two
  * columns at once, [columns / 2, 16, 2]. As with quantised weights, a row of x always goes through the same operations.
  */
-#include "lanes.h"
+#include "slices.h"
 #include "tape.h"
 
 #define MAX_ROWS 6
 
-/* out [rows, 16] = x [rows, columns] times one tile. */
-INLINE void multiply_tile(const uint16_t *tile, const uint16_t *x, int64_t columns, lanes *out, const int rows) {
-    lanes even[rows], odd[rows];
-    for (int r = 0; r < rows; r++) even[r] = odd[r] = (lanes){0};
+/* out [rows, 16], from `lane` on = x [rows, columns] times a slice of one tile. */
+INLINE void multiply_slice(const uint16_t *tile, const uint16_t *x, int64_t columns, lanes *out, int64_t lane,
+                           const int rows) {
+    slice even[MAX_ROWS], odd[MAX_ROWS];
+    for (int r = 0; r < rows; r++) even[r] = odd[r] = (slice){0};
+    tile += 2 * lane;
     for (int64_t k = 0; k < columns; k += 4, tile += 4 * LANES) {
-        bits first = load_bits(tile), second = load_bits(tile + 2 * LANES);
+        slice_bits first = slice_load(tile), second = slice_load(tile + 2 * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pairs[2];
             memcpy(pairs, x + r * columns + k, sizeof pairs);
-            even[r] = dot2(even[r], first, pairs[0]), odd[r] = dot2(odd[r], second, pairs[1]);
+            even[r] = slice_dot2(even[r], first, pairs[0]), odd[r] = slice_dot2(odd[r], second, pairs[1]);
         }
     }
-    for (int r = 0; r < rows; r++) out[r] = even[r] + odd[r];
+    for (int r = 0; r < rows; r++) {
+        slice total = even[r] + odd[r];
+        memcpy((float *)(out + r) + lane, &total, sizeof total);
+    }
+}
+
+INLINE void multiply_tile(const uint16_t *tile, const uint16_t *x, int64_t columns, lanes *out, const int rows) {
+    for (int64_t lane = 0; lane < LANES; lane += SLICE) multiply_slice(tile, x, columns, out, lane, rows);
 }
 
 #define ROWS(COUNT) \

@@ -1,8 +1,8 @@
 /* Matrix products of activations with packed weights: `out[t, n] = sum over k of x[t, k] * w[n, k]`.
  *
  * Activations are rounded to 16 or 8 bits with one scale for each 32 columns, and products of codes are summed in whole
- * numbers: first those of the upper bytes, then, with these 256 times as large, those of the lower ones, if there are
- * any. A row of x goes through the same operations in the same order whatever rows are beside it.
+ * numbers. With VNNI these are sums of bytes: first of the upper ones, then, with these 256 times as large, of the lower
+ * ones, if there are any. A row of x goes through the same operations in the same order whatever rows are beside it.
  */
 #include "tape.h"
 #include "tiles.h"
@@ -17,25 +17,21 @@
 #define LEAST_ROWS 48
 #ifdef __AVX512VNNI__
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
+#define PARTS 2 /* a code of 16 bits is 256 * upper + lower; one of 8 bits has no lower byte */
 #else
-#define UNROLL_QUADS /* takes longer to compile than it saves */
+#define UNROLL_QUADS _Pragma("GCC unroll 1") /* GCC would multiply all, and then add, for which registers are too few */
+#define PARTS 1
 #endif
 
-/* 32 activations of one row. Their codes are bytes, or, in 16 bits, 256 * upper + lower. */
+/* 32 activations of one row. */
 typedef struct {
     float scale, scaled_sum; /* the sum is that of the rounded activations */
     int32_t first, second;   /* -32 times the sums of the codes of either half */
-    int8_t codes[2][GROUP];  /* upper, lower */
+    quad codes[PARTS][QUADS];
 } block;
 
-INLINE int32_t quad_of(const int8_t *codes, int j) {
-    int32_t quad;
-    memcpy(&quad, codes + 4 * j, sizeof quad);
-    return quad;
-}
-
-/* Adds the products of `count` quads from `j` on with one byte of x; `dots` are [rows, tiles]. */
-INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int byte,
+/* Adds the products of `count` quads from `j` on with one part of x; `dots` are [rows, tiles]. */
+INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int part,
                       slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
     for (int q = j; q < j + count; q++) {
@@ -47,12 +43,9 @@ INLINE void add_quads(const format f, const slice_bits table, const uint8_t *con
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            int32_t quad = quad_of(x[r].codes[byte], q);
+            const quad *four = x[r].codes[part] + q;
 #pragma GCC unroll 2
-            for (int t = 0; t < tiles; t++) {
-                slice_words *dot = dots + r * tiles + t;
-                *dot = dot4(*dot, codes[t], quad, f.bits == 8 || f.table);
-            }
+            for (int t = 0; t < tiles; t++) dots[r * tiles + t] = dot4(dots[r * tiles + t], codes[t], four);
         }
     }
 }
@@ -63,9 +56,9 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *con
                       int64_t x_bits) {
     for (int i = 0; i < rows * tiles; i++) dots[i] = (slice_words){0};
     add_quads(f, table, from, x, 0, dots, j, count, rows, tiles);
-    if (x_bits == 8) return;
+    if (PARTS == 1 || x_bits == 8) return;
     for (int i = 0; i < rows * tiles; i++) dots[i] <<= 8;
-    add_quads(f, table, from, x, 1, dots, j, count, rows, tiles);
+    add_quads(f, table, from, x, PARTS - 1, dots, j, count, rows, tiles);
 }
 
 /* `rows` rows of x, of which `stride` are interleaved, times the slice from `lane` on of `tiles` tiles that lie `distance`
@@ -212,19 +205,20 @@ INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
     for (int half = 0; half < 2; half++) {
         /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
         words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
+        quad *quads = to->codes[0] + half * QUADS / 2;
+#if defined(__AVX512VNNI__)
         words upper = x_bits == 8 ? codes : (codes + 128) >> 8, lower = codes - (upper << 8);
-        int8_t *uppers = to->codes[0] + half * LANES, *lowers = to->codes[1] + half * LANES;
-#if defined(__AVX512F__)
-        _mm_storeu_si128((__m128i *)uppers, _mm512_cvtepi32_epi8((__m512i)upper));
-        if (x_bits > 8) _mm_storeu_si128((__m128i *)lowers, _mm512_cvtepi32_epi8((__m512i)lower));
-        sums[half] = _mm512_reduce_add_epi32((__m512i)codes);
+        _mm_storeu_si128((__m128i *)quads, _mm512_cvtepi32_epi8((__m512i)upper));
+        if (x_bits > 8) _mm_storeu_si128((__m128i *)(quads + QUADS), _mm512_cvtepi32_epi8((__m512i)lower));
 #else
-        for (int i = 0; i < LANES; i++) {
-            uppers[i] = (int8_t)upper[i];
-            if (x_bits > 8) lowers[i] = (int8_t)lower[i];
-            sums[half] += codes[i];
+        uint64_t twos[QUADS], low = 0x0000ffff0000ffff;
+        memcpy(twos, &codes, sizeof twos);
+        for (int q = 0; q < QUADS / 2; q++) {
+            uint64_t four = (twos[2 * q] & low) | (twos[2 * q + 1] & low) << 16;
+            memcpy(quads + q, &four, sizeof four);
         }
 #endif
+        sums[half] = sum_words(codes);
     }
     to->scale = peak / most + off;
     to->scaled_sum = to->scale * (float)(sums[0] + sums[1]);

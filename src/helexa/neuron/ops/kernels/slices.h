@@ -37,6 +37,20 @@ INLINE slice slice_fused(slice a, slice b, slice c) {
 #endif
 }
 
+/* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
+INLINE slice slice_dot2(slice acc, slice_bits pairs, uint32_t pair) {
+#if defined(__AVX512BF16__)
+    return (slice)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
+#else
+    slice_bits same = (slice_bits){0} + pair;
+#if SLICE == 8
+    __asm__("" : "+x"(same)); /* or GCC takes the two apart before it spreads them over the lanes, each by itself */
+#endif
+    acc = slice_fused((slice)(pairs & 0xffff0000u), (slice)(same & 0xffff0000u), acc);
+    return slice_fused((slice)(pairs << 16), (slice)(same << 16), acc);
+#endif
+}
+
 /* float16 numbers, exactly. */
 INLINE slice slice_of_halves(const uint8_t *from) {
 #if defined(__AVX512F__)
@@ -88,32 +102,37 @@ INLINE slice slice_of_signed(const uint8_t *from) {
 #endif
 }
 
-/* acc + the product of four codes (0 to 255) in each lane and the same four signed bytes for all lanes. Without VNNI,
- * pairs are summed in 16 bits: codes of 8 bits must be `wide`, and go nibble by nibble. */
-INLINE slice_words dot4(slice_words acc, slice_bits codes, int32_t quad, const int wide) {
+/* What four codes of a lane are multiplied with, the same for all lanes. Without VNNI numbers of 16 bits: the first, third,
+ * second and fourth. */
+typedef struct {
 #if defined(__AVX512VNNI__)
-    (void)wide;
-    return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(quad));
-#elif defined(__AVX512BW__)
-    __m512i x = (__m512i)codes, four = _mm512_set1_epi32(quad), one = _mm512_set1_epi16(1);
-    if (wide) {
-        __m512i low = _mm512_set1_epi8(15), high = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
-        acc += (slice_words)_mm512_slli_epi32(_mm512_madd_epi16(_mm512_maddubs_epi16(high, four), one), 4);
-        x = _mm512_and_si512(x, low);
-    }
-    return acc + (slice_words)_mm512_madd_epi16(_mm512_maddubs_epi16(x, four), one);
-#elif SLICE == 8
-    __m256i x = (__m256i)codes, four = _mm256_set1_epi32(quad), one = _mm256_set1_epi16(1);
-    if (wide) {
-        __m256i low = _mm256_set1_epi8(15), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), low);
-        acc += (slice_words)_mm256_slli_epi32(_mm256_madd_epi16(_mm256_maddubs_epi16(high, four), one), 4);
-        x = _mm256_and_si256(x, low);
-    }
-    return acc + (slice_words)_mm256_madd_epi16(_mm256_maddubs_epi16(x, four), one);
+    int32_t bytes;
 #else
-    (void)wide;
-    for (int i = 0; i < 4; i++) acc += (slice_words)((codes >> (8 * i)) & 255) * (int32_t)(int8_t)(quad >> (8 * i));
-    return acc;
+    int32_t pairs[2];
+#endif
+} quad;
+
+#if !defined(__AVX512VNNI__)
+/* acc + the product of two numbers of 16 bits in each lane, the first of which are not negative, and the same two for all
+ * lanes. */
+INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
+#if defined(__AVX512BW__)
+    return acc + (slice_words)_mm512_madd_epi16((__m512i)numbers, _mm512_set1_epi32(pair));
+#elif SLICE == 8
+    return acc + (slice_words)_mm256_madd_epi16((__m256i)numbers, _mm256_set1_epi32(pair));
+#else
+    return acc + (slice_words)(numbers & 0xffff) * (int16_t)pair + (slice_words)(numbers >> 16) * (pair >> 16);
+#endif
+}
+#endif
+
+/* acc + the product of four codes (0 to 255) in each lane and the same four numbers for all lanes. */
+INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
+#if defined(__AVX512VNNI__)
+    return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four->bytes));
+#else
+    acc = dot_pair(acc, codes & 0x00ff00ffu, four->pairs[0]);
+    return dot_pair(acc, codes >> 8 & 0x00ff00ffu, four->pairs[1]);
 #endif
 }
 
