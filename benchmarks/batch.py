@@ -98,8 +98,9 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
             running += 1
         if not running:
             break
-        plan = scheduler.plan()
-        for output in scheduler.commit(plan, runner.run(plan).tokens):
+        plan, started = scheduler.plan(), time.perf_counter()
+        sampled = runner.run(plan).tokens
+        for output in scheduler.commit(plan, sampled, time.perf_counter() - started):
             generated += len(output.tokens)
             running -= output.finish is not None
     seconds, cpu = time.perf_counter() - begin, _cpu(me)

@@ -117,6 +117,15 @@ def test_a_crowd_is_not_held_up_by_one_that_came_before(cost: dict[str, float]) 
     assert median(rows[300:]) >= 16
 
 
+def test_steps_of_a_crowd_are_of_few_sizes() -> None:
+    """A step of a size that was not there before is longer, as it has to be recorded."""
+    world = World({"heavy": 120}, base=0.010, row=0.002, token=0.004, noise=0.5)
+    for _ in range(200):
+        world.step()
+    sizes = [sum(entry.count for entry in world.step()) for _ in range(400)]
+    assert sum(size % 16 == 0 for size in sizes) >= 300
+
+
 def test_the_heavy_principals_sequences_take_turns() -> None:
     world = World({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
     world.run(20)

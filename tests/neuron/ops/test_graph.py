@@ -158,22 +158,20 @@ def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> Non
     assert runs.calls == calls
 
 
-def test_large_steps_are_not_kept(library: KernelLibrary) -> None:
-    runs = Runs(library)
-    runs.step(plan_of(0, 65))
-    calls = runs.calls
-    runs.step(plan_of(1, 65))
-    assert runs.calls == calls + 1
-
-
-def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary) -> None:
+def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helexa.neuron.ops.graph._KEPT_BYTES", 10 * 300)  # of two kernels each
     runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
     first, calls = runs.step(plan_of(0, 1)), runs.calls
     shapes = [(1, count) for count in range(2, 50)] + [(1, 1, count) for count in range(2, 50)]
     for shape in shapes:
         runs.step(plan_of(0, *shape))
+        assert runs.ops._graphs.kept_bytes <= 10 * 300
     for _ in range(2):
         assert torch.equal(runs.step(plan_of(0, 1)), first)
+    assert runs.calls == calls + len(shapes) + 1
+    for _ in range(2):
+        for shape in shapes[-5:]:
+            runs.step(plan_of(0, *shape))
     assert runs.calls == calls + len(shapes) + 1
 
 

@@ -30,6 +30,8 @@ from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.turns import Ration, Turns
 
+_ROWS_ALIKE = 16  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
+
 
 class Scheduler:
     """Owns all sequences and the page pool.
@@ -333,6 +335,7 @@ class Scheduler:
         if plan and self.options.max_prefill_beside_decode:
             width = min(len(self.running) + len(self.waiting), self.options.max_sequences)
             room = min(room, self._pace.room(len(plan), width), ration.room or room)
+            room -= (len(plan) + room) % _ROWS_ALIKE if room >= _ROWS_ALIKE else 0
         prompts = self._prompts(ration)
         while room and (sequence := next(prompts, None)):
             allowed = ration.tokens_for(sequence)

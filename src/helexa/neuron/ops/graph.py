@@ -11,10 +11,7 @@ from torch import Tensor
 from helexa.neuron.ops.kernel_library import Instruction, KernelLibrary
 from helexa.neuron.ops.workspace import Workspace
 
-_MAX_KEPT = 96
-_MAX_ROWS_KEPT = (
-    64  # of a step; larger ones are rarely of the same shape twice, and recording them costs little of theirs
-)
+_KEPT_BYTES = 32 << 20  # of tapes: some 500 for 30 layers, as recording one takes a tenth of the time of a small step
 
 
 @dataclass
@@ -34,12 +31,17 @@ class Recording:
 
 
 class Graphs:
-    """Recordings by shape, the least recently used forgotten first."""
+    """Recordings by shape, the least recently used forgotten first.
+
+    Attributes:
+        kept_bytes: of their tapes.
+    """
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
         self._workspace = workspace
         self._kept: OrderedDict[tuple[int, int], Recording] = OrderedDict()
+        self.kept_bytes = 0
         self._instructions: list[Instruction] | None = None
         self._inputs: list[Tensor] = []
         self._sound: bool | None = None
@@ -75,14 +77,20 @@ class Graphs:
         result = None if found is None else self._workspace.take_again(found.address, *found.shape)
         if found is None or result is None:
             found, result = self._record(forward)
-            if rows <= _MAX_ROWS_KEPT:
-                self._kept[rows, samples] = found
-            if len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
+            self._keep((rows, samples), found)
         else:
             self._kept.move_to_end((rows, samples))
         self._library.run(found.tape)
         return result
+
+    def _keep(self, shape: tuple[int, int], recording: Recording) -> None:
+        if (before := self._kept.pop(shape, None)) is not None:
+            self.kept_bytes -= before.tape.nbytes
+        self._kept[shape] = recording
+        self.kept_bytes += recording.tape.nbytes
+        while self.kept_bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self.kept_bytes -= oldest.tape.nbytes
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Whether a recording gives what the pass itself gives.
