@@ -7,8 +7,11 @@ import subprocess
 import sys
 import time
 
-# The command must own the terminal for Ctrl-C to become a signal.
-_OWN = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+# The command must own the terminal for Ctrl-C to become a signal, and not have inherited that it is to ignore it.
+_OWN = (
+    "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 CTRL_C = "\x03"
 CTRL_D = "\x04"
