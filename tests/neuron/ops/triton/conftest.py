@@ -21,13 +21,13 @@ interpreter._patch_lang_tensor = _with_whole_numbers
 _create_dot = interpreter.InterpreterBuilder.create_dot
 
 
-def _dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
     """Some processors' BLAS sums a row in another order when other rows are beside it, which no tensor core does: in
     float64 that is lost when it is rounded."""
     if d.data.dtype == np.float32 and a.dtype.is_floating() and a.dtype.primitive_bitwidth > 8:
         product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
-    return _create_dot(self, a, b, d, *how)
+    return _create_dot(self, a, b, d, input_precision, max_num_imprecise_acc)
 
 
 interpreter.InterpreterBuilder.create_dot = _dot
