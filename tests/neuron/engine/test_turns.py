@@ -123,7 +123,7 @@ def test_steps_of_a_crowd_are_of_few_sizes() -> None:
     for _ in range(200):
         world.step()
     sizes = [sum(entry.count for entry in world.step()) for _ in range(400)]
-    assert sum(size % 16 == 0 for size in sizes) >= 300
+    assert sum(size % 8 == 0 for size in sizes) >= 300
 
 
 def test_the_heavy_principals_sequences_take_turns() -> None:

@@ -30,7 +30,7 @@ from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.turns import Ration, Turns
 
-_ROWS_ALIKE = 16  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
+_ROWS_ALIKE = 8  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
 
 
 class Scheduler:
@@ -334,8 +334,11 @@ class Scheduler:
         room = max(self.options.max_step_tokens - sum(plan.values()), 1)
         if plan and self.options.max_prefill_beside_decode:
             width = min(len(self.running) + len(self.waiting), self.options.max_sequences)
-            room = min(room, self._pace.room(len(plan), width), ration.room or room)
-            room -= (len(plan) + room) % _ROWS_ALIKE if room >= _ROWS_ALIKE else 0
+            most = min(room, self.options.max_prefill_beside_decode)
+            room = min(most, self._pace.room(len(plan), width), ration.room or most)
+            if room >= 2 * _ROWS_ALIKE:  # to the nearest, so that prompts lose nothing by it
+                rows = (len(plan) + room + _ROWS_ALIKE // 2) // _ROWS_ALIKE * _ROWS_ALIKE
+                room = min(most, rows - len(plan))
         prompts = self._prompts(ration)
         while room and (sequence := next(prompts, None)):
             allowed = ration.tokens_for(sequence)
