@@ -258,6 +258,21 @@ async def test_who_waits_for_room_is_served_elsewhere_if_the_model_comes_up_ther
         assert node.unloads == [] and other.loads == []
 
 
+async def test_a_model_that_is_back_is_there_for_those_who_waited_before_it_leaves_for_others() -> None:
+    a = FakeNode("a").with_accelerator(7500, SIZES).holds("C")
+    b = FakeNode("b").with_accelerator(7500, SIZES).holds("B")
+    async with a.serving(), b.serving(), stage(a, b, swap_wait_secs=60) as s:
+        with s.fleet.request("a", "C"):
+            b.down = True
+            await eventually(lambda: not s.fleet.node("b").healthy)
+            first, second = s.ask("B"), s.ask("A")
+            await eventually(lambda: s.lifecycle.progress("B") is not None and s.lifecycle.progress("A") is not None)
+            b.down = False
+            assert (await first).node == "b"
+            assert ("b", "B") not in s.fleet.view().draining
+            assert (await second).node == "b"
+
+
 async def test_memory_is_reserved_when_a_load_is_decided() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()

@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.lifecycle.stage import SIZES, Stage, stage
+from cortex.lifecycle.stage import SIZES, Asked, Stage, stage
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 
@@ -24,10 +24,9 @@ def holds(node: FakeNode, model: str) -> bool:
 async def client(s: Stage, rng: random.Random, nodes: list[FakeNode]) -> str:
     """One request: waits for its model, uses it for a moment, or gives up before."""
     model = rng.choice(list(SIZES))
-    asked = s.ask(model)
     try:
         async with asyncio.timeout(rng.choice((0.05, 0.5, 60))):
-            target = await asked
+            target = await s.lifecycle.serve(model, Asked())
     except TimeoutError:
         return "gone"
     except ApiError as error:

@@ -137,6 +137,14 @@ def test_what_came_just_now_stays_whoever_waits() -> None:
     assert place(young, "B", since=NOW - 500) == Hold("B", "a", ("A",), NOW + 25)
 
 
+def test_those_who_waited_for_a_model_have_a_moment_to_ask_it() -> None:
+    back = situation(node("a", "A"), awaited={("a", "A"): NOW - 0.25})  # it was there long before, out of reach
+    assert place(back, "B", since=NOW - 500) == Hold("B", "a", ("A",), NOW + 0.75)
+    forgetful = EvictionSection(idle_ttl_secs=60)
+    assert expired(replace(back, settings=forgetful)) == []
+    assert expired(replace(back, settings=forgetful, awaited={})) == [("a", "A")]
+
+
 def test_a_batch_is_over_when_it_paused_for_half_of_a_reload() -> None:
     resting = situation(node("a", "A"), used_at={("a", "A"): NOW - 4}, load_secs={("a", "A"): 10.0})
     assert place(resting, "B", since=NOW) == Hold("B", "a", ("A",), NOW + 1)

@@ -85,9 +85,10 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
         return inf
     residency = max(settings.min_residency_secs, LEAST_RESIDENCY_SECS)
     young_until = -inf if resident.loaded_at is None else resident.loaded_at + residency
+    asked_by = -inf if resident.awaited_at is None else resident.awaited_at + LEAST_RESIDENCY_SECS
     patience = min(settings.swap_wait_secs, IDLE_RELOADS * resident.reload_secs)
     done_at = inf if resident.busy else -inf if resident.used_at is None else resident.used_at + patience
-    return max(young_until, min(done_at, since + settings.swap_wait_secs))
+    return max(young_until, asked_by, min(done_at, since + settings.swap_wait_secs))
 
 
 def _in_order(situation: Situation, residents: list[Resident], since: float) -> list[Resident]:

@@ -18,6 +18,7 @@ class History:
         devices: where the last load went.
         failures: loads whose last attempt failed.
         sizes_mb: what models were last seen to hold, by model.
+        awaited: when those who waited for a model were last sent there (seconds of the fleet's clock).
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class History:
         self.devices: dict[Pair, tuple[int, ...]] = {}
         self.failures: dict[Pair, Failure] = {}
         self.sizes_mb: dict[str, int] = {}
+        self.awaited: dict[Pair, float] = {}
 
     def look(self, view: FleetView) -> None:
         """Remember what nodes say that their models hold."""

@@ -136,6 +136,7 @@ class Lifecycle:
             self._history.failures,
             self._history.devices,
             self._history.sizes_mb,
+            self._history.awaited,
         )
 
     async def run(self) -> None:
@@ -217,6 +218,7 @@ class Lifecycle:
         if demand.outcome.done():
             return
         if isinstance(outcome, Warm):
+            self._history.awaited[outcome.node, outcome.model] = self._clock()
             demand.outcome.set_result(outcome)
         else:
             demand.outcome.set_exception(outcome)

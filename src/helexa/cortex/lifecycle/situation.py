@@ -42,7 +42,8 @@ class Resident:
         busy: it has requests now.
         loading: it is not there yet.
         loaded_at: when it came, None if that is unknown (then it is long ago).
-        used_at: when it last had a request, or came for one; None if neither is known.
+        awaited_at: when those who waited for it were last sent here, None if nobody was.
+        used_at: when it last had a request, or was there for one; None if neither is known.
         reload_secs: what bringing it back would cost.
     """
 
@@ -52,6 +53,7 @@ class Resident:
     busy: bool
     loading: bool
     loaded_at: float | None
+    awaited_at: float | None
     used_at: float | None
     reload_secs: float
 
@@ -75,6 +77,7 @@ class Situation:
         failures: loads that lately failed, by (node, model).
         devices: where loads of this gateway were put, by (node, model).
         sizes_mb: what models were last seen to hold, by model.
+        awaited: when those who waited for a model were last sent to where it serves, by (node, model).
     """
 
     view: FleetView
@@ -88,6 +91,7 @@ class Situation:
     failures: Mapping[Pair, Failure] = field(default_factory=dict[Pair, Failure])
     devices: Mapping[Pair, tuple[int, ...]] = field(default_factory=dict[Pair, tuple[int, ...]])
     sizes_mb: Mapping[str, int] = field(default_factory=dict[str, int])
+    awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
     def free(self, node: Node) -> dict[int, int]:
         """Free MB of every device: expected, else as the node says, else what its models should leave."""
@@ -146,8 +150,10 @@ class Situation:
             busy=self.view.load(node, model) > 0,
             loading=(loading and model not in node.models) or _is_loading(node, model),
             loaded_at=self.view.loaded_at.get(pair),
+            awaited_at=self.awaited.get(pair),
             used_at=max(
-                (times[pair] for times in (self.view.loaded_at, self.view.used_at) if pair in times), default=None
+                (times[pair] for times in (self.view.loaded_at, self.awaited, self.view.used_at) if pair in times),
+                default=None,
             ),
             reload_secs=assumed if measured is None else measured,
         )
