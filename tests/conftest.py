@@ -1,9 +1,12 @@
 """Fixtures that every room's tests share."""
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import gguf
 import hypothesis
 import pytest
 
@@ -27,8 +30,10 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay to the end: the collector need not look through them, which holds up everything."""
+    """Thousands of tests stay to the end: the collector need not look through them, which holds up everything; nor
+    need it look as often through what libraries keep."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +45,13 @@ def smollm2_gguf() -> Path:
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
     )
+
+
+@pytest.fixture(scope="session")
+def swift_transformers() -> Iterator[None]:
+    """transformers reads the whole of a GGUF file's metadata half a dozen times, and makes a table of names for each
+    of a model's modules; here it does either once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))
+        yield

@@ -36,6 +36,7 @@ def answers(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
     return generate(runner, scheduler_of(runner), prompts, 64)
 
 
+@pytest.mark.usefixtures("swift_transformers")
 def test_greedy_tokens_equal_those_of_transformers(
     smollm2_gguf: Path, prompts: list[list[int]], answers: list[list[int]]
 ) -> None:

@@ -33,7 +33,7 @@ def smollm2(smollm2_gguf: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def reference_smollm2(smollm2_gguf: Path) -> Any:
+def reference_smollm2(smollm2_gguf: Path, swift_transformers: None) -> Any:
     """transformers' tokenizer of the same file."""
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
