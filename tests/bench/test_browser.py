@@ -118,7 +118,7 @@ def test_a_filter_changes_the_address_and_the_chart(browser, url):
 
 
 def test_charts_and_pages_are_reached_by_keys(browser, url):
-    page, _, _ = opened(browser, url + TRENDS)
+    page, said, _ = opened(browser, url + TRENDS, color_scheme="dark")
     page.locator(".plot").focus()
     page.keyboard.press("Home")
     assert fleet_history.build(0).sha in page.locator(".read").inner_text()
@@ -127,6 +127,7 @@ def test_charts_and_pages_are_reached_by_keys(browser, url):
     page.keyboard.press("g")
     page.keyboard.press("3")
     page.wait_for_url("**/runs")
+    assert said == []
     page.context.close()
 
 

@@ -31,17 +31,12 @@ class Recording:
 
 
 class Graphs:
-    """Recordings by shape, the least recently used forgotten first.
-
-    Attributes:
-        kept_bytes: of their tapes.
-    """
+    """Recordings by shape, the least recently used forgotten first."""
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
         self._workspace = workspace
         self._kept: OrderedDict[tuple[int, int], Recording] = OrderedDict()
-        self.kept_bytes = 0
         self._instructions: list[Instruction] | None = None
         self._inputs: list[Tensor] = []
         self._sound: bool | None = None
@@ -83,14 +78,16 @@ class Graphs:
         self._library.run(found.tape)
         return result
 
+    @property
+    def kept_bytes(self) -> int:
+        """What the tapes take."""
+        return sum(recording.tape.nbytes for recording in self._kept.values())
+
     def _keep(self, shape: tuple[int, int], recording: Recording) -> None:
-        if (before := self._kept.pop(shape, None)) is not None:
-            self.kept_bytes -= before.tape.nbytes
         self._kept[shape] = recording
-        self.kept_bytes += recording.tape.nbytes
+        self._kept.move_to_end(shape)
         while self.kept_bytes > _KEPT_BYTES:
-            _, oldest = self._kept.popitem(last=False)
-            self.kept_bytes -= oldest.tape.nbytes
+            self._kept.popitem(last=False)
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Whether a recording gives what the pass itself gives.
