@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
 from helexa.cortex.access.auth import authorise
+from helexa.cortex.access.limits import Pass
 from helexa.cortex.affinity import affinity_key
 from helexa.cortex.bill import Bill
 from helexa.cortex.exchange import Exchange
@@ -30,8 +31,11 @@ class Waiter:
     enqueued: float = field(default_factory=time.monotonic)
 
 
-async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange) -> None:
+async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange, admitted: Pass) -> None:
     """Answer one question.
+
+    Args:
+        admitted: the request's pass of its key's limits, entered before the body was read.
 
     Raises:
         ApiError: refused or failed; the caller ends the reply with it.
@@ -51,18 +55,18 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
     if hint is not None:
         reply.headers.append((b"x-helexa-advice", hint))
     tokens = question.tokens(limit)
-    with gateway.limits.enter(exchange.principal, tokens) as granted:
-        reply.headers += granted.headers
-        try:
-            if exchange.principal is None:
-                await _ask(gateway, model, question, reply, exchange, None)
-            else:
-                reservation = await gateway.ledger.reserve(exchange.principal, exchange.request_id, model, tokens)
-                async with Bill(reservation, question, exchange) as bill:
-                    await _ask(gateway, model, question, reply, exchange, bill.settle)
-        finally:
-            if exchange.usage is not None:
-                granted.spent(exchange.usage.prompt + exchange.usage.completion)
+    admitted.hold_tokens(tokens)
+    reply.headers += admitted.headers
+    try:
+        if exchange.principal is None:
+            await _ask(gateway, model, question, reply, exchange, None)
+        else:
+            reservation = await gateway.ledger.reserve(exchange.principal, exchange.request_id, model, tokens)
+            async with Bill(reservation, question, exchange) as bill:
+                await _ask(gateway, model, question, reply, exchange, bill.settle)
+    finally:
+        if exchange.usage is not None:
+            admitted.spent(exchange.usage.prompt + exchange.usage.completion)
 
 
 async def _ask(

@@ -1,13 +1,14 @@
 """Limits of a key, with a clock by hand."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.limits import Limits
+from helexa.cortex.access.limits import Limits, Pass
 from helexa.cortex.access.principal import Principal
 
 
@@ -19,8 +20,16 @@ class Clock:
         return self.now
 
 
+@contextmanager
+def entered(limits: Limits, principal: Principal | None, tokens: int) -> Iterator[Pass]:
+    """Both steps of a request that uses no tokens unless `spent` is called."""
+    with limits.enter(principal) as granted:
+        granted.hold_tokens(tokens)
+        yield granted
+
+
 def ask(limits: Limits, principal: Principal | None, tokens: int = 1, actual: int = 0) -> None:
-    with limits.enter(principal, tokens) as granted:
+    with entered(limits, principal, tokens) as granted:
         granted.spent(actual)
 
 
@@ -54,7 +63,7 @@ def test_requests_a_minute() -> None:
 def test_tokens_are_estimated_then_corrected() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", tokens_per_minute=600)
-    with limits.enter(key, 500) as granted:
+    with entered(limits, key, 500) as granted:
         assert refused(limits, key, 200).retry_after == 10
         granted.spent(100)
     ask(limits, key, 500, actual=700)
@@ -66,9 +75,9 @@ def test_tokens_are_estimated_then_corrected() -> None:
 def test_a_request_that_failed_costs_no_tokens() -> None:
     limits, key = Limits(Clock()), Principal("a", "k", tokens_per_minute=100)
     for _ in range(5):
-        with pytest.raises(ZeroDivisionError), limits.enter(key, 100):
+        with pytest.raises(ZeroDivisionError), entered(limits, key, 100):
             raise ZeroDivisionError
-    with limits.enter(key, 100):
+    with entered(limits, key, 100):
         refused(limits, key, 1)
 
 
@@ -87,22 +96,52 @@ def test_requests_at_a_time() -> None:
     limits, key, other = Limits(Clock()), Principal("a", "k", concurrency=2), Principal("a", "k2", concurrency=1)
     with ExitStack() as open_requests:
         for _ in range(2):
-            open_requests.enter_context(limits.enter(key, 5))
+            open_requests.enter_context(entered(limits, key, 5))
         for _ in range(3):
             assert "2 requests at a time" in str(refused(limits, key))
         ask(limits, other)
-    with limits.enter(key, 1), limits.enter(key, 1):
+    with entered(limits, key, 1), entered(limits, key, 1):
         refused(limits, key)
 
 
 def test_a_refused_request_takes_nothing() -> None:
     limits = Limits(Clock())
     key = Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
-    with limits.enter(key, 10):
+    with entered(limits, key, 10):
         for _ in range(5):
             refused(limits, key)
     ask(limits, key, 10, actual=10)
     assert "tokens a minute" not in str(refused(limits, key))
+
+
+def test_requests_count_before_their_tokens_are_known() -> None:
+    limits, key = Limits(Clock()), Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
+    with limits.enter(key), pytest.raises(ApiError, match="1 requests at a time"):
+        limits.enter(key)
+    with limits.enter(key) as granted:
+        granted.hold_tokens(10)
+    with pytest.raises(ApiError, match="2 requests a minute"):
+        limits.enter(key)
+
+
+def test_tokens_drain_while_the_body_is_read() -> None:
+    clock = Clock()
+    limits, key = Limits(clock), Principal("a", "k", tokens_per_minute=60)
+    ask(limits, key, 60, actual=60)
+    with limits.enter(key) as granted:
+        clock.now += 10
+        granted.hold_tokens(10)
+
+
+def test_rejected_tokens_return_a_retry_after_that_covers_both_limits() -> None:
+    clock = Clock()
+    limits, key = Limits(clock), Principal("a", "k", requests_per_minute=2, tokens_per_minute=60)
+    ask(limits, key, 60, actual=60)
+    with limits.enter(key) as granted, pytest.raises(ApiError, match="60 tokens a minute") as caught:
+        granted.hold_tokens(1)  # which fits after a second, but then the key has no request left
+    assert caught.value.retry_after == 30
+    clock.now += 30
+    ask(limits, key, 1)
 
 
 def test_changed_limits_count_at_once() -> None:
@@ -118,7 +157,7 @@ def test_changed_limits_count_at_once() -> None:
 def test_headers() -> None:
     limits = Limits(Clock())
     key = Principal("a", "k", requests_per_minute=3, tokens_per_minute=100)
-    with limits.enter(key, 30) as granted:
+    with entered(limits, key, 30) as granted:
         assert granted.headers == [
             (b"x-ratelimit-limit-requests", b"3"),
             (b"x-ratelimit-remaining-requests", b"2"),
@@ -126,14 +165,14 @@ def test_headers() -> None:
             (b"x-ratelimit-remaining-tokens", b"70"),
         ]
     for unlimited in (None, Principal("a", "k", concurrency=1), Principal("a", "k")):
-        with limits.enter(unlimited, 30) as granted:
+        with entered(limits, unlimited, 30) as granted:
             assert granted.headers == []
 
 
 def test_idle_keys_are_forgotten_and_running_ones_are_not() -> None:
     clock = Clock()
     limits, running = Limits(clock), Principal("a", "running", concurrency=1)
-    with limits.enter(running, 1):
+    with entered(limits, running, 1):
         for number in range(100):
             ask(limits, Principal("a", f"k{number}", requests_per_minute=10))
         assert len(limits) == 101
@@ -173,7 +212,7 @@ def test_never_too_much_and_retry_after_is_honest(wishes: list[tuple[float, int,
     assert len(let_in) <= rpm * (1 + minutes) + 1e-6  # a bucket's size, and what drained meanwhile
     assert sum(actual for _, actual in let_in[:-1]) <= tpm * (1 + minutes) + 300
     clock.now += 60 * 301
-    with limits.enter(key, 0) as granted:
+    with entered(limits, key, 0) as granted:
         assert granted.headers[1::2] == [
             (b"x-ratelimit-remaining-requests", b"%d" % (rpm - 1)),
             (b"x-ratelimit-remaining-tokens", b"%d" % tpm),

@@ -45,20 +45,40 @@ class _Meter:
 
 
 class Pass:
-    """One request that was let in. As a context manager it is in for as long as the block runs.
+    """One request that the limits of its key let in. The request counts as running until the context ends."""
 
-    Attributes:
-        headers: the `x-ratelimit-*` response headers of this request.
-    """
+    __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal")
 
-    __slots__ = ("_actual", "_held", "_meter", "headers")
+    def __init__(
+        self, clock: Callable[[], float], principal: Principal | None = None, meter: _Meter | None = None
+    ) -> None:
+        self._clock, self._principal, self._meter = clock, principal, meter
+        self._held = self._actual = 0
 
-    def __init__(self, headers: list[tuple[bytes, bytes]], meter: _Meter | None = None, held: int = 0) -> None:
-        self.headers = headers
-        self._meter, self._held, self._actual = meter, held, 0
+    def hold_tokens(self, tokens: int) -> None:
+        """Hold `tokens` of the tokens-per-minute limit, the most that the request may use; call this once.
+
+        Raises:
+            ApiError: 429 with the seconds after which the same request would be let in.
+        """
+        principal, meter = self._principal, self._meter
+        if principal is None or meter is None or principal.tokens_per_minute is None:
+            return
+        meter.drain(principal, self._clock())
+        if wait := meter.tokens.wait(principal.tokens_per_minute, tokens):
+            wait = max(wait, meter.requests.wait(principal.requests_per_minute, 1))
+            raise _refused(f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait)
+        self._held = tokens
+        meter.tokens.used += tokens
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The `x-ratelimit-*` response headers, as of now."""
+        principal, meter = self._principal, self._meter
+        return [] if principal is None or meter is None else _headers(principal, meter)
 
     def spent(self, tokens: int) -> None:
-        """Say what the request cost in truth; when nobody does, it cost no tokens."""
+        """Replace the held tokens by the `tokens` that the request used; without this call it used none."""
         self._actual = tokens
 
     def __enter__(self) -> Self:
@@ -72,10 +92,14 @@ class Pass:
 
 
 class Limits:
-    """Lets requests in, or says when to come back.
+    """Admits requests within the limits of their keys, in two steps.
 
-    A limit of N a minute is a bucket that drains N a minute: N may come at once, and then N in every minute. State is
-    kept only for keys that have a limit and used something of it in the last minutes.
+    1. `enter`, before the body is read: requests at a time and requests per minute. A request that enters counts
+       against both, also if it is rejected later.
+    2. `Pass.hold_tokens`, once the body is known: tokens per minute.
+
+    A limit of N per minute is a bucket that drains N per minute: N requests may come at once, and then N in every
+    minute. Only keys with a limit, and recent use of it, have state here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,20 +111,22 @@ class Limits:
         """Number of keys that state is kept for."""
         return len(self._meters)
 
-    def enter(self, principal: Principal | None, tokens: int) -> Pass:
-        """Let one request of about `tokens` tokens in; it leaves by the pass.
+    def enter(self, principal: Principal | None) -> Pass:
+        """Admit one request, which runs until the context of the returned pass ends.
 
         Raises:
-            ApiError: 429 with the seconds after which it would be let in.
+            ApiError: 429 with the seconds after which the request would be admitted.
         """
         if principal is None or _unlimited(principal):
-            return Pass([])
+            return Pass(self._clock)
         meter = self._meter(principal)
-        _check(principal, meter, tokens)
+        if principal.concurrency is not None and meter.running >= principal.concurrency:
+            raise _refused(f"{principal.concurrency} requests at a time", 1.0)
+        if wait := meter.requests.wait(principal.requests_per_minute, 1):
+            raise _refused(f"{principal.requests_per_minute} requests a minute", wait)
         meter.running += 1
         meter.requests.used += 1
-        meter.tokens.used += tokens
-        return Pass(_headers(principal, meter), meter, tokens)
+        return Pass(self._clock, principal, meter)
 
     def _meter(self, principal: Principal) -> _Meter:
         now = self._clock()
@@ -121,15 +147,6 @@ class Limits:
 
 def _unlimited(principal: Principal) -> bool:
     return principal.requests_per_minute is principal.tokens_per_minute is principal.concurrency is None
-
-
-def _check(principal: Principal, meter: _Meter, tokens: int) -> None:
-    if principal.concurrency is not None and meter.running >= principal.concurrency:
-        raise _refused(f"{principal.concurrency} requests at a time", 1.0)
-    if wait := meter.requests.wait(principal.requests_per_minute, 1):
-        raise _refused(f"{principal.requests_per_minute} requests a minute", wait)
-    if wait := meter.tokens.wait(principal.tokens_per_minute, tokens):
-        raise _refused(f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait)
 
 
 def _refused(limit: str, wait: float) -> ApiError:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import authorise
+from helexa.cortex.access.principal import Principal
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
 from helexa.cortex.gateway import Gateway
@@ -36,7 +37,12 @@ async def _count(request: Request) -> bytes:
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
     refuse_encoded(headers)
-    count = CountRequest.parse(await read_body(request.receive, headers, gateway.max_body_bytes))
+    with gateway.limits.enter(principal):
+        body = await read_body(request.receive, headers, gateway.max_body_bytes)
+        return await _counted(gateway, principal, CountRequest.parse(body))
+
+
+async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
     target = route(gateway.fleet.view(), model)

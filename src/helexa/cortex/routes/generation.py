@@ -43,11 +43,12 @@ class Generation:
         try:
             exchange.principal = gateway.gatekeeper.admit(headers)
             refuse_encoded(headers)
-            body = await read_body(receive, headers, gateway.max_body_bytes)
-            exchange.read = time.perf_counter()
-            question = self.question(exchange.api, headers, body, reply)
-            with scope["extensions"][HangUp.NAME]:
-                await serve(gateway, question, reply, exchange)
+            with gateway.limits.enter(exchange.principal) as admitted:
+                body = await read_body(receive, headers, gateway.max_body_bytes)
+                exchange.read = time.perf_counter()
+                question = self.question(exchange.api, headers, body, reply)
+                with scope["extensions"][HangUp.NAME]:
+                    await serve(gateway, question, reply, exchange, admitted)
         except ClientGone:
             exchange.client_gone = True
             exchange.status = exchange.status or CLIENT_CLOSED_REQUEST

@@ -1,0 +1,66 @@
+"""Requests whose body is not sent to its end."""
+
+import json
+
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.raw import answer, connected
+from cortex.running import Cortex, eventually, running_cortex
+
+HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\nContent-Length: %d\r\n\r\n"
+PATHS = (b"/v1/chat/completions", b"/v1/messages", b"/v1/messages/count_tokens")
+
+
+def with_key(**terms: int) -> dict[str, object]:
+    return {"entitlements": {"require_auth": True, "keys": [{"key": "sesame", "account_id": "a", **terms}]}}
+
+
+def running_requests(cortex: Cortex) -> int:
+    return sum(meter.running for _, meter in cortex.gateway.limits._meters.values())
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_concurrency_limit_counts_a_request_whose_body_is_not_complete(node: FakeNode, path: bytes) -> None:
+    async with running_cortex(node, settings=with_key(concurrency=1)) as cortex:
+        async with connected(cortex) as (_, first), connected(cortex) as (reader, second):
+            first.write(HEAD % (path, 100) + b"{")
+            await eventually(lambda: running_requests(cortex) == 1)
+            second.write(HEAD % (path, 100) + b"{")
+            status, headers, body = await answer(reader)
+        assert (status, headers[b"retry-after"]) == (429, b"1")
+        assert "1 requests at a time" in json.loads(body)["error"]["message"]
+        await eventually(lambda: running_requests(cortex) == 0)
+    assert node.bodies == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_requests_per_minute_count_requests_whose_body_never_came(node: FakeNode, path: bytes) -> None:
+    async with running_cortex(node, settings=with_key(requests_per_minute=1)) as cortex:
+        async with connected(cortex) as (_, first):
+            first.write(HEAD % (path, 100) + b"{")
+            await eventually(lambda: running_requests(cortex) == 1)
+        await eventually(lambda: running_requests(cortex) == 0)
+        async with connected(cortex) as (reader, second):
+            second.write(HEAD % (path, 100) + b"{")
+            status, _, body = await answer(reader)
+        assert status == 429
+        assert "1 requests a minute" in json.loads(body)["error"]["message"]
+
+
+async def test_request_behind_one_that_is_rejected_before_its_body_is_answered(node: FakeNode) -> None:
+    body = b'{"model":"Org/M","messages":[]}'
+    async with (
+        running_cortex(node, settings=with_key(concurrency=1)) as cortex,
+        connected(cortex) as (reader, writer),
+        connected(cortex) as (_, other),
+    ):
+        other.write(HEAD % (PATHS[0], 100))
+        await eventually(lambda: running_requests(cortex) == 1)
+        writer.write(HEAD % (PATHS[0], len(body)))
+        assert (await answer(reader))[0] == 429
+        other.close()
+        await eventually(lambda: running_requests(cortex) == 0)
+        writer.write(body + HEAD % (PATHS[0], len(body)) + body)
+        assert (await answer(reader))[0] == 200
+    assert node.bodies == [body]
