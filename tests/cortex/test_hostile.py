@@ -8,7 +8,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
-from cortex.running import Cortex, eventually
+from cortex.running import Cortex, eventually, running_cortex
 from helexa.http import call, connection
 
 REFUSED = {
@@ -38,6 +38,9 @@ REFUSED = {
     "letters beyond ASCII in the path": post(line="POST /v1/é HTTP/1.1".encode()),
     "an authority as target": post(line=b"POST localhost:80 HTTP/1.1"),
     "CONNECT": post(line=b"CONNECT localhost:80 HTTP/1.1"),
+    "a target of another scheme": post(line=b"POST ftp://localhost/v1/chat/completions HTTP/1.1"),
+    "a target with credentials": post(line=b"POST http://localhost@evil.example/v1/chat/completions HTTP/1.1"),
+    "a target with an empty host": post(line=b"POST http:///v1/chat/completions HTTP/1.1"),
     "an unknown method": post(line=b"FOO /v1/chat/completions HTTP/1.1"),
     "a method in small letters": post(line=b"post /v1/chat/completions HTTP/1.1"),
     "chunked, then identity": chunked(coding=b"chunked, identity"),
@@ -78,7 +81,7 @@ SERVED = {
     "chunks of one byte": chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"),
     "extensions": chunked(b'%x;a=b;c="d"\r\n%s\r\n0;e\r\n\r\n' % (len(BODY), BODY)),
     "trailers": chunked(CHUNKED[:-2] + b"Host: x\r\nAuthorization: Bearer x\r\nX-Trailer: x\r\n\r\n"),
-    "a target with its host": post(line=b"POST http://evil.example/v1/chat/completions HTTP/1.1"),
+    "a target with its host": post(line=b"POST http://localhost/v1/chat/completions HTTP/1.1", host=b"evil.example"),
     "an encoded path": post(line=b"POST /v1/chat%2Fcompletions?a=b HTTP/1.1"),
     "empty lines before": b"\r\n\r\n" + post(),
     "HTTP/1.0": post(line=b"POST /v1/chat/completions HTTP/1.0", host=None),
@@ -199,6 +202,32 @@ async def test_who_expects_to_be_told_to_go_on(cortex: Cortex, node: FakeNode) -
         status, _, body = await answer(reader)  # and is not told to
         assert (status, json.loads(body)["error"]["code"]) == (413, "request_too_large")
     assert node.bodies == [BODY]
+
+
+async def test_host_of_an_absolute_target_is_judged(cortex: Cortex, node: FakeNode) -> None:
+    for line in (b"GET http://evil.example/health HTTP/1.1", b"GET HTTP://evil.example:80?a=b HTTP/1.1"):
+        async with connected(cortex) as (reader, writer):
+            writer.write(post(line=line, body=BODY))
+            status, _, body = await answer(reader)
+        assert (status, json.loads(body)["error"]["code"]) == (403, "host_not_allowed")
+
+
+EARLY = {
+    401: post(b"Expect: 100-continue", b"Authorization: Bearer wrong", body=b""),
+    404: post(b"Expect: 100-continue", line=b"POST /v1/nothing HTTP/1.1", body=b""),
+    415: post(b"Expect: 100-continue", b"Authorization: Bearer k", b"Content-Encoding: gzip", body=b""),
+}
+
+
+@pytest.mark.parametrize("expected", EARLY)
+async def test_answer_instead_of_100_continue_closes_the_connection(node: FakeNode, expected: int) -> None:
+    settings = {"entitlements": {"require_auth": True, "keys": [{"key": "k", "account_id": "a"}]}}
+    async with running_cortex(node, settings=settings) as cortex, connected(cortex) as (reader, writer):
+        writer.write(EARLY[expected])
+        status, headers, _ = await answer(reader)
+        assert (status, headers[b"connection"]) == (expected, b"close")
+        writer.write(GET % b"")
+        assert await reader.read() == b""
 
 
 async def test_mutations(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,3 +255,38 @@ async def test_a_fault_of_the_server_is_not_the_clients(
     async with listening(hello) as (_, connect):
         assert (await said(await connect(), GET % b"a"))[0].startswith(b"HTTP/1.1 500 ")
     assert "ZeroDivisionError" in caplog.text
+
+
+EXPECT = b"POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"12"], ids=["nothing", "part"])
+async def test_answer_before_100_continue_closes_the_connection(sent: bytes) -> None:
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
+        head, content = await said(await connect(), EXPECT + sent)
+    assert b"\r\nconnection: close\r\n" in head
+    assert content.startswith(b"6\r\nhello ")
+    assert b"HTTP/1.1" not in content
+
+
+@pytest.mark.parametrize("request_", [EXPECT + b"12345", EXPECT.replace(b"5", b"0")], ids=["all sent", "no body"])
+async def test_answer_before_100_continue_keeps_the_connection_if_the_body_is_complete(request_: bytes) -> None:
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
+        head, content = await said(await connect(), request_ + CLOSE % b"b")
+    assert b"connection: close" not in head
+    assert content.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_connection_stays_open_after_100_continue() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await hello(scope, receive, send)
+
+    async with listening(answer, keep_alive_secs=1000) as (_, connect):
+        reader, writer = await connect()
+        writer.write(EXPECT)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        head, content = await said((reader, writer), b"12345" + CLOSE % b"b")
+    assert b"connection: close" not in head
+    assert content.count(b"HTTP/1.1 200 OK") == 1

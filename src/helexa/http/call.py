@@ -56,6 +56,9 @@ class Call:
     A client that does not speak HTTP/1.1 gets an answer without a length up to the connection's end, any other in
     chunks. An answer that breaks off before its end ends the connection.
 
+    A final answer to a request with `Expect: 100-continue` that was not told to continue also ends the connection,
+    unless its body has come all the same.
+
     Attributes:
         keep_alive: another request may follow on the connection.
         hang_up: whether the client is gone.
@@ -196,6 +199,8 @@ class Call:
 
     def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         line = STATUS_LINES[status]
+        if self._expects and self._more:
+            self.keep_alive = False  # the client may send the body after all, or not: the next bytes are ambiguous
         lines = list(map(b": ".join, headers))
         left: int | None = None
         chunked = False

@@ -37,6 +37,7 @@ class Connection(asyncio.Protocol):
       is neither a head's end nor a body: trailers, extensions of chunks.
     - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
     - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
+    - The authority of an absolute-form target replaces `Host` in the headers that the application sees.
     - Requests are answered in their order. While many of them, or much of a body, wait to be taken, no more is read.
       What comes behind a request that ends the connection is dropped.
     - Who hangs up is noticed by all requests that wait on the connection, not by the last one only, and also while
@@ -131,7 +132,9 @@ class Connection(asyncio.Protocol):
             return
         self._awaits_head = False
         self._alarm.clear()
-        raw_path, query = target(url)
+        raw_path, query, authority = target(url)
+        if authority is not None:
+            headers = [(b"host", authority), *(pair for pair in headers if pair[0] != b"host")]
         path = raw_path.decode("ascii")
         hang_up = HangUp()
         scope = {

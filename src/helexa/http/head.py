@@ -3,6 +3,7 @@
 import random
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import httptools
 import orjson
@@ -11,6 +12,7 @@ from helexa.core.errors import ApiError
 from helexa.http.call import STATUS_LINES
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
 _JUDGED = frozenset({b"host", b"expect", b"transfer-encoding"})
 
 
@@ -56,17 +58,33 @@ def is_expecting(version: str, method: bytes, headers: Iterable[tuple[bytes, byt
     return expects and version == "1.1"
 
 
-def target(url: bytes) -> tuple[bytes, bytes]:
-    """The path and the query of a request's target.
+class Target(NamedTuple):
+    """What a request's target names.
+
+    Attributes:
+        authority: host and port of an absolute-form target, which replaces the Host header (RFC 9112, section 3.2.2).
+    """
+
+    path: bytes
+    query: bytes
+    authority: bytes | None = None
+
+
+def target(url: bytes) -> Target:
+    """Parse a request's target.
 
     Raises:
-        httptools.HttpParserInvalidURLError: it has none.
+        ApiError: 400 for an absolute form that is not an http(s) URL with a host and without credentials.
+        httptools.HttpParserInvalidURLError: the target cannot be parsed.
     """
     if url.startswith(b"/") and b"#" not in url:
         path, _, query = url.partition(b"?")
-        return path, query
+        return Target(path, query)
     parsed = httptools.parse_url(url)
-    return parsed.path or b"/", parsed.query or b""
+    absolute = _ABSOLUTE_FORM.match(url)
+    if absolute is None and parsed.schema is not None:
+        raise malformed("the target of a request is a path, or an http URL without credentials")
+    return Target(parsed.path or b"/", parsed.query or b"", absolute and absolute[1])
 
 
 def malformed(why: str) -> ApiError:
