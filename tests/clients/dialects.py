@@ -68,6 +68,9 @@ class Dialect(Protocol):
     async def __call__(self, stack: SayingStack, ask: Ask, *, stream: bool) -> Reply: ...
 
 
+_USAGE = {"include_usage": True}
+
+
 def _present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, (), [], {})}
 
@@ -100,6 +103,7 @@ async def chat(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
         stop=ask.stop,
         n=ask.n,
         seed=ask.seed,
+        stream_options=_USAGE if stream else None,
         extra_body=_present(chat_template_kwargs=_present(enable_thinking=ask.thinking), thinking_budget=ask.budget),
     )
     create: Any = stack.openai.chat.completions.create
@@ -123,7 +127,8 @@ async def chat(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
 async def completions(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
     """Text completions, with OpenAI's client."""
     schema = _present(response_format=ask.schema and {"type": "json_schema", "json_schema": {"schema": ask.schema}})
-    fields = _present(stop=ask.stop, n=ask.n, seed=ask.seed, extra_body=schema)
+    options = _USAGE if stream else None
+    fields = _present(stop=ask.stop, n=ask.n, seed=ask.seed, stream_options=options, extra_body=schema)
     create: Any = stack.openai.completions.create
     reply = await create(model=MODEL, prompt=ask.says, max_tokens=ask.max_tokens, stream=stream, **fields)
     answers = [Answer() for _ in range(ask.n or 1)]

@@ -55,6 +55,7 @@ class SayingStack:
     openai: openai.AsyncOpenAI
     anthropic: anthropic.AsyncAnthropic
     asked_file: Path
+    node_url: str
 
     def asked(self) -> list[dict[str, Any]]:
         """What the engine was asked so far: prompts as text, and how many tokens they and the answers had."""
@@ -95,4 +96,4 @@ async def saying_stack(folder: Path) -> AsyncIterator[SayingStack]:
                 base_url=cortex.url, http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False), **options
             ) as speaks_anthropic,
         ):
-            yield SayingStack(cortex.url, speaks_openai, speaks_anthropic, path.with_suffix(".asked"))
+            yield SayingStack(cortex.url, speaks_openai, speaks_anthropic, path.with_suffix(".asked"), node.url)

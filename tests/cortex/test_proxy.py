@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 import aiohttp
 import openai
@@ -16,7 +17,8 @@ from helexa.cortex import upstream
 from helexa.http import call
 
 BODY = (
-    b'{ "model" :  "Org/M", "stream": true, "n":1.0, "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
+    b'{ "model" :  "Org/M", "stream": true, "stream_options":{ "include_usage": true},'
+    b' "messages":[{"role":"user","content":"a \\"model\\" \xc3\xa9"}] }'
 )
 
 
@@ -200,7 +202,10 @@ async def test_the_openai_client_reads_streams_answers_and_errors(cortex: Cortex
         messages = [{"role": "user", "content": "Hi"}]
         answer = await client.chat.completions.create(model="small", messages=messages)
         assert answer.choices[0].message.content == "Hello"
-        stream = await client.chat.completions.create(model="small", messages=messages, stream=True)
+        usage: Any = {"include_usage": True}
+        stream = await client.chat.completions.create(
+            model="small", messages=messages, stream=True, stream_options=usage
+        )
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello é"
         assert chunks[-1].usage.prompt_tokens == 7

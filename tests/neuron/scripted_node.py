@@ -27,6 +27,7 @@ PATIENCE = 30.0  # seconds until a test gives up
 
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "once"}
+USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 class Node:

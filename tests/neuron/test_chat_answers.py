@@ -10,7 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from helexa.core.errors import service_unavailable
 from helexa.neuron.engine.messages import Generate
 from neuron.scripted_engine import AGENT_TEMPLATE, TOKENIZER, Say, Script, answer, byte_tokenizer
-from neuron.scripted_node import CHAT, Node, serve
+from neuron.scripted_node import CHAT, USAGE, Node, serve
 
 PATH = "/v1/chat/completions"
 WEATHER = {
@@ -62,7 +62,7 @@ async def both(node: Node, request: dict[str, Any], **headers: str) -> dict[str,
     status, whole = await node.post(PATH, request)
     assert status == 200, whole
     ChatCompletion.model_validate(whole)
-    streamed = folded(await node.events(PATH, request))
+    streamed = folded(await node.events(PATH, request | USAGE))
     calls = [reply["message"].get("tool_calls", []) for reply in (whole["choices"][0], streamed["choice"])]
     ids = [call.pop("id") for one in calls for call in one]
     for usage in (whole["usage"], streamed["usage"]):
@@ -213,7 +213,7 @@ async def test_what_a_lone_mark_ends_was_reasoning() -> None:
         message = whole["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("The weather.\n", "I look.")
         assert len(message["tool_calls"]) == 1
-        streamed = folded(await node.events(PATH, AGENT))["choice"]["message"]
+        streamed = folded(await node.events(PATH, AGENT | USAGE))["choice"]["message"]
         assert (streamed.get("reasoning_content"), streamed["content"]) == (None, "The weather.\nI look.")
 
 

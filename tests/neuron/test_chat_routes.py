@@ -18,7 +18,7 @@ from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.routes import body, reply
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer, endless, failing
-from neuron.scripted_node import CHAT, TEXT, Node, serve
+from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
 
 USER = CHAT["messages"][0]
 NAMED = {"type": "function", "function": {"name": "other"}}
@@ -123,7 +123,7 @@ async def test_a_text_completion_takes_text_or_tokens(prompt: object) -> None:
 async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, body: dict[str, Any]) -> None:
     async with serve(answer("Hello", cached=3)) as node:
         _, whole = await node.post(path, body)
-        *_, last, _ = await node.events(path, body)
+        *_, last, _ = await node.events(path, body | USAGE)
         prompt = len(node.engine.requests[0].prompt)
         for usage in (whole["usage"], json.loads(last)["usage"]):
             assert usage["prompt_tokens"] == prompt
@@ -156,7 +156,7 @@ async def test_a_principal_is_a_salt_and_half_of_one_is_none(path: str, body: di
 
 async def test_a_chat_stream_is_role_text_finish_usage_done() -> None:
     async with serve(answer("Grüße 🦊")) as node:
-        *data, done = await node.events("/v1/chat/completions", CHAT)
+        *data, done = await node.events("/v1/chat/completions", CHAT | USAGE)
     assert done == "[DONE]"
     chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
     assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
@@ -184,7 +184,7 @@ async def test_the_openai_client_reads_the_stream() -> None:
 
 async def test_a_text_stream_is_text_finish_usage_done() -> None:
     async with serve(answer(" upon")) as node:
-        *data, done = await node.events("/v1/completions", TEXT)
+        *data, done = await node.events("/v1/completions", TEXT | USAGE)
     *deltas, finish, usage = [json.loads(event) for event in data]  # OpenAI's own type knows no null finish reason
     assert done == "[DONE]"
     assert "".join(chunk["choices"][0]["text"] for chunk in deltas) == " upon"
@@ -208,8 +208,8 @@ async def test_stop_strings_end_streams_and_replies_alike(stop: object) -> None:
         status, whole = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
         assert status == 200
         assert text == whole["choices"][0]["message"]["content"] == "one two "
-        assert chunks[-2].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
-        assert json.loads(data[-2])["choices"][0]["stop_reason"] == whole["choices"][0]["stop_reason"] == "three"
+        assert chunks[-1].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(data[-1])["choices"][0]["stop_reason"] == whole["choices"][0]["stop_reason"] == "three"
         assert node.engine.open_streams == 0
 
 

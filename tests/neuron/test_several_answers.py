@@ -13,7 +13,7 @@ from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine.messages import Generate
 from neuron.scripted_engine import AGENT_TEMPLATE, END, TIMING, TOKENIZER, Say, answer
-from neuron.scripted_node import CHAT, TEXT, Node, serve
+from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
 
 PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
@@ -76,7 +76,7 @@ async def test_several_answers_to_one_prompt(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 async def test_several_streamed_answers(path: str) -> None:
     async with serve(by_number) as node:
-        data = await node.events(path, {**PATHS[path], "n": 3})
+        data = await node.events(path, {**PATHS[path], **USAGE, "n": 3})
         assert texts(data) == {0: "x", 1: "xx", 2: "xxx"}
         chunks = [json.loads(event) for event in data[:-1]]
         finishes = [
@@ -86,7 +86,7 @@ async def test_several_streamed_answers(path: str) -> None:
             if choice["finish_reason"]
         ]
         assert sorted(finishes) == [(0, "stop"), (1, "stop"), (2, "stop")]
-        assert [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk] == [9]
+        assert [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]] == [9]
         if "chat" in path:
             roles = [c["index"] for chunk in chunks for c in chunk["choices"] if "role" in c["delta"]]
             assert roles == [0, 1, 2]

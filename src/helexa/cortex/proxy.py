@@ -19,6 +19,7 @@ from helexa.cortex.reply import Reply
 from helexa.cortex.response_meter import ResponseMeter
 from helexa.cortex.router import Outcome, Warm
 from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
+from helexa.cortex.usage_filter import UsageFilter
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Proxy:
                 if answer.status >= 400:
                     await self._refuse(answer, first, reply, exchange)
                 else:
-                    await self._relay(answer, first, target, reply, exchange, settle)
+                    await self._relay(answer, first, target, question, reply, exchange, settle)
             finally:
                 answer.close()
 
@@ -147,6 +148,8 @@ class Proxy:
     def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
         headers = forwarded_headers(question.headers)
         headers.append((b"x-request-id", exchange.request_id.encode()))
+        if question.streams_chunks:
+            headers.append((b"x-helexa-include-usage", b"1"))
         if exchange.principal is not None:
             headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
             headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
@@ -157,7 +160,14 @@ class Proxy:
         return [] if bearer is None else [(b"authorization", b"Bearer " + bearer.encode())]
 
     async def _relay(
-        self, answer: Answer, chunk: bytes, target: Warm, reply: Reply, exchange: Exchange, settle: Settle | None
+        self,
+        answer: Answer,
+        chunk: bytes,
+        target: Warm,
+        question: Question,
+        reply: Reply,
+        exchange: Exchange,
+        settle: Settle | None,
     ) -> None:
         headers = returned_headers(answer.headers)
         headers.append((b"x-helexa-route", target.reason.encode()))
@@ -165,6 +175,8 @@ class Proxy:
         exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
         following = None if streamed else await self._following(answer, exchange, settle)
+        hides_usage = streamed and question.streams_chunks and not question.includes_usage
+        usage_filter = UsageFilter() if hides_usage else None
         if not reply.started:
             exchange.status = answer.status
             await reply.start(answer.status, headers, streamed=streamed)
@@ -173,13 +185,13 @@ class Proxy:
         while chunk and following != b"":  # the last of a whole answer goes with its end
             if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
-            await reply.write(chunk)
+            await reply.write(chunk if usage_filter is None else usage_filter.feed(chunk))
             chunk = await self._next(answer, exchange) if following is None else following
             if chunk:
                 meter.feed(chunk, time.perf_counter())
                 if not streamed:
                     following = await self._following(answer, exchange, settle)
-        await reply.finish(chunk)
+        await reply.finish(chunk if usage_filter is None else usage_filter.flush())
 
     async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
         """The next piece of a whole answer. The last one waits until it is known to be that, and paid for."""

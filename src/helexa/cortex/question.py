@@ -1,7 +1,7 @@
 """A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,11 @@ from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
+from helexa.cortex.rewrite import rewrite
 from helexa.http.hang_up import ClientGone
 
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 RESPONSES = "/v1/responses"
 
@@ -33,6 +36,7 @@ class _Members(msgspec.Struct):
     max_output_tokens: Any = None
     n: Any = None
     previous_response_id: Any = None
+    stream_options: Any = None
 
 
 _members = msgspec.json.Decoder(_Members)
@@ -52,6 +56,8 @@ class Question:
         answers: how many are wanted.
         previous: the id of the response that it goes on from: a part of the prompt that only the node knows.
         strict: what makes the body one that servers of other makes take, where that differs.
+        stream_options: the client's, None without any.
+        metered: the gateway has to know the token counts of the answer, because a key pays for them.
     """
 
     path: str
@@ -63,6 +69,18 @@ class Question:
     answers: int = 1
     previous: str | None = None
     strict: Callable[[bytes], bytes] | None = None
+    stream_options: Mapping[str, Any] | None = None
+    metered: bool = False
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream of the answer has a usage chunk by the client's own wish."""
+        return self.stream_options is not None and self.stream_options.get("include_usage") is True
+
+    @property
+    def streams_chunks(self) -> bool:
+        """Whether the answer is a stream of chat or completion chunks."""
+        return self.stream and self.path in (CHAT, COMPLETIONS)
 
     @property
     def prompt_estimate(self) -> int:
@@ -84,13 +102,17 @@ class Question:
         return prompt + self.answers * (self.max_output or (limit and limit.output) or _USUAL_OUTPUT)
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
-        """The body that names `model`, for a node of this kind: in the nodes' dialect the client's own bytes, in which
-        at most the name is replaced.
+        """Return the body that names `model`, for a node of this kind.
+
+        A node of kind `neuron` gets the client's own bytes, in which at most the model's name is replaced. Of another
+        node, a metered stream asks for usage in `stream_options`.
 
         Raises:
-            ApiError: 400: it has to be written anew, and holds what cannot be.
+            ApiError: 400: the body cannot be written again.
         """
         body = self._naming(model)
+        if kind != "neuron" and self.metered and self.streams_chunks and not self.includes_usage:
+            body = rewrite(body, {"stream_options": {**(self.stream_options or {}), "include_usage": True}})
         return body if self.strict is None or kind == "neuron" else self.strict(body)
 
     def _naming(self, model: str) -> bytes:
@@ -124,7 +146,17 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
     max_output = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
     answers = min(members.n, _MOST_ANSWERS) if isinstance(members.n, int) and members.n > 1 else 1
     previous = members.previous_response_id if isinstance(members.previous_response_id, str) else None
-    return Question(path, headers, body, members.model, members.stream is True, max_output, answers, previous)
+    return Question(
+        path,
+        headers,
+        body,
+        members.model,
+        members.stream is True,
+        max_output,
+        answers,
+        previous,
+        stream_options=members.stream_options if isinstance(members.stream_options, dict) else None,
+    )
 
 
 def _unreadable(body: bytes, error: Exception) -> ApiError:

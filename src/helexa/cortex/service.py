@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
@@ -62,6 +62,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             await _ask(gateway, model, question, reply, exchange, None)
         else:
             reservation = await gateway.ledger.reserve(exchange.principal, exchange.request_id, model, tokens)
+            question = replace(question, metered=True)
             async with Bill(reservation, question, exchange) as bill:
                 await _ask(gateway, model, question, reply, exchange, bill.settle)
     finally:

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from helexa.core.errors import invalid_body, unsupported_parameter
 from helexa.core.wire.answer_shape import ShapedRequest
+from helexa.core.wire.request import WireObject
 
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
@@ -31,10 +32,17 @@ StopString = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
+class StreamOptions(WireObject):
+    """What a streamed reply contains beside the text."""
+
+    include_usage: bool | None = None
+
+
 class GenerationRequest(ShapedRequest):
     """How to generate and how to deliver it. None means that the client did not say."""
 
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -62,6 +70,11 @@ class GenerationRequest(ShapedRequest):
     def output_limit(self) -> int | None:
         """Tokens that the answer may have, None when the client did not say."""
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the client asks for the token counts at the end of a stream."""
+        return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
     def alternatives(self) -> int | None:

@@ -110,11 +110,14 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """One event of a streamed reply. The one with `usage` has no choices."""
+    """One event of a streamed reply.
+
+    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all others.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: NotRequired[Usage]
+    usage: NotRequired[Usage | None]

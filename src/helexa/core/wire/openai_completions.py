@@ -86,11 +86,14 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A reply, or one event of a streamed one; of a stream's events only the last has `usage`, and no choices."""
+    """A reply, or one event of a streamed reply.
+
+    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all others.
+    """
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
-    usage: NotRequired[Usage]
+    usage: NotRequired[Usage | None]

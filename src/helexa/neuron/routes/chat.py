@@ -18,6 +18,7 @@ from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat_projector import ChatProjector
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.usage import reports_usage
 from helexa.neuron.text.chat_template import TemplateError
 
 _THINKING_HEADER = "x-include-thinking"
@@ -30,7 +31,11 @@ async def chat_completions(request: Request) -> Reply:
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
     events = await converse(model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled)
-    return Reply(events, ChatProjector(model.id, choices=chat.n or 1), stream=bool(chat.stream))
+    asked = chat.includes_usage
+    projector = ChatProjector(
+        model.id, choices=chat.n or 1, include_usage=asked or reports_usage(request), null_usage=asked
+    )
+    return Reply(events, projector, stream=bool(chat.stream))
 
 
 async def converse(

@@ -36,8 +36,19 @@ class ChatProjector(OpenAIProjector):
 
     id_prefix = "chatcmpl"
 
-    def __init__(self, model: str, *, choices: int = 1, id: str | None = None, created: int | None = None) -> None:
-        super().__init__(model, choices=choices, id=id, created=created)
+    def __init__(
+        self,
+        model: str,
+        *,
+        choices: int = 1,
+        include_usage: bool = False,
+        null_usage: bool = False,
+        id: str | None = None,
+        created: int | None = None,
+    ) -> None:
+        super().__init__(
+            model, choices=choices, include_usage=include_usage, null_usage=null_usage, id=id, created=created
+        )
         self._tokens = [Encoded() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
@@ -108,9 +119,12 @@ class ChatProjector(OpenAIProjector):
         )
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(
+        chunk = ChatChunk(
             id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
         )
+        if self.null_usage:
+            chunk["usage"] = None
+        return chunk
 
 
 def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:

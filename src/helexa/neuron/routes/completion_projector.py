@@ -21,9 +21,19 @@ class CompletionProjector(OpenAIProjector):
     id_prefix = "cmpl"
 
     def __init__(
-        self, model: str, *, choices: int = 1, echo: str = "", id: str | None = None, created: int | None = None
+        self,
+        model: str,
+        *,
+        choices: int = 1,
+        echo: str = "",
+        include_usage: bool = False,
+        null_usage: bool = False,
+        id: str | None = None,
+        created: int | None = None,
     ) -> None:
-        super().__init__(model, choices=choices, id=id, created=created)
+        super().__init__(
+            model, choices=choices, include_usage=include_usage, null_usage=null_usage, id=id, created=created
+        )
         self._echo = echo
         self._told = [0] * choices  # characters that tokens with log-probabilities stand for
         self._kept = [_no_logprobs() for _ in range(choices)]
@@ -32,13 +42,13 @@ class CompletionProjector(OpenAIProjector):
         """The chunk that says so of a continuation."""
         match event:
             case Started() if self._echo:
-                return self._completion([_choice(choice, self._echo)])
+                return self._chunk([_choice(choice, self._echo)])
             case TextDelta(text, logprobs):
                 told = _no_logprobs()
                 self._add(choice, logprobs, told)
-                return self._completion([_choice(choice, text, told if logprobs else None)])
+                return self._chunk([_choice(choice, text, told if logprobs else None)])
             case Finished():
-                return self._completion([_choice(choice, "", finish_reason=event.reason)])
+                return self._chunk([_choice(choice, "", finish_reason=event.reason)])
             case _:
                 return None
 
@@ -70,6 +80,12 @@ class CompletionProjector(OpenAIProjector):
             told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
             told["text_offset"].append(self._told[choice])
             self._told[choice] += len(token.token)
+
+    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
+        chunk = self._completion(choices)
+        if self.null_usage:
+            chunk["usage"] = None
+        return chunk
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)

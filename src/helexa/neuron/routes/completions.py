@@ -13,6 +13,7 @@ from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.completion_projector import CompletionProjector
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.usage import reports_usage
 
 
 async def completions(request: Request) -> Reply:
@@ -28,7 +29,14 @@ async def completions(request: Request) -> Reply:
         echo = await asyncio.to_thread(tokenizer.decode, prompt)
     constraint = await completion_constraint(model, completion)
     events = run(model, prompt, completion, constraint=constraint, principal=principal_of(request))
-    projector = CompletionProjector(model.id, choices=completion.n or 1, echo=echo)
+    asked = completion.includes_usage
+    projector = CompletionProjector(
+        model.id,
+        choices=completion.n or 1,
+        echo=echo,
+        include_usage=asked or reports_usage(request),
+        null_usage=asked,
+    )
     return Reply(events, projector, stream=bool(completion.stream))
 
 

@@ -62,13 +62,26 @@ class OpenAIProjector(ABC):
 
     Args:
         choices: how many answers there are; with more than one, their events come as `OfChoice`.
+        include_usage: a stream ends with a chunk that has the usage and no choices.
+        null_usage: every other chunk of a stream has `"usage": null`, as OpenAI sends it to clients that ask for usage.
     """
 
     id_prefix: str
 
-    def __init__(self, model: str, *, choices: int = 1, id: str | None = None, created: int | None = None) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        choices: int = 1,
+        include_usage: bool = False,
+        null_usage: bool = False,
+        id: str | None = None,
+        created: int | None = None,
+    ) -> None:
         self.model = model
         self.choices = choices
+        self.include_usage = include_usage
+        self.null_usage = null_usage
         self.id = id or f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time()) if created is None else created
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
@@ -104,7 +117,8 @@ class OpenAIProjector(ABC):
                 return self._frame(index, said)
             case Finished():
                 last = self._frame(0, event) if self.choices == 1 else b""
-                return last + _event(self.usage_chunk(_usage(event))) + DONE
+                usage = _event(self.usage_chunk(_usage(event))) if self.include_usage else b""
+                return last + usage + DONE
             case Failed(error):
                 return _event(error.envelope()) + DONE
             case _:

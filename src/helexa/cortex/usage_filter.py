@@ -1,0 +1,64 @@
+"""Removes the usage chunk from a stream whose client did not ask for it."""
+
+import re
+
+import orjson
+
+MAX_HELD_BYTES = 64 << 10
+
+_USAGE = b'"usage"'
+_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
+_EVENT = re.compile(rb".*?\n\r?\n", re.DOTALL)
+_DONE = re.compile(rb"data: ?\[")
+
+
+class UsageFilter:
+    """Passes the bytes of a chat or completion stream on, except events with `usage` and empty `choices`.
+
+    The gateway asks every node for usage. Clients that did not ask index `choices[0]` of every chunk, as OpenAI's own
+    examples do. Of an event that is split across reads, the first part is held until the event is complete or longer
+    than `MAX_HELD_BYTES`. `[DONE]` is never held.
+    """
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._inside = False  # the beginning of the current event has been passed on
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the next bytes; return those to pass on."""
+        if not self._held and _USAGE not in chunk and chunk.endswith(b"\n\n"):
+            self._inside = False
+            return chunk
+        data = self._held + chunk
+        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
+        end = 0 if end < 3 else end
+        events, rest = data[:end], data[end:]
+        if _USAGE in events:
+            events = self._without_usage(events)
+        if end:
+            self._inside = False
+        if self._inside or len(rest) > MAX_HELD_BYTES or _DONE.match(rest):
+            self._held, self._inside = b"", bool(rest)
+            return events + rest
+        self._held = rest
+        return events
+
+    def flush(self) -> bytes:
+        """Return what is still held at the end of the stream."""
+        held, self._held = self._held, b""
+        return held
+
+    def _without_usage(self, events: bytes) -> bytes:
+        first, *others = _EVENT.findall(events)
+        kept = [first] if self._inside or not _is_usage(first) else []
+        return b"".join([*kept, *(event for event in others if not _is_usage(event))])
+
+
+def _is_usage(event: bytes) -> bool:
+    if _USAGE_OBJECT.search(event) is None:
+        return False
+    try:
+        chunk = orjson.loads(event.partition(b"data:")[2])
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(chunk, dict) and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)

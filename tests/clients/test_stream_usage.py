@@ -1,0 +1,67 @@
+"""Usage in streams, with OpenAI's client, straight from a node and through a gateway."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from clients.saying_engine import say
+from clients.saying_stack import MODEL, SayingStack, saying_stack
+
+USAGE: Any = {"include_usage": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SayingStack]:
+    folder: Path = tmp_path_factory.mktemp("stream_usage")
+    async with saying_stack(folder) as stack:
+        yield stack
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def clients(stack: SayingStack) -> list[openai.AsyncOpenAI]:
+    """Through the gateway, and straight to the node."""
+    return [stack.openai, stack.openai.with_options(base_url=f"{stack.node_url}/v1")]
+
+
+async def streams(client: openai.AsyncOpenAI, **fields: Any) -> list[list[Any]]:
+    """The chunks of a chat and of a text completion."""
+    messages: Any = [{"role": "user", "content": say("Grüße")}]
+    chat: Any = await client.chat.completions.create(model=MODEL, messages=messages, stream=True, **fields)
+    text: Any = await client.completions.create(model=MODEL, prompt=say("Grüße"), stream=True, **fields)
+    return [[chunk async for chunk in chat], [chunk async for chunk in text]]
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": False}}, {"n": 2}])
+async def test_openais_example_loop_reads_every_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
+    for client in clients(stack):
+        for chunks in await streams(client, **fields):
+            reasons = [chunk.choices[0].finish_reason for chunk in chunks]  # raises IndexError on an empty list
+            assert reasons.count("stop") == fields.get("n", 1)
+            assert all("usage" not in chunk.to_dict() for chunk in chunks)
+
+
+@pytest.mark.parametrize("fields", [{}, {"n": 2}])
+async def test_usage_that_was_asked_for_is_in_the_last_chunk_and_null_before(
+    stack: SayingStack, fields: dict[str, Any]
+) -> None:
+    for client in clients(stack):
+        for chunks in await streams(client, stream_options=USAGE, **fields):
+            *others, last = chunks
+            assert [chunk.to_dict()["usage"] for chunk in others] == [None] * len(others)
+            assert all(chunk.choices for chunk in others)
+            assert last.choices == []
+            assert last.usage.completion_tokens == fields.get("n", 1) * (len("Grüße".encode()) + 1)
+            assert last.usage.to_dict()["helexa_timing"]["prefill_tokens"] > 0
+
+
+async def test_stream_options_of_the_wrong_type_are_refused(stack: SayingStack) -> None:
+    wrong: Any = {"include_usage": "yes"}
+    for client in clients(stack):
+        with pytest.raises(openai.UnprocessableEntityError, match=r"stream_options\.include_usage"):
+            await streams(client, stream_options=wrong)
