@@ -1,15 +1,16 @@
 """The data path's HTTP client against servers that say exactly these bytes."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.running import eventually
-from helexa.cortex import upstream
 from helexa.cortex.upstream import Answer, BrokenOff, NotReached, Silent, Upstream, parse_base
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -83,7 +84,9 @@ async def read(answer: Answer) -> bytes:
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 7])
-@pytest.mark.parametrize("answer", [OK, CHUNKED, b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n" + OK])
+@pytest.mark.parametrize(
+    "answer", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
+)
 async def test_an_answer_arrives_however_it_is_cut_and_the_connection_is_used_again(
     client: Upstream, answer: bytes, pieces: int
 ) -> None:
@@ -153,8 +156,8 @@ async def test_a_body_that_breaks_off_is_an_error_after_what_came(client: Upstre
         got.close()
 
 
-async def test_silence_is_told_from_an_end(client: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECS", 0.05)
+async def test_silence_is_told_from_an_end(client: Upstream) -> None:
+    client.idle_timeout_secs = 0.05
     async with Server(b"").serving() as server:
         with pytest.raises(Silent):
             await ask(client, server)
@@ -163,6 +166,32 @@ async def test_silence_is_told_from_an_end(client: Upstream, monkeypatch: pytest
         assert await got.chunk() == b"hello"
         with pytest.raises(Silent):
             await got.chunk()
+
+
+async def test_the_answer_timeout_holds_on_a_connection_whose_alarm_is_set_for_later(client: Upstream) -> None:
+    async with Server(OK, b"").serving() as server, asyncio.timeout(30):
+        assert await read(await ask(client, server)) == b"hello"
+        client.answer_timeout_secs = 0.05
+        with pytest.raises(Silent):
+            await client.post(server.url, "/", [], b"", lives=lambda: True)
+        assert server.connections == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
+async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
+    async with Server(OK).serving() as server:
+        got = await ask(client, server)
+        port = int(server.url.split(":")[2].split("/")[0])
+
+        def probed() -> bool:
+            for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+                _, _, remote, state, _, timer, *_ = line.split()
+                if int(remote.split(":")[1], 16) == port and state == "01":
+                    return timer.startswith("02")  # the keep-alive timer runs
+            return False
+
+        await eventually(probed)
+        got.close()
 
 
 async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(client: Upstream) -> None:

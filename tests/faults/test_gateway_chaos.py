@@ -18,7 +18,6 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import CHOICE, DONE, FINAL, STREAM, FakeNode, Speak, begin
 from cortex.running import eventually, running_cortex
-from helexa.cortex import upstream
 
 MODEL = "Org/M"
 HANG_SECS = 2.0
@@ -26,6 +25,7 @@ ERRORS = {
     500: {None, "engine_error", "upstream_error"},
     502: {"upstream_connection_error", "upstream_error"},
     503: {"service_unavailable", "rate_limit_exceeded"},
+    504: {"upstream_timeout"},
 }
 
 
@@ -206,12 +206,6 @@ def check_error(envelope: dict[str, Any], status: int) -> str:
     return f"refused {status}"
 
 
-@pytest.fixture(autouse=True)
-def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With nodes that hang."""
-    monkeypatch.setattr(upstream, "IDLE_TIMEOUT_SECS", HANG_SECS)
-
-
 @asynccontextmanager
 async def running(*names: str, reset_secs: float = 0.3) -> AsyncIterator[Fleet]:
     """A gateway in front of nodes of these names; afterwards no task may be left."""
@@ -221,7 +215,8 @@ async def running(*names: str, reset_secs: float = 0.3) -> AsyncIterator[Fleet]:
         for host in hosts:
             await host.start()
             stack.push_async_callback(host.kill)
-        settings = {"routing": {"breaker_reset_secs": reset_secs}}
+        timeouts = {"idle_timeout_secs": HANG_SECS, "answer_timeout_secs": HANG_SECS}
+        settings = {"routing": {"breaker_reset_secs": reset_secs}, "gateway": timeouts}
         cortex = running_cortex(*(host.node for host in hosts), poll_interval_secs=0.1, settings=settings)
         url = (await stack.enter_async_context(cortex)).url
         client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
@@ -359,7 +354,7 @@ async def test_hung_nodes_hold_up_neither_the_picture_nor_other_clients() -> Non
 
         await eventually(news_arrived)
         outcomes = Counter(await asyncio.gather(*asking))
-        assert outcomes.keys() == {"answered", "refused 502"}  # who hangs has the request: nobody runs it twice
+        assert outcomes.keys() == {"answered", "refused 504"}  # who hangs has the request: nobody runs it twice
         for host in fleet.hosts[:3]:
             host.node.speak = None
             host.node.may_answer_polls.set()

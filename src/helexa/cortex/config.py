@@ -24,6 +24,8 @@ class GatewaySection(config.Section):
         poll_interval_secs: seconds between two looks at a node.
         load_timeout_secs: longest time that a load may go on without progress.
         load_wait_secs: longest time that a request waits for its model to load.
+        idle_timeout_secs: longest silence of a node within a response, and before it if the node is down.
+        answer_timeout_secs: longest wait for the first byte of a response from a living node; 0 for no limit.
     """
 
     listen: Listen = Address("127.0.0.1", 31313)
@@ -34,6 +36,8 @@ class GatewaySection(config.Section):
     poll_interval_secs: float = Field(default=10.0, gt=0)
     load_timeout_secs: float = Field(default=1800.0, gt=0)
     load_wait_secs: float = Field(default=600.0, gt=0)
+    idle_timeout_secs: float = Field(default=300.0, gt=0)
+    answer_timeout_secs: float = Field(default=0.0, ge=0)
 
 
 class RoutingSection(config.Section):

@@ -51,7 +51,7 @@ class Gateway:
         self.fleet = Fleet(config.neurons, config.routing)
         self.client = NodeClient(session)
         self.poller = Poller(self.fleet, self.client, config.gateway.poll_interval_secs)
-        self.upstream = Upstream()
+        self.upstream = Upstream(config.gateway.idle_timeout_secs, config.gateway.answer_timeout_secs)
         self.proxy = Proxy(self.upstream, self.fleet)
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
@@ -80,6 +80,8 @@ class Gateway:
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)
         self.poller.interval_secs = config.gateway.poll_interval_secs
+        self.upstream.idle_timeout_secs = config.gateway.idle_timeout_secs
+        self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
         self.lifecycle.configure(config, catalogue)
 
     def observe(self, exchange: Exchange) -> None:

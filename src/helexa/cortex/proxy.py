@@ -79,14 +79,19 @@ class Proxy:
             body = question.body_for(model, target.kind)
             try:
                 answer = await self._upstream.post(
-                    target.url, question.path, self._headers(question, exchange, node), body
+                    target.url,
+                    question.path,
+                    self._headers(question, exchange, node),
+                    body,
+                    lives=lambda: self._fleet.lives(node),
+                    interim=target.kind == "neuron" and not question.stream,
                 )
                 first = await answer.chunk()
             except UpstreamError as error:
-                self._fleet.transport_fault(node, model)
+                self._count_fault(node, model, silent=isinstance(error, Silent))
                 if answer is not None:
                     answer.close()
-                raise NoAnswer(_reason(error), _outcome(error), _unreachable(node)) from error
+                raise NoAnswer(_reason(error), _outcome(error), _failure(error, node)) from error
             except asyncio.CancelledError:
                 if answer is not None:
                     answer.close()
@@ -94,9 +99,12 @@ class Proxy:
             try:
                 exchange.answered = time.perf_counter() - exchange.started - exchange.waited
                 if _foreign(answer):
-                    self._fleet.transport_fault(node, model)
-                    outcome = "silent" if answer.status == 504 else "broken"
-                    raise NoAnswer(f"HTTP {answer.status} not of a node", outcome, _unreachable(node))
+                    timed_out = answer.status == 504  # of a proxy between the gateway and the node
+                    self._count_fault(node, model, silent=timed_out)
+                    reason = f"HTTP {answer.status} not of a node"
+                    if timed_out:
+                        raise NoAnswer(reason, "silent", _timed_out(node))
+                    raise NoAnswer(reason, "broken", _unreachable(node))
                 self._fleet.transport_ok(node, model)
                 if answer.status in _BUSY:
                     self._fleet.busy(node, model, _retry_after(answer))
@@ -144,6 +152,11 @@ class Proxy:
             return None
         finally:
             answer.close()
+
+    def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
+        """Tell the breaker of a failed request, unless a living node was silent: it may be slow with this one alone."""
+        if not (silent and self._fleet.lives(node)):
+            self._fleet.transport_fault(node, model)
 
     def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
         headers = forwarded_headers(question.headers)
@@ -204,8 +217,11 @@ class Proxy:
         try:
             return await answer.chunk()
         except UpstreamError as error:
-            self._fleet.transport_fault(exchange.node, exchange.model)
+            silent = isinstance(error, Silent)
+            self._count_fault(exchange.node, exchange.model, silent=silent)
             log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, _reason(error))
+            if silent:
+                raise _timed_out(exchange.node) from error
             raise ApiError(
                 502, "upstream_connection_error", "the node broke off its answer", type="api_error"
             ) from error
@@ -268,6 +284,14 @@ def _outcome(error: UpstreamError) -> Outcome:
 
 def _reason(error: UpstreamError) -> str:
     return f"{type(error).__name__} ({error})"
+
+
+def _failure(error: UpstreamError, node: str) -> ApiError:
+    return _timed_out(node) if isinstance(error, Silent) else _unreachable(node)
+
+
+def _timed_out(node: str) -> ApiError:
+    return ApiError(504, "upstream_timeout", f"node '{node}' sent no bytes for too long", type="api_error")
 
 
 def _unreachable(node: str) -> ApiError:

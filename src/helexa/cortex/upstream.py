@@ -1,14 +1,23 @@
-"""The HTTP/1.1 client of the data path: requests to nodes over kept connections, answers as bytes as they come.
+"""The HTTP/1.1 client of the data path: pooled connections to nodes, responses as raw bytes.
 
-One request through a general client costs more processor time than all else the gateway does for it, so this one does
-only what forwarding needs: POST, a pool of connections for each origin, back-pressure, and a limit on silence instead
-of one on the whole. The bytes are parsed by httptools (llhttp), strictly.
+A general-purpose client costs more processor time per request than the rest of the gateway, so this client implements
+only what forwarding needs: POST, one connection pool per origin, back-pressure, and timeouts on silence instead of a
+total timeout. httptools (llhttp) parses the responses, strictly.
+
+Timeouts:
+
+* Connecting to a node may take `CONNECT_TIMEOUT_SECS`.
+* Before the first byte of a response's body, `idle_timeout_secs` of silence fail the request only if the node is down
+  according to the `lives` callback. The first byte from a living node is awaited for `answer_timeout_secs`, which
+  defaults to no limit: a slow node may need any time for a non-streamed response.
+* After the first byte, `idle_timeout_secs` of silence fail the request.
+* TCP keep-alive probes fail a connection whose host vanished or restarted.
 """
 
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -16,14 +25,19 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
+
 CONNECT_TIMEOUT_SECS = 2.0
-IDLE_TIMEOUT_SECS = 300.0
+INTERIM_SECS = 15
+"""Interval of the `102 Processing` responses that a node is asked for while it makes a non-streamed response."""
+
 # Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
 KEEPALIVE_SECS = 4.0
 
 _MAX_IDLE = 256
 _MAX_HEADER_BYTES = 64 << 10
 _HIGH_WATER_BYTES = 256 << 10
+_RECHECK_SECS = 1.0
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -41,7 +55,7 @@ class BrokenOff(UpstreamError):
 
 
 class Silent(UpstreamError):
-    """Nothing came for too long. The node has the request, and may still be at it."""
+    """A timeout on silence expired. The node received the request and may still be working on it."""
 
 
 @dataclass(frozen=True)
@@ -99,40 +113,66 @@ class Answer:
 
 
 class Upstream:
-    """Kept connections to any number of origins."""
+    """Pooled connections to any number of origins.
 
-    def __init__(self) -> None:
+    Attributes:
+        idle_timeout_secs: longest silence within a response, or before it if the node is down.
+        answer_timeout_secs: longest wait for the first byte of a response's body from a living node; 0 for no limit.
+    """
+
+    def __init__(self, idle_timeout_secs: float = 300.0, answer_timeout_secs: float = 0.0) -> None:
+        self.idle_timeout_secs = idle_timeout_secs
+        self.answer_timeout_secs = answer_timeout_secs
         self._idle: dict[Origin, deque[_Connection]] = {}
         self._tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
 
-    async def post(self, base: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Answer:
-        """Send a request and wait for the head of its answer.
+    async def post(
+        self,
+        base: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        lives: Callable[[], bool] | None = None,
+        interim: bool = False,
+    ) -> Answer:
+        """Send a request and wait for the head of its response.
 
         Args:
             base: the node's base URL.
             headers: all but `host` and `content-length`; free of line breaks.
+            lives: returns whether the node answers elsewhere; consulted when it is silent on this connection.
+            interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
 
         Raises:
             NotReached: no connection within two seconds.
-            BrokenOff: it ended before the answer began.
-            Silent: nothing came for `IDLE_TIMEOUT_SECS`.
+            BrokenOff: the connection ended before the response began.
+            Silent: a timeout on silence expired.
         """
-        return await self.ask(b"POST", base, path, headers, body)
+        return await self.ask(b"POST", base, path, headers, body, lives=lives, interim=interim)
 
     async def ask(
-        self, method: bytes, base: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
+        self,
+        method: bytes,
+        base: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: bytes = b"",
+        *,
+        lives: Callable[[], bool] | None = None,
+        interim: bool = False,
     ) -> Answer:
-        """Any other request; see `post`."""
+        """Send a request of any method; see `post`."""
         origin, prefix = parse_base(base)
         target = prefix.encode() + path.encode()
         lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
         lines += [name + b": " + value for name, value in headers]
-        head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n\r\n" % len(body)
+        head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
         connection = self._kept(origin)
         if connection is not None:
             try:
-                return await connection.ask(head, body)
+                return await connection.ask(head, body, lives, interim)
             except BrokenOff:
                 if connection.spoken:
                     raise
@@ -141,8 +181,8 @@ class Upstream:
                 fresh = await self._connect(origin)
             except NotReached as error:  # it is gone, perhaps for having read all of it
                 raise BrokenOff("closed, and not reached again") from error
-            return await fresh.ask(head, body)
-        return await (await self._connect(origin)).ask(head, body)
+            return await fresh.ask(head, body, lives, interim)
+        return await (await self._connect(origin)).ask(head, body, lives, interim)
 
     def close(self) -> None:
         """Close the connections that are idle; those in use are closed by their answers."""
@@ -203,6 +243,10 @@ class _Connection(asyncio.Protocol):
         self._pool = pool
         self._loop = loop
         self._asked = False
+        self._asked_at = 0.0
+        self._lives: Callable[[], bool] | None = None
+        self._begun = False  # bytes of the response's body came
+        self._interim_header = b""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = 0
@@ -221,16 +265,21 @@ class _Connection(asyncio.Protocol):
     def complete(self) -> bool:
         return self._complete and not self._chunks
 
-    async def ask(self, head: bytes, body: bytes) -> Answer:
+    async def ask(self, head: bytes, body: bytes, lives: Callable[[], bool] | None, interim: bool) -> Answer:
         if self._transport is None or self._transport.is_closing():
             raise BrokenOff("closed")
         self._asked, self.spoken, self.status, self.headers = True, False, 0, []
         self._header_bytes, self._headed, self._until_close, self._complete, self._keep = 0, False, False, False, False
-        self.heard_at = self._loop.time()
+        self.heard_at = self._asked_at = self._loop.time()
+        self._lives, self._begun = lives, False
+        if self._pool.answer_timeout_secs:
+            self._clear_alarm()  # the alarm of the request before may ring too late for this limit
+        if interim:
+            head += self._interim_header
         if len(body) <= _HIGH_WATER_BYTES:
-            self._transport.write(head + body)
+            self._transport.write(b"%b\r\n%b" % (head, body))
         else:
-            self._transport.write(head)
+            self._transport.write(head + b"\r\n")
             self._transport.write(body)
         try:
             while not self._headed:
@@ -248,6 +297,7 @@ class _Connection(asyncio.Protocol):
         chunks, self._chunks, self._held_bytes = self._chunks, [], 0
         if self._paused and self._transport is not None:
             self._paused = False
+            self.heard_at = self._loop.time()  # the node could not be heard while reading was paused
             self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -270,22 +320,33 @@ class _Connection(asyncio.Protocol):
             raise self._failure
         self._waiter = self._loop.create_future()
         if self._alarm is None:
-            self._alarm = self._loop.call_later(IDLE_TIMEOUT_SECS, self._check_silence)
+            self._check_silence()
         try:
             await self._waiter
         finally:
             self._waiter = None
 
     def _check_silence(self) -> None:
-        """One timer a connection, set again for what is left, instead of one a read; it ends when nobody waits."""
+        """Fail the request if a timeout expired, else set the timer again.
+
+        One timer per connection follows `heard_at`, instead of one timer per read. It ends when no request runs.
+        """
         self._alarm = None
         if not self._asked:
             return
-        left = self.heard_at + IDLE_TIMEOUT_SECS - self._loop.time()
-        if left > 0 or self._paused:  # while the client takes nothing, the node is not the one that is silent
-            self._alarm = self._loop.call_later(max(left, 1.0), self._check_silence)
+        now, idle_secs, answer_secs = self._loop.time(), self._pool.idle_timeout_secs, self._pool.answer_timeout_secs
+        left = self.heard_at + idle_secs - now
+        if not self._begun:
+            if left <= 0 and self._lives is not None and self._lives():
+                left = _RECHECK_SECS
+            if answer_secs:
+                left = min(left, self._asked_at + answer_secs - now)
+        if self._paused:  # the client reads nothing, so the node's silence means nothing
+            left = max(left, _RECHECK_SECS)
+        if left > 0:
+            self._alarm = self._loop.call_later(left, self._check_silence)
         else:
-            self._fail(Silent("nothing came"))
+            self._fail(Silent(f"no byte for {now - self.heard_at:.0f} s"))
 
     def _clear_alarm(self) -> None:
         if self._alarm is not None:
@@ -306,6 +367,10 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        enable_tcp_keep_alive(transport.get_extra_info("socket"))
+        host, port = transport.get_extra_info("sockname")[:2]
+        # A node answers with 102 only if it sees this address, since some proxies take a 102 for the response itself.
+        self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
         self.heard_at = self._loop.time()
@@ -358,6 +423,7 @@ class _Connection(asyncio.Protocol):
             self._headed = True
 
     def on_body(self, body: bytes) -> None:
+        self._begun = True
         self._chunks.append(body)
         self._held_bytes += len(body)
 

@@ -14,6 +14,9 @@ from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
 
+INTERIM = "helexa.interim"
+"""Key in a scope's `extensions` of the function that sends an interim response, `Call.send_interim`."""
+
 BODY_SECS = 60.0
 MIN_RATE = 1024.0  # bytes of a body that must come a second, beside what comes within `BODY_SECS`
 
@@ -186,6 +189,18 @@ class Call:
             self._start(message["status"], list(message.get("headers", ())))
         else:
             raise RuntimeError(f"{kind} is not what an answer goes on with")
+
+    def send_interim(self) -> bool:
+        """Send `102 Processing`, which tells the client that the response is still being made.
+
+        Returns:
+            Whether another interim response may follow: False once the response has begun or the client is gone.
+        """
+        if self.started or self.hang_up.gone or not self._speaks_1_1:
+            return False
+        if not self._expects and self._way.room is None:
+            self._way.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        return True
 
     async def _wait(self, event: asyncio.Event) -> None:
         if not self._more:

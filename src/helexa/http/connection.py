@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from helexa.core.errors import ApiError
 from helexa.http.alarm import Alarm
-from helexa.http.call import Call
+from helexa.http.call import INTERIM, Call
 from helexa.http.hang_up import HangUp, is_gone
 from helexa.http.head import refusal, target
 from helexa.http.intake import PIECE_BYTES, Intake
@@ -159,6 +159,7 @@ class Connection(asyncio.Protocol):
             speaks_1_1=version == "1.1",
             keep_alive=keeps and version == "1.1" and not self.service.stopping,
         )
+        scope["extensions"][INTERIM] = call.send_interim
         if expects:
             call.expect()
         self._calls.append((call, scope))

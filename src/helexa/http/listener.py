@@ -14,6 +14,7 @@ from helexa.core.errors import HelexaError
 from helexa.http.connection import Connection
 from helexa.http.lifespan import Lifespan
 from helexa.http.service import Service
+from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ def bind(address: tuple[str, int]) -> socket.socket:
         families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         # Whoever is told `localhost` tries 127.0.0.1; not all try ::1.
         family = socket.AF_INET if socket.AF_INET in families else families[0]
-        return socket.create_server(address, family=family, backlog=_BACKLOG)
+        bound = socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
         raise HelexaError(f"cannot listen on {shown}: there can be no such host") from None
     except OSError as error:
@@ -124,6 +125,8 @@ def bind(address: tuple[str, int]) -> socket.socket:
             raise AddressInUseError(f"cannot listen on {shown}: {os.strerror(errno.EADDRINUSE)}") from None
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise HelexaError(f"cannot listen on {shown}: {reason}") from None
+    enable_tcp_keep_alive(bound)  # inherited by the connections that are accepted
+    return bound
 
 
 def collect_seldom() -> None:

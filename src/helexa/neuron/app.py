@@ -22,6 +22,7 @@ from helexa.neuron.discovery import default_device, discover, overlooked
 from helexa.neuron.engine.child import Child
 from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
+from helexa.neuron.interim import Interim
 from helexa.neuron.metrics import Metrics, NodeCollector
 from helexa.neuron.registry import Registry
 from helexa.neuron.response_store import ResponseStore
@@ -106,7 +107,7 @@ class _App(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """All that is around the routes."""
-        return Front(super().build_middleware_stack(), self._counted)
+        return Front(Interim(super().build_middleware_stack()), self._counted)
 
 
 class NodeConnection(Connection):

@@ -1,7 +1,8 @@
 """Circuit breakers: who keeps failing is not asked for a while, then tried with one request. Pure, on a given clock.
 
-Only faults of the transport count (no connection, a reset, a read that timed out, an answer that is not HTTP): what
-a node refuses, it refuses in good health. A node that says it is busy is passed over for a moment instead.
+Only transport errors count: no connection, a reset, silence of a node whose polls fail too, a response that is not
+HTTP. An error response of a node does not count, nor does a request for which a living node takes too long. A node that
+answers 429 or 503 is passed over for a moment instead.
 """
 
 from collections.abc import Callable

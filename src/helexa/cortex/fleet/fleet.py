@@ -94,6 +94,11 @@ class Fleet:
         """
         return self._nodes[name]
 
+    def lives(self, name: str) -> bool:
+        """Return whether a node is configured and up by its last polls."""
+        node = self._nodes.get(name)
+        return node is not None and node.healthy
+
     def has(self, node: Node) -> bool:
         """Whether this node is still configured, at the same address."""
         now = self._nodes.get(node.name)
@@ -185,7 +190,7 @@ class Fleet:
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """A request for the model failed below HTTP: no connection, a reset, a read that timed out, garbage."""
+        """A request for the model failed below HTTP: no connection, a reset, a timeout at a dead node, garbage."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
                 log.warning("node %s is not asked for %s for now: it keeps failing", name, model)

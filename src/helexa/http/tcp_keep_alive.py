@@ -1,0 +1,18 @@
+"""TCP keep-alive probes: how a connection without traffic notices that the other host is gone."""
+
+import socket
+
+IDLE_SECS = 30
+INTERVAL_SECS = 15
+PROBES = 4
+
+
+def enable_tcp_keep_alive(connection: socket.socket) -> None:
+    """Send probes after `IDLE_SECS` without traffic, and fail the connection when `PROBES` of them are lost.
+
+    Connections accepted from a listening socket inherit the setting.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", IDLE_SECS), ("TCP_KEEPINTVL", INTERVAL_SECS), ("TCP_KEEPCNT", PROBES)):
+        if hasattr(socket, name):  # not every system has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

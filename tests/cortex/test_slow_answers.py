@@ -1,0 +1,172 @@
+"""Nodes that send nothing for longer than the idle timeout: living ones are awaited, dead ones are given up."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from cortex import fake_node
+from cortex.fake_node import DONE, STREAM, FakeNode
+from cortex.running import Cortex, eventually, running_cortex
+from helexa.cortex import upstream
+
+KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 1000}
+
+
+@pytest.fixture(autouse=True)
+def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream, "_RECHECK_SECS", 0.01)
+
+
+@asynccontextmanager
+async def serving(node: FakeNode, **timeouts: float) -> AsyncIterator[Cortex]:
+    """A gateway with these `[gateway]` timeouts, which requires `KEY`."""
+    settings = {"gateway": timeouts, "entitlements": {"require_auth": True, "keys": [KEY]}}
+    async with running_cortex(node, settings=settings) as cortex:
+        yield cortex
+
+
+async def ask(cortex: Cortex, **fields: Any) -> tuple[int, bytes]:
+    body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, **fields}
+    headers = {"authorization": "Bearer k"}
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
+        return response.status, await response.read()
+
+
+async def spent(cortex: Cortex) -> int:
+    [key] = cortex.gateway.gatekeeper.static
+    return (await cortex.gateway.ledger.budget(key.principal)).spent
+
+
+def code(body: bytes) -> str:
+    return json.loads(body)["error"]["code"]
+
+
+def count_checks(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count how often the gateway, past the idle timeout, looks whether the node lives."""
+    lives, checks = cortex.gateway.fleet.lives, 0
+
+    def counting(name: str) -> bool:
+        nonlocal checks
+        checks += 1
+        return lives(name)
+
+    monkeypatch.setattr(cortex.gateway.fleet, "lives", counting)
+    return lambda: checks
+
+
+async def answer_late(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    await node.go_on.wait()
+    return await fake_node.answer(node, request)
+
+
+async def stream_late(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """As vLLM does: the head at once, the first event after the prefill."""
+    response = await fake_node.begin(request)
+    await node.go_on.wait()
+    for piece in STREAM:
+        await response.write(piece)
+    return response
+
+
+@pytest.mark.parametrize("kind", ["neuron", "openai"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_answer_of_a_slow_living_node_arrives_and_is_charged(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch, stream: bool, kind: str
+) -> None:
+    node.speak = stream_late if stream else answer_late
+    async with serving(node, idle_timeout_secs=0.05) as cortex:
+        section = cortex.gateway.config.neurons[0].model_copy(update={"kind": kind})
+        cortex.gateway.fleet.configure([section])
+        await eventually(lambda: cortex.gateway.fleet.view().knows("Org/M"))
+        checks = count_checks(cortex, monkeypatch)
+        asking = asyncio.create_task(ask(cortex, stream=stream))
+        await eventually(lambda: checks() > 2)
+        node.go_on.set()
+        status, body = await asking
+        assert status == 200
+        assert body.endswith(DONE) if stream else json.loads(body)["usage"]["completion_tokens"] == 2
+        assert await spent(cortex) == 9
+
+
+async def test_silence_of_a_dead_node_fails_requests_and_opens_the_breaker(node: FakeNode) -> None:
+    node.speak = fake_node.never_begin
+    async with serving(node, idle_timeout_secs=0.05) as cortex:
+        asking = [asyncio.create_task(ask(cortex)) for _ in range(3)]
+        await eventually(lambda: node.speaking == 3)
+        assert not any(task.done() for task in asking)
+        node.down = True
+        outcomes = await asyncio.gather(*asking)
+        assert [(status, code(body)) for status, body in outcomes] == [(504, "upstream_timeout")] * 3
+        assert cortex.gateway.fleet.view().open == {("n1", "Org/M")}
+        assert await spent(cortex) == 0
+
+
+@pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
+async def test_requests_given_up_at_a_living_node_leave_the_breaker_closed(
+    node: FakeNode, speak: fake_node.Speak
+) -> None:
+    node.speak = speak
+    async with serving(node, answer_timeout_secs=0.05) as cortex:
+        for _ in range(4):
+            status, body = await ask(cortex)
+            assert (status, code(body)) == (504, "upstream_timeout")
+        assert not cortex.gateway.fleet.view().open
+        assert len(node.bodies) == 4
+        await eventually(lambda: node.speaking == 0)  # the node's requests were cancelled
+        node.speak = None
+        assert (await ask(cortex))[0] == 200
+
+
+async def test_the_timeout_of_a_proxy_before_a_living_node_leaves_the_breaker_closed(node: FakeNode) -> None:
+    async def time_out(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=504, text="<html>Gateway Timeout</html>", content_type="text/html")
+
+    node.speak = time_out
+    async with serving(node) as cortex:
+        for _ in range(4):
+            status, body = await ask(cortex)
+            assert (status, code(body)) == (504, "upstream_timeout")
+        assert not cortex.gateway.fleet.view().open
+
+
+async def test_silence_within_a_stream_ends_it_with_an_error_event(node: FakeNode) -> None:
+    node.speak = fake_node.never_end
+    async with serving(node, idle_timeout_secs=0.05) as cortex:
+        status, body = await ask(cortex, stream=True)
+        assert status == 200
+        assert b'"upstream_timeout"' in body
+        assert body.endswith(DONE)
+        assert not cortex.gateway.fleet.view().open
+
+
+async def test_own_nodes_are_asked_for_interim_responses_of_whole_answers(node: FakeNode) -> None:
+    ports: list[int] = []
+
+    async def note_port(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.append(request.transport.get_extra_info("peername")[1])
+        return await fake_node.answer(node, request)
+
+    node.speak = note_port
+    async with serving(node) as cortex:
+        await ask(cortex)
+        await ask(cortex, stream=True)
+        section = cortex.gateway.config.neurons[0].model_copy(update={"kind": "openai"})
+        cortex.gateway.fleet.configure([section])
+        await eventually(lambda: cortex.gateway.fleet.view().knows("Org/M"))
+        await ask(cortex)
+    wishes = [headers.get("x-helexa-keep-alive") for headers in node.headers]
+    assert wishes == [f"15; from=127.0.0.1:{ports[0]}", None, None]
+
+
+async def test_timeouts_follow_the_configuration(node: FakeNode) -> None:
+    async with serving(node) as cortex:
+        gateway = cortex.gateway
+        changed = gateway.config.gateway.model_copy(update={"idle_timeout_secs": 7.0, "answer_timeout_secs": 9.0})
+        gateway.configure(gateway.config.model_copy(update={"gateway": changed}), gateway.catalogue)
+        assert (gateway.upstream.idle_timeout_secs, gateway.upstream.answer_timeout_secs) == (7.0, 9.0)
