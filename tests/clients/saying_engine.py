@@ -110,6 +110,7 @@ class SayingEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
+    parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
     lifeline.hold()
     connection = socket.socket(fileno=arguments.fd)

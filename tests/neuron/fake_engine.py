@@ -106,6 +106,7 @@ class FakeEngine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int)
+    parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
     lifeline.hold()
     connection = socket.socket(fileno=arguments.fd)

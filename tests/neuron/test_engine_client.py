@@ -143,7 +143,7 @@ async def test_an_engine_that_hangs_is_killed_although_everybody_has_hung_up(tmp
     await stream.aclose()
     await asyncio.wait([waiting])
     async with asyncio.timeout(60):
-        assert "did not finish a step within 0.4 s" in await died
+        assert "made no progress for 0.4 s" in await died
     await client.close()
 
 
@@ -205,6 +205,12 @@ async def test_progress_is_reported_while_loading(tmp_path: Path):
     client = await start(tmp_path / "slow", on_progress=on_progress)
     await client.close()
     assert seen == [Progress(stage="weights", done=1, total=2)]
+
+
+async def test_a_load_without_progress_is_ended(tmp_path: Path):
+    with pytest.raises(HelexaError) as failed:
+        await start(tmp_path / "slow", load_seconds=0.4)
+    assert str(failed.value) == "the engine made no progress for 0.4 s and was killed while loading the model"
 
 
 async def test_loading_can_be_abandoned(tmp_path: Path):

@@ -1,6 +1,6 @@
 """The signals that ask a command to stop, taken in order instead of as exceptions in the middle of things."""
 
-import select
+import selectors
 import signal
 import socket
 from types import FrameType
@@ -38,7 +38,9 @@ class StopSignals:
 
     def wait(self, seconds: float | None) -> bool:
         """Sleep until a signal comes, at most `seconds` (None: as long as it takes); whether it asks to stop."""
-        ready, _, _ = select.select([self._reader], [], [], seconds)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            ready = selector.select(seconds)
         return bool(ready) and any(number in _STOPS for number in self._reader.recv(4096))
 
 

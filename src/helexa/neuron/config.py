@@ -190,8 +190,8 @@ class RecoveryConfig(Section):
     """When an engine counts as hung, and how often one that died is replaced.
 
     Attributes:
-        step_timeout_secs: that one step may take.
-        load_timeout_secs: that a load may go on without any progress.
+        step_timeout_secs: time without progress after which an engine that has work counts as hung.
+        load_timeout_secs: the same for an engine that loads a model.
         max_restarts: of one model within `restart_window_secs`; one that would need more is given up (`poisoned`).
     """
 

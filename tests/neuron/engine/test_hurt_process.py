@@ -54,7 +54,7 @@ async def test_an_engine_that_is_hurt(
         _, hung = await answer(client, [*FRANCE, HANGS])
         assert (hung.finish, hung.retry) == ("error", True)
         assert (await beside)[1].retry
-        assert await died == "the engine did not finish a step within 2 s and was killed"
+        assert await died == "the engine made no progress for 2 s and was killed"
         assert "debug_fault.py" in caplog.text
     finally:
         await client.close()

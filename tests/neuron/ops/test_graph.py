@@ -1,5 +1,6 @@
 """Recorded steps: replayed, they give what the same kernels give one by one."""
 
+import ctypes
 import logging
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helexa.neuron import heartbeat
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
@@ -156,6 +158,22 @@ def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> Non
     calls = runs.calls
     runs.step([entry])
     assert runs.calls == calls
+
+
+def test_a_replayed_step_counts_progress_at_every_kernel(library: KernelLibrary) -> None:
+    """The watchdog of a slow engine sees that a long step advances."""
+    runs = Runs(library)
+    runs.step(plan_of(0, 1, 30))
+    calls, recordings = runs.calls, runs.ops._graphs._kept.values()
+    kernels = max(len(recording.tape) for recording in recordings)
+    before = progress()
+    runs.step(plan_of(1, 1, 30))
+    assert runs.calls == calls, "the step was recorded again instead of replayed"
+    assert progress() - before >= kernels > 10
+
+
+def progress() -> int:
+    return ctypes.c_int64.from_address(heartbeat.kernel_count_address()).value
 
 
 def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:

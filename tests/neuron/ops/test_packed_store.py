@@ -1,15 +1,20 @@
 """Packed weights on disk: what is read is what was written, and nothing else is believed."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import helexa
 from helexa.neuron.ops import packed_store
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
+from helexa.neuron.sources.cache import cache_root
 from neuron.ops import random_weights
 
 SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
@@ -107,6 +112,46 @@ def test_without_room_nothing_is_kept(
     assert thread is not None
     thread.join()
     assert list(tmp_path.iterdir()) == []
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from helexa.neuron.ops import packed_store
+from helexa.neuron.ops.compiler import native_kernels
+from helexa.neuron.ops.native import NativeOps
+packed_store._SMALLEST = packed_store._SPARE = 0
+ops = NativeOps(native_kernels(), 1)
+store = ops.store(Path(sys.argv[1]))
+print(store.get("weight", (32, 64)) is not None)
+store.add("weight", ops.matrix(torch.ones(32, 64)))
+if thread := store.save():
+    thread.join()
+"""
+
+
+def test_weights_that_other_loading_code_packed_are_not_used(tmp_path: Path, library: KernelLibrary) -> None:
+    """A copy of the package, run before and after a module that permutes tensors has changed."""
+    package = tmp_path / "source" / "helexa"
+    shutil.copytree(Path(helexa.__path__[0]), package, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # not to compile them again
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"weights")
+    environment = os.environ | {"PYTHONPATH": str(package.parent), "HELEXA_CACHE": str(cache)}
+
+    def found() -> bool:
+        command = [sys.executable, "-c", SCRIPT, str(model)]
+        run = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
+        return run.stdout.strip() == b"True"
+
+    assert not found()
+    assert found()
+    layout = package / "neuron" / "weights" / "gguf_layout.py"
+    layout.write_text(layout.read_text() + "\n# another permutation\n")
+    assert not found()
 
 
 def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from contextvars import Context
 
 from helexa.neuron.engine.environment import ENVIRONMENT
+from helexa.neuron.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,18 @@ class Child:
     """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        heartbeat: Heartbeat,
     ) -> None:
         self.pid = process.pid
         self.reader = reader
         self.writer = writer
         self.verdict: str | None = None
         self._process = process
+        self._heartbeat = heartbeat
         self._ended = False
         self._last_line = ""
         # In a context of its own: its lines are not of the request that loads the model.
@@ -46,35 +52,31 @@ class Child:
         """Start an engine, which is told by its socket what to load.
 
         Args:
-            command: the command line instead of the usual one; `--fd` and the socket's descriptor are appended.
+            command: the command line instead of the usual one; `--fd` with the socket's descriptor and `--heartbeat-fd`
+                with the heartbeat's are appended.
+
+        Raises:
+            OSError: the system has no descriptor, memory or process left for it.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours)
-            try:
-                # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
-                # Standard input is its lifeline: it ends with this process.
-                process = await asyncio.create_subprocess_exec(
-                    *(command or COMMAND),
-                    "--fd",
-                    str(theirs.fileno()),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.DEVNULL,
-                    stderr=asyncio.subprocess.PIPE,
-                    env=ENVIRONMENT | os.environ,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
-                    limit=_LINE_BYTES,
-                )
-            except BaseException:
-                writer.close()
-                raise
-        return cls(process, reader, writer)
+        heartbeat = Heartbeat()
+        try:
+            process, reader, writer = await _start(command or COMMAND, heartbeat.fd)
+        except BaseException:
+            heartbeat.close()
+            raise
+        finally:
+            heartbeat.release_fd()
+        return cls(process, reader, writer, heartbeat)
 
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
         return self._process.returncode is None
+
+    @property
+    def progress(self) -> int:
+        """A count that grows while the engine advances, also within a step or while it loads."""
+        return 0 if self._ended else self._heartbeat.count
 
     async def wait(self, seconds: float) -> None:
         """Wait until it has ended, but not longer than that."""
@@ -100,6 +102,7 @@ class Child:
         await self._process.wait()
         self.signal(signal.SIGKILL)  # a compiler that it has left behind
         self._ended = True
+        self._heartbeat.close()
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
         self._stderr.cancel()
         self.writer.close()
@@ -132,6 +135,36 @@ class Child:
                 level, _, rest = text.partition(" ")  # as the engine's own lines begin
                 known = logging.getLevelNamesMapping().get(level)
                 log.log(known or logging.INFO, "engine %d: %s", self.pid, rest if known else text)
+
+
+async def _start(
+    command: Sequence[str], heartbeat_fd: int
+) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
+    """Start the process; return it with the reader and the writer of this side's end of the socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
+            # Standard input is its lifeline: it ends with this process.
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                "--fd",
+                str(theirs.fileno()),
+                "--heartbeat-fd",
+                str(heartbeat_fd),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
+                env=ENVIRONMENT | os.environ,
+                pass_fds=(theirs.fileno(), heartbeat_fd),
+                start_new_session=True,
+                limit=_LINE_BYTES,
+            )
+        except BaseException:
+            writer.close()
+            raise
+    return process, reader, writer
 
 
 Spawn = Callable[[], Awaitable[Child]]

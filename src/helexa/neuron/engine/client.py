@@ -46,7 +46,7 @@ OVERLOADED = "overloaded"
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
-_LOOKS = 8  # at an engine that works, within the time that a step may take
+_LOOKS = 8  # at an engine that works, within the time that it may go on without progress
 _FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 
@@ -93,7 +93,7 @@ class EngineClient:
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._deadline: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -114,8 +114,8 @@ class EngineClient:
             on_progress: called in the event loop for every step of the loading.
             on_exit: called once, with the reason, when the process ends without having been asked to.
             spawn: starts its process.
-            load_seconds: that the loading may go on without any progress.
-            step_seconds: that one step may take; then the engine is taken for hung, and killed.
+            load_seconds: time without progress after which an engine that loads counts as hung, and is killed.
+            step_seconds: the same for an engine that has work.
             memory: promises it what it needs; without one it may have whatever is free.
 
         Raises:
@@ -125,31 +125,29 @@ class EngineClient:
         """
         client = cls(await spawn(), options, on_exit, memory or MemoryBook())
         try:
-            async with asyncio.timeout(load_seconds) as deadline:
-
-                def progressed(progress: Progress) -> None:
-                    deadline.reschedule(asyncio.get_running_loop().time() + load_seconds)
-                    if on_progress is not None:
-                        on_progress(progress)
-
-                client._write(Load(str(model_path), options))
-                await client._loaded(progressed)
+            client._write(Load(str(model_path), options, step_seconds))
+            client._watch_progress(load_seconds, lambda: True)
+            await client._loaded(on_progress)
         except BaseException as error:
+            client._stop_watching_progress()
             await asyncio.shield(client._end(grace=0.0))
-            match error:
-                case TimeoutError():
-                    raise HelexaError(f"the engine made no progress for {load_seconds:g} s; it was ended") from None
-                case ValueError():
-                    raise HelexaError(f"the engine does not speak the protocol: {error}") from None
+            if isinstance(error, ValueError):
+                raise HelexaError(f"the engine does not speak the protocol: {error}") from None
             raise
+        client._stop_watching_progress()
         client._watcher = asyncio.create_task(client._watch(), context=Context())  # not of the request that loads
-        client._deadline = asyncio.create_task(client._look(step_seconds), context=Context())
+        client._watch_progress(step_seconds, lambda: bool(client._streams) or client._owed)
         return client
 
     @property
     def alive(self) -> bool:
         """Whether the engine takes requests."""
         return self._death is None and not self._closing
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine."""
+        return self._child.pid
 
     @property
     def missing_bytes(self) -> int:
@@ -216,8 +214,8 @@ class EngineClient:
         await self._end(grace)
         if self._watcher is not None:
             await self._watcher
-        if self._deadline is not None:
-            await asyncio.wait([self._deadline])
+        if self._watchdog is not None:
+            await asyncio.wait([self._watchdog])
 
     async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
         """Send a stream's request, once the socket has room; for `TokenStream` only."""
@@ -245,13 +243,15 @@ class EngineClient:
             self._writer.write(encode(message))
             self._owed = self._owed or isinstance(message, Generate | Embed | Cancel)
 
-    async def _loaded(self, on_progress: Callable[[Progress], None]) -> None:
+    async def _loaded(self, on_progress: Callable[[Progress], None] | None) -> None:
         while data := await self._read():
             for message in self._decoder.feed(data):
+                self.reports += 1
                 match message:
                     case Progress():
                         self._memory.took(self._child.pid, message.taken)
-                        on_progress(message)
+                        if on_progress is not None:
+                            on_progress(message)
                     case Needs():
                         self._write(self._memory.grant(self._child.pid, message))
                     case Ready():
@@ -293,13 +293,21 @@ class EngineClient:
         if self._on_exit is not None and not self._closing:
             self._on_exit(reason)
 
-    async def _look(self, step_seconds: float) -> None:
-        """Kill an engine that hangs: one that has work, or was told something, and reports nothing for too long."""
+    def _watch_progress(self, seconds: float, works: Callable[[], bool]) -> None:
+        self._watchdog = asyncio.create_task(self._kill_when_hung(seconds, works), context=Context())
+
+    def _stop_watching_progress(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
+        """Kill the engine if it neither reports nor makes progress for `seconds` while it `works`."""
         silence = Silence(_LOOKS + 1)  # the first of them may come right after the work did
         while self._child.alive and not self._closing:
-            await self._child.wait(step_seconds / _LOOKS)
-            if silence.look(self.reports, bool(self._streams) or self._owed):
-                self._child.verdict = f"the engine did not finish a step within {step_seconds:g} s and was killed"
+            await self._child.wait(seconds / _LOOKS)
+            if silence.look(self.reports + self._child.progress, works()):
+                self._child.verdict = f"the engine made no progress for {seconds:g} s and was killed"
                 log.error("engine %d hangs; what its threads are doing:", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)

@@ -3,12 +3,13 @@
 The variable holds any number of `[MODEL:]KIND@WHEN`, separated by commas; MODEL is a part of the model's path. KIND:
 
     exit   ends the process        hang   never ends the step      slow   makes the step take a second longer
+    crawl  makes the step take three seconds longer, in which it reports progress
     oom    runs out of memory      fault  is a device's fault      error  raises what is nobody's fault but the step's
     nan    makes logits of one sequence no numbers
 
 and WHEN:
 
-    load        while the model loads, after its first bytes (exit, hang, slow, oom, fault, error)
+    load        while the model loads, after its first bytes (exit, hang, slow, crawl, oom, fault, error)
     step=N      in the Nth step of the process
     every=N     in every Nth step
     token=N     in steps of a sequence that has this token
@@ -25,13 +26,16 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import HelexaError
+from helexa.neuron import heartbeat
 from helexa.neuron.engine.messages import DEBUG_FAULT
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
 
-Kind = Literal["exit", "hang", "slow", "oom", "fault", "error", "nan"]
+Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan"]
 
 _SLOW_SECONDS = 1.0
+_CRAWL_PIECES = 60
+_CRAWL_PIECE_SECONDS = 0.05
 _EXIT_CODE = 77
 
 
@@ -85,6 +89,10 @@ class Fault:
                     time.sleep(60)
             case "slow":
                 time.sleep(_SLOW_SECONDS)
+            case "crawl":
+                for _ in range(_CRAWL_PIECES):
+                    time.sleep(_CRAWL_PIECE_SECONDS)
+                    heartbeat.beat()
             case "oom":
                 raise torch.OutOfMemoryError("no memory, on purpose")
             case "fault":

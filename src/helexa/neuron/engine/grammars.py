@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
+from helexa.neuron import heartbeat
 from helexa.neuron.engine.guide import Guide, said
 from helexa.neuron.engine.sequence import Sequence
 
@@ -107,7 +108,9 @@ class Grammars:
             grammar = sequence.request.grammar
             try:
                 compiled = compiled or self._compiler()
+                heartbeat.beat()
                 matcher = kept.pop(grammar, None) or compiled(grammar)
+                heartbeat.beat()
                 kept[grammar] = matcher
                 if len(kept) > _KEPT:
                     kept.popitem(last=False)

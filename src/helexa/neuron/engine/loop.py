@@ -1,7 +1,7 @@
 """The loop of an engine: messages in, a step, its report out."""
 
 import logging
-import select
+import selectors
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -26,6 +26,7 @@ from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.step_budget import StepBudget
 from helexa.neuron.engine.steps import Steps
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -37,9 +38,17 @@ class Engine:
     Args:
         connection: a connected stream socket.
         model: where the runner's model is; grammars need its vocabulary.
+        step_seconds: time without progress after which the server kills this engine.
     """
 
-    def __init__(self, connection: socket.socket, runner: Runner, options: EngineOptions, model: Path) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        runner: Runner,
+        options: EngineOptions,
+        model: Path,
+        step_seconds: float = float("inf"),
+    ) -> None:
         self._connection = connection
         self._decoder = FrameDecoder(ToEngine)
         facts = runner.facts
@@ -48,14 +57,18 @@ class Engine:
         bounded = msgspec.structs.replace(
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
-        self._scheduler = Scheduler(bounded, pages, states)
+        budget = StepBudget(options.max_step_tokens, step_seconds, facts.token_seconds)
+        self._scheduler = Scheduler(bounded, pages, states, budget)
         self._grammars = Grammars(model, facts.vocab_size)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._selector.register(self._grammars, selectors.EVENT_READ)
         overlap = runner.device.type == "cuda" if options.overlap is None else options.overlap
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
         """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
-        with closing(self._grammars):
+        with closing(self._grammars), self._selector:
             while self._round():
                 pass
 
@@ -78,7 +91,8 @@ class Engine:
     def _receive(self, outputs: list[TokenOutput]) -> bool:
         """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
         timeout = None if self._steps.idle else 0
-        while ready := select.select([self._connection, self._grammars], [], [], timeout)[0]:
+        while events := self._selector.select(timeout):
+            ready = [key.fileobj for key, _ in events]
             timeout = 0
             for sequence, failure in self._grammars.fetch() if self._grammars in ready else ():
                 self._add(sequence, failure, outputs)

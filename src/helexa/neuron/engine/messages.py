@@ -149,10 +149,16 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Server -> engine, before anything else: what to load, and how to run it."""
+    """Server -> engine, before anything else: what to load, and how to run it.
+
+    Attributes:
+        step_seconds: time without progress after which the server kills the engine; steps are sized to take a fraction
+            of it.
+    """
 
     model: str
     options: EngineOptions
+    step_seconds: float
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from helexa.neuron import lifeline
+from helexa.neuron import heartbeat, lifeline
 from helexa.neuron.engine.messages import Load, receive
 
 
@@ -19,10 +19,12 @@ def main() -> None:
     gc.disable()  # what is imported and loaded is there to stay, and looking through it takes a tenth of the start
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--heartbeat-fd", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     lifeline.hold()
+    heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, which are given its address
     faulthandler.register(signal.SIGUSR1)  # the server wants to know where a process hangs
     code = 0
     try:
@@ -47,7 +49,7 @@ def _run(connection: socket.socket) -> None:
         gc.collect()
         gc.freeze()  # a model is many objects, none of which the collector need look through in the midst of steps
         gc.enable()
-        Engine(connection, runner, asked.options, model).serve()
+        Engine(connection, runner, asked.options, model, asked.step_seconds).serve()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 import gc
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron import heartbeat
 from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.device import kernels_for, policy_for, usable_device
 from helexa.neuron.engine.faults import is_device_fault
@@ -53,6 +55,7 @@ class ModelFacts:
         quant: what plain weights became while they loaded, empty if they stayed as they were.
         snapshots: of that state that there is room for.
         max_sequences: that there is room for.
+        token_seconds: that a step of one token took when the model had been loaded.
         memory_bytes: granted for all of this, and for steps.
     """
 
@@ -70,6 +73,7 @@ class ModelFacts:
     max_sequences: int
     memory_bytes: int
     quant: str
+    token_seconds: float = 0.0
 
 
 class Runner:
@@ -128,6 +132,7 @@ class Runner:
             for cache in self._caches:
                 if isinstance(cache, Tensor):
                     cache.zero_()
+                heartbeat.beat()
         self.facts = ModelFacts(
             model_type=model_type,
             vocab_size=self._model.vocab_size,
@@ -147,7 +152,9 @@ class Runner:
         if self._model.recurrent:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
+        begun = time.perf_counter()
         self._check(config.get("bos_token_id"), model_path.name)
+        self.facts = replace(self.facts, token_seconds=time.perf_counter() - begun)
 
     def _allocate(self, asked: Needs, grant: Grant) -> None:
         """Make room for keys, values, states and the numbers of steps."""

@@ -28,6 +28,7 @@ from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import MOST_DRAFTS, UNSOUND, Plan, PlanEntry
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.step_budget import StepBudget
 from helexa.neuron.engine.turns import Ration, Turns
 
 _ROWS_ALIKE = 8  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
@@ -42,12 +43,19 @@ class Scheduler:
         states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
             leave no trace in it: those that were right are computed once more, with the next token. A prefix that was
             computed before reaches as far as its last snapshot.
+        budget: bound on the prompt tokens of a step; without one they are bounded by `options` alone.
 
     Attributes:
         prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
     """
 
-    def __init__(self, options: EngineOptions, pages: PagePool, states: StatePool | None = None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        pages: PagePool,
+        states: StatePool | None = None,
+        budget: StepBudget | None = None,
+    ) -> None:
         self.options = options
         self.pages = pages
         self.states = states
@@ -56,6 +64,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self._pace = Pace(options.max_prefill_beside_decode)
         self._turns = Turns(self._pace)
+        self._budget = budget or StepBudget(options.max_step_tokens)
         self._suspects: deque[Sequence] = deque()  # each has steps of its own, until it samples
         self._apart = False  # it is their turn
         self.prompt_tokens = 0
@@ -150,6 +159,8 @@ class Scheduler:
         """
         prompts = sum(entry.count for entry in plan if not entry.decoding)
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
+        if seconds is not None and prompts:
+            self._budget.learn(rows + prompts, seconds)
         if seconds is not None and rows:
             self._turns.learn(rows, prompts, seconds)
         elif seconds is not None:
@@ -289,7 +300,7 @@ class Scheduler:
                     continue  # an older one was preempted
                 self.waiting.popleft()
                 self._start(sequence, self._memory.computed_before(sequence))
-            if self._place(sequence, min(sequence.pending, self.options.max_step_tokens), plan):
+            if self._place(sequence, min(sequence.pending, self._budget.tokens), plan):
                 break
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
@@ -331,7 +342,7 @@ class Scheduler:
 
     def _add_prompts(self, plan: dict[Sequence, int], ration: Ration) -> None:
         """Plan chunks of prompts beside what is planned already."""
-        room = max(self.options.max_step_tokens - sum(plan.values()), 1)
+        room = min(max(self.options.max_step_tokens - sum(plan.values()), 1), self._budget.tokens)
         if plan and self.options.max_prefill_beside_decode:
             width = min(len(self.running) + len(self.waiting), self.options.max_sequences)
             most = min(room, self.options.max_prefill_beside_decode)

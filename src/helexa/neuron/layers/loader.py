@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron import heartbeat
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import NormOp
@@ -58,6 +59,7 @@ class Loader:
         _require(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
+        heartbeat.beat()
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # what was in fp8 is more by now
         return weight
 
@@ -81,6 +83,7 @@ class Loader:
         weight = read()
         _require(key, tuple(weight.shape), shape)
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
+        heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
             matrix = weight.clone()
         if self._store is not None:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from helexa.neuron import heartbeat
 from helexa.neuron.engine.batch import Batch
 from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.loader import Loader
@@ -84,6 +85,7 @@ class Decoder:
         hidden, delta = self.embed(batch.tokens), None
         for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
             hidden, delta = block(hidden, delta, cache, step)
+            heartbeat.beat()
         # Of the last block only what it keeps is needed of the other rows.
         hidden, delta = self.blocks[-1](hidden, delta, caches[-1], step, batch.sample_rows)
         return self._norm(hidden, delta)

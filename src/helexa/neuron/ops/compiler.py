@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from helexa.core.errors import ConfigError
+from helexa.neuron import heartbeat
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.sources.cache import cache_root
 
@@ -101,6 +102,7 @@ def _compile(compiler: str, library: Path) -> None:
         def compile_one(source: Path) -> str:
             built = str(Path(folder, source.stem).with_suffix(".o"))
             _run([compiler, *_FLAGS, "-c", str(source), "-o", built])
+            heartbeat.beat()
             return built
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from helexa.neuron import heartbeat
+
 KERNELS = (
     "add_gated",
     "add_rms_norm",
@@ -55,6 +57,9 @@ class KernelLibrary:
         self._packed_bytes.restype = ctypes.c_int64
         self._start_threads = library.start_threads
         self._start_threads.argtypes = (ctypes.c_int64,)
+        library.report_progress.argtypes = (ctypes.c_void_p,)
+        library.report_progress.restype = None
+        library.report_progress(heartbeat.kernel_count_address())
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:

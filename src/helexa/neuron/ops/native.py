@@ -20,6 +20,7 @@ from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.loading_code import loading_code_version
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
@@ -89,8 +90,11 @@ class NativeOps(ReferenceOps):
         return None
 
     def store(self, model: Path, quant: str = "") -> PackedStore:
-        """Where packed weights of the model at this path are kept from one start to the next."""
-        key = f"{fingerprint(model)} {self._library.layout} {quant}"
+        """Return the packed weights of the model at this path, kept from one start to the next.
+
+        The key has everything that shapes them: the model's files, the C and Python code, and the quantization.
+        """
+        key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:

@@ -1,7 +1,8 @@
 """Packed weights kept on disk, so that a model's next start reads them as they will lie in memory.
 
-A file is one line of JSON, then the tiles; its name comes from the model files' fingerprint and the tiles' layout.
-The folder is bounded: files that were not used for longest go first.
+A file is one line of JSON, then the tiles. Its name is a digest of the model files' fingerprint, the code that packs
+weights, and the quantization. The folder is bounded: the least recently used files are removed first, which includes
+those of earlier versions of the code.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from helexa.neuron import heartbeat
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix
 from helexa.neuron.weights.gguf import part_names
@@ -96,6 +98,7 @@ class PackedStore:
                     if count == 0:
                         raise ValueError("the file ends early")
                     at, part = at + count, part[count:]
+                    heartbeat.beat()
 
             with ThreadPoolExecutor(threads) as pool:
                 list(pool.map(fill, range(0, len(data), _READ)))

@@ -26,6 +26,8 @@ typedef struct {
 static counter *counters[MAX_THREADS]; /* items taken of each thread's own, for each instruction */
 static const instruction *tape;
 static int64_t length, crew = 1;
+static int64_t unwatched;
+static volatile int64_t *progress = &unwatched; /* written by the thread that runs the tape, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 static signal_count ready = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
@@ -77,10 +79,13 @@ static void play(int64_t self) {
         for (int64_t other = 0; other < crew; other++) {
             int64_t owner = (self + other) % crew, taken;
             int64_t first = items * owner / crew, last = items * (owner + 1) / crew;
-            while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first)
+            while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
                 now->run(now->arguments, first + taken);
+                if (self == 0) ++*progress;
+            }
         }
         if (now->waits || i == count - 1) meet();
+        if (self == 0) ++*progress; /* also if the other threads took all items */
     }
 }
 
@@ -109,11 +114,15 @@ int64_t start_threads(int64_t count) {
     return counters[0] ? crew : 0;
 }
 
+/* From now on `where` grows with each item and each instruction that is done. Not while a tape runs. */
+void report_progress(int64_t *where) { progress = where; }
+
 /* Runs a tape to its end. Only one thread at a time may call it. Returns 0, or -1 when the tape is too long. */
 int64_t run_tape(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* nobody need be woken */
         instructions->run(instructions->arguments, 0);
+        ++*progress;
         return 0;
     }
     tape = instructions, length = count;

@@ -1,0 +1,66 @@
+"""A real engine process that is slow, that stands still, or that was started with many descriptors open."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driving import GREEDY
+
+from helexa.neuron import heartbeat
+from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
+from helexa.neuron.engine.plan import PlanEntry
+from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.sequence import Sequence
+
+FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
+
+
+@asynccontextmanager
+async def running(
+    model: Path, step_seconds: float, on_exit: Callable[[str], Any] = lambda reason: None
+) -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(model, EngineOptions(kv_cache_mb=64), step_seconds=step_seconds, on_exit=on_exit)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def answer(client: EngineClient, max_tokens: int = 4) -> list[TokenOutput]:
+    return [output async for output in client.generate(FRANCE, max_tokens=max_tokens, sampling=GREEDY)]
+
+
+async def test_an_engine_that_advances_is_not_killed_although_a_step_takes_longer_than_the_limit(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", "crawl@step=2")
+    async with running(smollm2_gguf, step_seconds=1.5) as client:
+        outputs = await answer(client)
+        assert outputs[-1].finish == "length"
+        assert sum(len(output.tokens) for output in outputs) == 4
+        assert client.alive
+
+
+def test_a_step_of_torch_kernels_counts_progress_at_every_layer(runner: Runner):
+    request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
+    plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]
+    before = heartbeat._Engine.counts[0]
+    runner.run(plan)
+    assert heartbeat._Engine.counts[0] - before >= 29
+
+
+async def test_an_engine_that_is_stopped_is_killed(smollm2_gguf: Path):
+    died = asyncio.get_running_loop().create_future()
+    async with running(smollm2_gguf, step_seconds=1.5, on_exit=died.set_result) as client:
+        stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
+        await anext(stream)
+        os.kill(client.pid, signal.SIGSTOP)
+        outputs = [output async for output in stream]
+        assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
+        assert await died == "the engine made no progress for 1.5 s and was killed"

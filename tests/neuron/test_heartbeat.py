@@ -1,0 +1,25 @@
+"""The count of an engine's progress, seen from another process."""
+
+import subprocess
+import sys
+
+from helexa.neuron.heartbeat import Heartbeat
+
+
+def count_in_another_process(heartbeat: Heartbeat, beats: int) -> None:
+    code = f"from helexa.neuron import heartbeat; heartbeat.attach({heartbeat.fd})"
+    code += f"\nfor _ in range({beats}): heartbeat.beat()"
+    subprocess.run([sys.executable, "-c", code], pass_fds=[heartbeat.fd], check=True, timeout=60)
+
+
+def test_the_server_sees_what_the_engine_counts() -> None:
+    heartbeat = Heartbeat()
+    try:
+        assert heartbeat.count == 0
+        count_in_another_process(heartbeat, 5)
+        assert heartbeat.count == 5
+        count_in_another_process(heartbeat, 2)
+        assert heartbeat.count == 7
+    finally:
+        heartbeat.release_fd()
+        heartbeat.close()
