@@ -19,7 +19,7 @@ from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
 from helexa.cortex.routes.explain import get_explanation
 from helexa.cortex.routes.generation import Generation, Messages, Responses
-from helexa.cortex.routes.health import get_health
+from helexa.cortex.routes.health import get_health, get_readiness
 from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
@@ -49,6 +49,7 @@ ROUTES = [
     *key_routes,
     Route("/openapi.json", public(get_document)),
     Route("/health", public(get_health)),
+    Route("/health/ready", public(get_readiness)),
     Route("/", public(get_health)),
     *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
 ]

@@ -48,6 +48,7 @@ class Operation:
         query: schemas of its parameters; those in `needed` have to be there.
         refusals: statuses beside those of every operation.
         error: schema of its refusals.
+        unready: it can answer with 503 and the schema of its answer.
         streamed: it can answer with events.
         foreign: a node's own refusals are passed on, whatever their status.
         security: who may use it.
@@ -64,6 +65,7 @@ class Operation:
     refusals: tuple[int, ...] = ()
     error: str = "Error"
     status: int = 200
+    unready: bool = False
     streamed: bool = False
     foreign: bool = False
     security: str = "user"
@@ -96,6 +98,8 @@ class Operation:
             responses[str(status)] = {"description": _WORDS[status], "content": refusal}
             if status in _RETRIED:
                 responses[str(status)]["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
+        if self.unready:
+            responses["503"] = {"description": "a component fails", "content": content}
         if self.foreign:
             responses["default"] = {"description": "a node's refusal", "content": refusal}
         return responses
@@ -215,7 +219,16 @@ OPERATIONS = (
     Operation("createKey", "post", "/api/keys", "A new key", "Key", "NewKey", status=201, **_CHANGE),
     Operation("changeKey", "patch", "/api/keys/{key_id}", "Other terms for a key", "Key", "KeyChange", **_CHANGE),
     Operation("revokeKey", "delete", "/api/keys/{key_id}", "The end of a key", "Key", **_KEY),
-    Operation("getHealth", "get", "/health", "Whether requests can be served", "Health", security="public"),
+    Operation("getHealth", "get", "/health", "The state of the fleet; 200 while it lives", "Health", security="public"),
+    Operation(
+        "getReadiness",
+        "get",
+        "/health/ready",
+        "Whether requests can be served now: the ledger can be written, and a node is healthy",
+        "Readiness",
+        unready=True,
+        security="public",
+    ),
     Operation("getRoot", "get", "/", "The same", "Health", security="public"),
     Operation("getDocument", "get", "/openapi.json", "This document", "Document", security="public"),
 )

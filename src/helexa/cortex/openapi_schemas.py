@@ -198,6 +198,12 @@ _WRITTEN: dict[str, Schema] = {
         },
         unservable=array(record({"node": STRING, "model": STRING}, reason=STRING, detail=STRING)),
     ),
+    "Readiness": record(
+        {
+            "ready": BOOLEAN,
+            "components": record({name: record({"ready": BOOLEAN}, reason=STRING) for name in ("ledger", "nodes")}),
+        }
+    ),
     "Node": record(
         {
             "name": STRING,

@@ -31,7 +31,9 @@ Opened = tuple[Asked, Reservation, Record]
 
 _MOST_IN_BATCH = 512
 _PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
-_RETRY_SECS = 0.25
+_FIRST_RETRY_SECS = 0.25  # doubled with every retry,
+_LONGEST_RETRY_SECS = 2.0  # up to this
+_PROBE_AFTER_SECS = 1.0  # a batch written since then shows that the database accepts writes
 _MANY_ROWS = 256  # of the activity log; fewer wait for the next tidying
 _MANY_UNWRITTEN = 1000  # in the journal; likewise
 _MOST_UNWRITTEN = 10_000  # in the journal; with more, each request waits for the database
@@ -44,7 +46,7 @@ class Committer:
         budgets: leases and open reservations; replaced when this gateway was taken for dead.
         asked: reservations to decide, in their order.
         activity: rows of the activity log to write.
-        down: the database does not answer.
+        problem: why the database cannot be written, or None while it can.
         ending: nothing new is taken.
         clean: it came to its end, and all that was asked of it is in the database.
     """
@@ -60,7 +62,8 @@ class Committer:
         """
         self.asked: deque[Asked] = deque()
         self.activity = ActivityLog()
-        self.down = self.ending = self.clean = False
+        self.problem: str | None = None
+        self.ending = self.clean = False
         self._database, self._clock, self._name, self._alone = database, clock, name, alone
         self._journal: Journal | None = None
         self._closings: list[Closing] = []  # still to be decided
@@ -69,6 +72,7 @@ class Committer:
         self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._tidying = self._beating = self._ended = False
+        self._written_at = float("-inf")  # of the last batch, monotonic
 
     async def join(self) -> None:
         """Become a gateway of this database, with budgets of its own.
@@ -135,10 +139,18 @@ class Committer:
     async def flush(self) -> None:
         """Wait until what the journal and the activity log have gathered is in the database, if it answers."""
         if self._journal is not None and not self._ended:
-            flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._flushes.append(flushed)
+            flushed = self._next_flush()
             self.wake(tidy=True)
             await flushed
+
+    async def probe(self) -> str | None:
+        """Return why the database cannot be written, or None if a batch was written within the last second or now."""
+        fresh = time.monotonic() - self._written_at < _PROBE_AFTER_SECS
+        if self.problem is None and not fresh and not self._ended:
+            written = self._next_flush()
+            self.wake(beat=True)
+            await written
+        return self.problem
 
     def wake(self, *, tidy: bool = False, beat: bool = False, end: bool = False) -> None:
         """Make a batch soon.
@@ -154,16 +166,19 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Make batches until told to end."""
+        """Make batches until told to end. No exception ends it: after an unexpected one this gateway starts over."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
                     self._wake.clear()
                     await self._wake.wait()
-                await self._commit()
+                try:
+                    await self._commit()
+                except Exception:
+                    log.exception("unexpected error in a batch of the ledger")
+                    await asyncio.sleep(_FIRST_RETRY_SECS)
+                    await self._insist(self._start_over)
             self.clean = True
-        except Exception:
-            log.exception("the ledger has stopped")
         finally:
             self.ending = self._ended = True
             _finish([*self._closings, *self._closed])
@@ -172,6 +187,12 @@ class Committer:
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
+
+    def _next_flush(self) -> asyncio.Future[None]:
+        """Return a future that is resolved after the next batch, or when the database fails."""
+        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flushes.append(flushed)
+        return flushed
 
     def _idle(self) -> bool:
         waiting = self.asked or self._closings or self._closed or self._flushes
@@ -190,22 +211,24 @@ class Committer:
     async def _commit(self) -> None:
         now, budgets = self._clock(), self.budgets
         flushes = list(self._flushes)
-        ours = [closing for closing in self._closed if closing.reservation.gateway == budgets.gateway]
-        late = [closing for closing in self._closed if closing.reservation.gateway != budgets.gateway]
-        self._closed = []
-        for closing in self._closings:
-            if closing.reservation.gateway == budgets.gateway:
+        closed, closings = self._closed, self._closings
+        self._closed, self._closings = [], []
+        ours = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
+        late = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
+        opened: list[Opened] = []
+        short: dict[str, list[Asked]] = {}
+        try:
+            for closing in closings:
+                if closing.reservation.gateway != budgets.gateway:
+                    late.append(closing)
+                    continue
                 record = budgets.close(closing, now)
                 if self._journal is not None and self._journal.add(record):
                     closing.finish()
                 else:
                     ours.append(closing)
-            else:
-                late.append(closing)
-        self._closings = []
-        opened, short = self._admit(now)
-        self._taking = set(short)  # from here on, what a lease counts is what is durable of it
-        try:
+            opened, short = self._admit(now)
+            self._taking = set(short)  # from here on, what a lease counts is what is durable of it
             if short and self._journal is not None and not ours:  # all of it is: no batch need come first
                 opened += await self._take(short, now)
                 short, self._taking = {}, set()
@@ -213,10 +236,16 @@ class Committer:
             await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
             if short:
                 await self._write(await self._take(short, now), [], now)
+        except Exception:
+            _refuse((asked for asked, _, _ in opened), unavailable())
+            _refuse((asked for group in short.values() for asked in group), unavailable())
+            # Amended after this gateway has started over; what is in the database already is not changed by that.
+            self._closed += [*closed, *closings]
+            raise
         finally:
             self._taking = set()
         for closing in late:
-            await self._amend(closing)
+            await self._amend(closing, late)
         _resolve(flushes)
         self._flushes = [one for one in self._flushes if not one.done()]
 
@@ -301,9 +330,9 @@ class Committer:
         else:
             log.warning("this gateway begins anew; reservations that are still open will be closed one by one")
             _refuse((asked for asked, _, _ in opened), unavailable())
-            await self._insist(self._start_over)
+            await self._insist(self._start_over, closings=closings)
             for closing in closings:
-                await self._amend(closing)
+                await self._amend(closing, closings)
         _finish(closings)
 
     async def _write_batch(self, asked: Sequence[Asked], closings: Sequence[Closing], now: float) -> bool:
@@ -326,33 +355,52 @@ class Committer:
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
             return bool(rows) and rows[0]["batch"] == budgets.batch  # written, though the connection was lost then
 
-        written = await self._insist(write, asked, closings)
+        written = await self._insist(write, asked, closings, retried=DatabaseError)
         if written and self._journal is not None:
             self._journal.written()
         return written
 
     async def _insist(
-        self, work: Callable[[], Awaitable[T]], asked: Sequence[Asked] = (), closings: Sequence[Closing] = ()
+        self,
+        work: Callable[[], Awaitable[T]],
+        asked: Sequence[Asked] = (),
+        closings: Sequence[Closing] = (),
+        retried: type[Exception] = Exception,
     ) -> T:
-        """Do it, again and again if need be, until the database answers."""
-        began = time.monotonic()
+        """Retry `work` with increasing delays until it succeeds.
+
+        Args:
+            work: one attempt.
+            asked: reservations to refuse when an attempt fails.
+            closings: settlements that stop waiting when the database is away for long; they are written later.
+            retried: the exceptions to retry after. Others are raised.
+        """
+        began, delay = time.monotonic(), _FIRST_RETRY_SECS
         while True:
             try:
                 outcome = await work()
-            except DatabaseError as error:
-                if not self.down:
-                    log.error("%s; no budget can be reserved until it does", error)
-                self.down = True
+            except retried as error:
+                self._fail(error)
                 _refuse(asked, unavailable())
                 _refuse(self.asked, unavailable())
                 self.asked.clear()
                 _resolve(self._flushes)
                 if time.monotonic() - began > _PATIENCE_SECS:
                     _finish([*closings, *self._closings, *self._closed])
-                await asyncio.sleep(_RETRY_SECS)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LONGEST_RETRY_SECS)
             else:
-                self.down = False
+                if self.problem is not None:
+                    log.info("the ledger's database can be written again")
+                self.problem, self._written_at = None, time.monotonic()
                 return outcome
+
+    def _fail(self, error: Exception) -> None:
+        """Remember why the database cannot be written; log each problem once."""
+        problem = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
+        if problem != self.problem:
+            log.error("%s; no budget can be reserved until the database can be written", problem)
+        self.problem = problem
 
     async def _start_over(self) -> None:
         """Become a new gateway; the old one, if it still has a name, is laid to rest."""
@@ -366,15 +414,15 @@ class Committer:
         await gateways.sweep(self._database, known, self._clock())
         await self.join()
 
-    async def _amend(self, closing: Closing) -> None:
-        """Close a reservation of the gateway that this one was before."""
+    async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
+        """Close a reservation of the gateway that this one was before; `waiting` are closed with or after it."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:
                 await gateways.amend(sql, closing.reservation, closing.state, closing.values(self._clock()))
 
         try:
-            await self._insist(amend, closings=[closing])
+            await self._insist(amend, closings=waiting, retried=DatabaseError)
         except Exception:  # a fault of ours: it stays charged in full
             log.exception("a reservation could not be closed")
         _finish([closing])

@@ -1,7 +1,6 @@
 """The keys in the database, and the gatekeeper's knowledge of them."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -16,8 +15,7 @@ from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.access.key import Key, digest_of, hint_of, new_secret
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.database import Database, Row, Sql
-
-log = logging.getLogger(__name__)
+from helexa.cortex.ledger.periodic import repeat
 
 POLL_SECS = 0.25
 _COLUMNS = (
@@ -134,26 +132,14 @@ class Keyring:
             DatabaseError: the database does not answer at the start.
         """
         await self.refresh()
-        task = asyncio.create_task(self._watch())
+        # A watch that ended would let revoked keys in for ever, so it goes on after any exception.
+        task = asyncio.create_task(repeat(self.refresh, POLL_SECS, "changes of keys are not seen"))
         try:
             yield
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-    async def _watch(self) -> None:
-        answered = True
-        while True:
-            await asyncio.sleep(POLL_SECS)
-            try:
-                await self.refresh()
-            except Exception as error:  # whatever it is: a watch that ended would let revoked keys in for ever
-                if answered:
-                    log.warning("changes of keys are not seen: %s", error)
-                answered = False
-            else:
-                answered = True
 
 
 async def _find(sql: Sql, key_id: str) -> Key:

@@ -5,7 +5,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -16,6 +15,7 @@ from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer, unavailable
 from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.journal import catch_up
+from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
 
@@ -26,6 +26,7 @@ _TIDY_SECS = 0.25
 _HEARTBEAT_SECS = 2.0
 _DEAD_AFTER_SECS = 15.0
 _CLOSE_SECS = 10.0
+_PROBE_SECS = 2.0
 
 
 class Ledger:
@@ -69,7 +70,8 @@ class Ledger:
         await self._committer.join()
         self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
         if alone is None:
-            self._tasks.append(asyncio.create_task(self._keep_watch()))
+            watching = repeat(self._watch_gateways, self._heartbeat_secs, "other gateways cannot be watched")
+            self._tasks.append(asyncio.create_task(watching))
 
     async def close(self) -> None:
         """Write what waits and leave the database to others. Reservations still open are charged in full."""
@@ -94,8 +96,18 @@ class Ledger:
 
     @property
     def available(self) -> bool:
-        """Whether the database answers."""
-        return not self._committer.down
+        """Whether the database could be written when it was last tried."""
+        return self._committer.problem is None
+
+    async def writable(self) -> bool:
+        """Return whether the database can be written now, or could within the last second."""
+        if self._committer.ending:
+            return False
+        try:
+            async with asyncio.timeout(_PROBE_SECS):
+                return await self._committer.probe() is None
+        except TimeoutError:
+            return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
         """Hold tokens of the key's budget; durable on return. A key without a cap is recorded all the same.
@@ -113,7 +125,7 @@ class Ledger:
         committer = self._committer
         if committer.ending:
             raise shutting_down()
-        if committer.down:
+        if committer.problem is not None:
             raise unavailable()
         if len(committer.asked) >= MOST_WAITING:
             raise overloaded("too many requests wait for the ledger", retry_after=1)
@@ -160,12 +172,9 @@ class Ledger:
             await asyncio.sleep(_TIDY_SECS)
             self._committer.wake(tidy=True)
 
-    async def _keep_watch(self) -> None:
-        """Show that this gateway lives, and look after those that do not."""
-        while True:
-            await asyncio.sleep(self._heartbeat_secs)
-            self._committer.wake(beat=True)
-            with suppress(DatabaseError):  # the committer says so
-                own = self._committer.budgets.gateway
-                others = [row for row in await gateways.present(self._database) if row[0] != own]
-                await gateways.sweep(self._database, self._watch.dead(others, time.monotonic()), self._clock())
+    async def _watch_gateways(self) -> None:
+        """Show that this gateway lives, and retire gateways that do not."""
+        self._committer.wake(beat=True)
+        own = self._committer.budgets.gateway
+        others = [row for row in await gateways.present(self._database) if row[0] != own]
+        await gateways.sweep(self._database, self._watch.dead(others, time.monotonic()), self._clock())

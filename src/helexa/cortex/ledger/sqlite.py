@@ -8,7 +8,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,9 @@ _BUSY_TIMEOUT_SECS = 5.0
 _ROWS_AT_ONCE = 32
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
 _NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
-_FAULTS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError)  # in a statement, not in the database
+# Errors of one statement or of its values, which leave the database usable.
+_STATEMENT_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
+_PASSING_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
 T = TypeVar("T")
 _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -61,7 +63,10 @@ def _made(path: str) -> Path:
 
 
 class _Worker:
-    """A thread that owns one connection and runs what it is given, in order."""
+    """A thread that owns one connection and runs jobs on it, in order.
+
+    After an error that can leave the connection unusable (I/O, corruption), the next job gets a new connection.
+    """
 
     def __init__(self, file: Path, *pragmas: str) -> None:
         self._file, self._pragmas = file, pragmas
@@ -80,8 +85,8 @@ class _Worker:
         self._jobs.put((job, future))
         try:
             return await future
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, _FAULTS) or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+        except sqlite3.Error as error:
+            if _of_statement(error):
                 raise
             raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
 
@@ -97,6 +102,10 @@ class _Worker:
                 connection = connection or self._connect()
                 outcome = job(connection)
             except Exception as error:
+                if connection is not None and isinstance(error, sqlite3.Error) and _spoils_connection(error):
+                    with suppress(sqlite3.Error):
+                        connection.close()
+                    connection = None
                 self._loop.call_soon_threadsafe(_fail, future, error)
             else:
                 self._loop.call_soon_threadsafe(_resolve, future, outcome)
@@ -183,6 +192,20 @@ class _Transaction:
 
     async def execute(self, sql: str, *args: Any) -> int:
         return await self._writer.run(lambda connection: _execute(connection, sql, args))
+
+
+def _of_statement(error: sqlite3.Error) -> bool:
+    return isinstance(error, _STATEMENT_ERRORS) or _code(error) == sqlite3.SQLITE_ERROR
+
+
+def _spoils_connection(error: sqlite3.Error) -> bool:
+    return not _of_statement(error) and _code(error) not in _PASSING_ERRORS
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """Return SQLite's primary result code, or None for an error of Python's module."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
 
 
 def _named(args: Args) -> dict[str, Any]:

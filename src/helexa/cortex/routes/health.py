@@ -1,4 +1,4 @@
-"""`GET /health` and `GET /`: how the fleet is."""
+"""`GET /health` and `GET /`: how the fleet is. `GET /health/ready`: whether this gateway can serve requests now."""
 
 from typing import Any
 
@@ -11,8 +11,28 @@ from helexa.cortex.gateway import Gateway
 
 
 async def get_health(request: Request) -> Response:
-    """Whether requests can be served; always 200."""
+    """Report the state of the fleet; always 200, since it shows that this process lives."""
     return _json(fleet_health(_view(request)))
+
+
+async def get_readiness(request: Request) -> Response:
+    """Report whether this gateway can serve requests now: 200, or 503 if a component fails.
+
+    The components are the ledger, whose database must accept a write, and the nodes, of which one must be healthy.
+    Causes are not part of the answer, since the route is public; the log has them.
+    """
+    gateway: Gateway = request.app.state.gateway
+    failing: dict[str, str] = {}
+    if not await gateway.ledger.writable():
+        failing["ledger"] = "the ledger's database cannot be written"
+    nodes = _view(request).nodes
+    if not any(node.healthy for node in nodes):
+        failing["nodes"] = f"none of {len(nodes)} nodes is healthy"
+    components = {
+        name: {"ready": name not in failing} | ({"reason": failing[name]} if name in failing else {})
+        for name in ("ledger", "nodes")
+    }
+    return _json({"ready": not failing, "components": components}, 503 if failing else 200)
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:
@@ -38,5 +58,5 @@ def _view(request: Request) -> FleetView:
     return gateway.fleet.view()
 
 
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
