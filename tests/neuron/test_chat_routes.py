@@ -475,13 +475,13 @@ async def test_bodies_that_are_not_json(data: bytes, content_type: str, status: 
             assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
-async def test_json_without_a_content_type_is_taken() -> None:
+async def test_json_without_a_content_type_is_415() -> None:
     async with serve(answer("x")) as node:
         data = json.dumps(CHAT).encode()
         skip = {"skip_auto_headers": ("content-type",)}
         async with node.http.post(f"{node.url}/v1/chat/completions", data=data, **skip) as response:  # type: ignore[arg-type]
             assert "content-type" not in response.request_info.headers
-            assert response.status == 200
+            assert response.status == 415
 
 
 async def test_a_body_over_the_limit_is_refused_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

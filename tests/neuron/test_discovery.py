@@ -23,7 +23,7 @@ def test_discovery_finds_the_machine_and_never_fails():
 
 def test_the_defaults():
     config = read_config(None, {})
-    assert (config.host, config.port, config.default_models) == ("0.0.0.0", 13131, [])
+    assert (config.host, config.port, config.default_models) == ("127.0.0.1", 13131, [])
     options = config.harness.torch.engine_options("cpu")
     assert (options.device, options.max_step_tokens, options.max_sequences, options.max_waiting) == (
         "cpu",

@@ -14,6 +14,7 @@ from helexa.http.listener import Listener, bind
 from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
 
+JSON = b"Content-Type: application/json"
 REFUSED = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),
     "two lengths": post(b"Content-Length: 3"),
@@ -68,13 +69,13 @@ async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 async def test_a_body_that_stops_arriving_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
-        writer.write(post()[:-5])
+        writer.write(post(JSON)[:-5])
         assert await refusal(reader) == (408, "request_timeout")
 
 
 async def test_a_compressed_body_is_refused() -> None:
     async with connected() as (reader, writer):
-        writer.write(post(b"Content-Encoding: gzip"))
+        writer.write(post(JSON, b"Content-Encoding: gzip"))
         assert await refusal(reader) == (415, "unsupported_content_encoding")
 
 

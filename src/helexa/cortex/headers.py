@@ -19,15 +19,20 @@ _HOP_BY_HOP = frozenset(
 )
 _CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
 # `accept-encoding` is dropped so that nodes answer in plain bytes, which the meter can read.
-_NOT_FORWARDED = (
-    _HOP_BY_HOP | _CREDENTIALS | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
-)
+_REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
+# The gateway has checked the page that a browser's request comes from; nodes reject requests of foreign pages.
+_BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
+_NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | _REPLACED | _BROWSER
 _IDENTITY_PREFIX = b"x-helexa-"
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """A client's headers as a node may see them: no credentials, no claims of identity, nothing of the connection."""
+    """Return the headers of a client's request that nodes may see.
+
+    Dropped are credentials, claims of identity, what describes the connection or the browser, and what the gateway sets
+    itself: each body that it sends is JSON.
+    """
     pairs = [(name.lower(), value) for name, value in headers]
     named = _named_by_connection(pairs)
     dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED

@@ -160,6 +160,7 @@ class Proxy:
 
     def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
         headers = forwarded_headers(question.headers)
+        headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", exchange.request_id.encode()))
         if question.streams_chunks:
             headers.append((b"x-helexa-include-usage", b"1"))

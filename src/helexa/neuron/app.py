@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from helexa.http.connection import Connection
 from helexa.http.listener import Listener, collect_seldom
 from helexa.http.loop import run
+from helexa.neuron.access import AccessGuard
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device, discover, overlooked
@@ -86,7 +87,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     ]
     counted = Metrics({route.endpoint: route.path for route in routes})
     counted.watch(NodeCollector(monitor.report, registry.infos, registry.events))
-    app = _App(counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    app = _App(config, counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
     app.state.responses = kept
     app.state.activation = activation
@@ -99,15 +100,16 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
 
 
 class _App(Starlette):
-    """An application whose every answer passes its front, also those to what nobody foresaw."""
+    """An application that logs, counts and checks every request, also those that no route takes."""
 
-    def __init__(self, counted: Metrics, **options: Any) -> None:
+    def __init__(self, config: NeuronConfig, counted: Metrics, **options: Any) -> None:
         super().__init__(**options)
+        self._config = config
         self._counted = counted
 
     def build_middleware_stack(self) -> ASGIApp:
-        """All that is around the routes."""
-        return Front(Interim(super().build_middleware_stack()), self._counted)
+        """Return the routes inside the access checks, inside the request log."""
+        return Front(AccessGuard(Interim(super().build_middleware_stack()), self._config), self._counted)
 
 
 class NodeConnection(Connection):

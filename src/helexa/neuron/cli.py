@@ -49,7 +49,7 @@ def serve(
     port
         Port to listen on instead of the configured one (13131).
     host
-        Address to listen on instead of the configured one (0.0.0.0).
+        Address to listen on instead of the configured one (127.0.0.1).
     model
         A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
     graphs
@@ -64,6 +64,7 @@ def serve(
     from helexa.core import logs
     from helexa.core.source import ModelSource
     from helexa.neuron import heap
+    from helexa.neuron.access import exposure
     from helexa.neuron.app import NodeServer, create_app
     from helexa.neuron.config import DefaultModel, read_config
 
@@ -82,7 +83,10 @@ def serve(
     logs.configure(log_format or settings.log.format, settings.log.level)
     _prepare_engines(settings)
     listener = _listen(settings.host, settings.port)
-    logging.getLogger("helexa.neuron").info("listening on http://%s:%d", settings.host, settings.port)
+    log = logging.getLogger("helexa.neuron")
+    log.info("listening on http://%s:%d", settings.host, settings.port)
+    if (exposed := exposure(settings)) is not None:
+        log.warning("%s", exposed)
     NodeServer(create_app(settings)).run(listener)
 
 

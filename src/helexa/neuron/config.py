@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
 
 from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
@@ -228,10 +228,19 @@ class HarnessEntry(Section):
 
 
 class NeuronConfig(Section):
-    """The whole of neuron.toml."""
+    """The whole of neuron.toml.
 
-    host: str = "0.0.0.0"
+    Attributes:
+        host: address to listen on.
+        api_key: key that every request but `GET /health` must carry as `Authorization: Bearer KEY`; unset: none.
+        allowed_hosts: names of this node that a browser's request, or on a loopback address any request, may have in
+            `Host`, besides IP addresses, localhost, the machine's name and `host`.
+    """
+
+    host: str = "127.0.0.1"
     port: int = Field(default=13131, ge=1, le=65535)
+    api_key: SecretStr | None = Field(default=None, min_length=1)
+    allowed_hosts: list[str] = Field(default_factory=list[str])
     default_models: list[DefaultModel] = Field(default_factory=list[DefaultModel])
     harnesses: list[HarnessEntry] = Field(default_factory=lambda: [HarnessEntry(name="torch")])
     harness: HarnessTables = Field(default_factory=HarnessTables)

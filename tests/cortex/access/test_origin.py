@@ -6,7 +6,7 @@ import pytest
 
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, running_cortex
-from helexa.cortex.access.exposure import is_loopback
+from helexa.http.origin import is_loopback
 
 PAGE, STRANGER = "https://chat.example", "https://evil.example"
 KEYS = {"keys": [{"key": "mine", "account_id": "a"}]}

@@ -1,9 +1,8 @@
 """Whether the gateway may listen where it is told to."""
 
-import ipaddress
-
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import CortexConfig
+from helexa.http.origin import is_loopback
 
 
 def check_exposure(config: CortexConfig) -> None:
@@ -20,13 +19,3 @@ def check_exposure(config: CortexConfig) -> None:
         "entitlements.require_auth = true (`cortex keys create` makes keys), or, if everybody on that network may use "
         "it, say --insecure or gateway.insecure = true"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"  # any other name may stand for any address
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback

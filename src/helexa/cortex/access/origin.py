@@ -1,16 +1,11 @@
-"""Which web pages may speak to a gateway that asks for no keys.
-
-A browser sends what any page tells it to, to addresses of this machine too, and the page need not read the answer to
-have a model loaded. Browsers name the page in `Origin`. A page whose own name is made to resolve to this machine (DNS
-rebinding) has the same origin as the gateway, but still its own name in `Host`.
-"""
+"""Which web pages may send requests to a gateway that requires no keys; see `helexa.http.origin`."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.exposure import is_loopback
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.refusal import refusal
+from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 
 _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
@@ -36,12 +31,7 @@ class OriginGuard:
         await (self._app if refused is None else refusal(refused))(scope, receive, send)
 
     def _refused(self, headers: Headers) -> ApiError | None:
-        host = origin = b""
-        for name, value in headers:
-            if name == b"host":
-                host = value.lower()
-            elif name == b"origin":
-                origin = value.lower()
+        host, origin = host_and_origin(headers)
         code = "host_not_allowed" if self._is_strange(host) else "origin_not_allowed" if origin else None
         if code is None or self._gateway.config.entitlements.require_auth:
             return None
@@ -55,20 +45,13 @@ class OriginGuard:
         return ApiError(403, code, _WORDS[code])
 
     def _is_strange(self, host: bytes) -> bool:
-        return self._hosts is not None and host != b"" and _without_port(host) not in self._hosts
+        return self._hosts is not None and host != b"" and without_port(host) not in self._hosts
 
     def _may_call(self, origin: bytes, host: bytes) -> bool:
-        scheme, _, authority = origin.partition(b"://")
-        own = scheme in (b"http", b"https") and authority == host
-        return own or origin in self._origins or b"*" in self._origins
+        return is_same_origin(origin, host) or origin in self._origins or b"*" in self._origins
 
 
 _WORDS = {
     "origin_not_allowed": "this page's origin is not in gateway.cors_origins; or show a key",
     "host_not_allowed": "without a key this gateway is called localhost, 127.0.0.1 or ::1; gateway.insecure lifts that",
 }
-
-
-def _without_port(host: bytes) -> bytes:
-    name, colon, port = host.rpartition(b":")
-    return name if colon and port.isdigit() else host

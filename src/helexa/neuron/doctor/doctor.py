@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 
+from helexa.neuron.access import exposure
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
 from helexa.neuron.doctor.finding import Finding
@@ -23,6 +24,8 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
     models = ", ".join(spec.model_id for spec in settings.default_models)
     yield Finding("models", "fine", f"loaded at start: {models or 'nothing'}")
     yield look_at_port(settings.host, settings.port)
+    if (exposed := exposure(settings)) is not None:
+        yield Finding("exposure", "note", exposed)
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:

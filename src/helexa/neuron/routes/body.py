@@ -9,13 +9,15 @@ MAX_BODY_BYTES = 64 << 20
 
 
 async def read_json(request: Request) -> bytes:
-    """The bytes of a body that is declared as JSON, or as nothing.
+    """Return the bytes of a body that is declared as JSON.
+
+    A web page of another site can send a body of any other type, or of none, without a preflight request.
 
     Raises:
-        ApiError: 415 for another content type or a compressed body, 413 over `MAX_BODY_BYTES`, 408 when the client
-            stops sending, 400 when it goes away.
+        ApiError: 415 without a JSON content type or for a compressed body, 413 over `MAX_BODY_BYTES`, 408 when the
+            client stops sending, 400 when it goes away.
     """
-    content_type = request.headers.get("content-type", "application/json")
+    content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise unsupported_media_type(content_type[:200])

@@ -1,0 +1,41 @@
+"""What the `Host` and `Origin` headers of a request say about the web page that sent it.
+
+A browser sends requests of any web page to any address, this machine's included, and names the page in `Origin`. A page
+whose own domain name resolves to this machine (DNS rebinding) has the server's origin, but its domain name in `Host`.
+"""
+
+import ipaddress
+from collections.abc import Iterable
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a server that listens on `host` is reachable from this machine only."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"  # any other name may resolve to any address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def host_and_origin(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Return the values of `Host` and `Origin` in lower case, empty if absent."""
+    host = origin = b""
+    for name, value in headers:
+        if name == b"host":
+            host = value.lower()
+        elif name == b"origin":
+            origin = value.lower()
+    return host, origin
+
+
+def without_port(host: bytes) -> bytes:
+    """Return the name or address in a `Host` header; an IPv6 address keeps its brackets."""
+    name, colon, port = host.rpartition(b":")
+    return name if colon and port.isdigit() else host
+
+
+def is_same_origin(origin: bytes, host: bytes) -> bool:
+    """Return whether a page's origin is the server that `Host` names, with or without TLS in front of the server."""
+    scheme, _, authority = origin.partition(b"://")
+    return scheme in (b"http", b"https") and authority == host
