@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -253,22 +254,25 @@ async def test_a_settlement_that_only_a_failed_batch_had_is_made_once_more(path:
     assert await spent(url) == await charged(url) == 2 + 7 + 1
 
 
-async def test_a_ledger_that_stopped_leaves_its_journal_to_the_next(path: Path):
+async def test_error_in_the_committer_loses_nothing_of_the_journal(path: Path):
     database, ledger = await at_work(path)
+    committer = ledger._committer
+    admit = committer._admit
+
+    def fail_once(now: float) -> NoReturn:
+        committer._admit = admit  # type: ignore[method-assign]
+        raise ValueError("unexpected")
+
     async with database.transaction():
         await (await ledger.reserve(holder(1000), "a", "Org/M", 100)).settle(3, 4)
-
-    def stop() -> None:
-        raise ValueError("a fault of ours")
-
-    ledger._committer._admit = lambda now: stop()  # type: ignore[method-assign]
+        committer._admit = fail_once  # type: ignore[method-assign]
     await ledger.flush()
+    await (await ledger.reserve(holder(1000), "b", "Org/M", 100)).settle(1, 0)
     await ledger.close()
     await database.close()
     url = f"sqlite:{path}"
-    async with running(url):
-        assert await states(url) == ["settled", "settled"]
-        assert await spent(url) == await charged(url) == 2 + 7
+    assert await states(url) == ["settled", "settled", "settled"]
+    assert await spent(url) == await charged(url) == 2 + 7 + 1
 
 
 async def test_it_lies_beside_the_file_whatever_that_is_called(path: Path, tmp_path: Path):

@@ -176,6 +176,8 @@ class Committer:
                     await self._commit()
                 except Exception:
                     log.exception("unexpected error in a batch of the ledger")
+                    _resolve(self._flushes)
+                    self._flushes = []
                     await asyncio.sleep(_FIRST_RETRY_SECS)
                     await self._insist(self._start_over)
             self.clean = True
