@@ -80,6 +80,8 @@ async def _repeat(reading: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await reading()
+        except OSError as error:
+            log.error("the machine could not be read: %s", error)
         except Exception:
             log.exception("the machine could not be read")
         await asyncio.sleep(READING_SECONDS)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from driving import GREEDY
 
+from descriptors import many_descriptors
 from helexa.neuron import heartbeat
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
@@ -64,3 +65,10 @@ async def test_an_engine_that_is_stopped_is_killed(smollm2_gguf: Path):
         outputs = [output async for output in stream]
         assert (outputs[-1].finish, outputs[-1].retry) == ("error", True)
         assert await died == "the engine made no progress for 1.5 s and was killed"
+
+
+async def test_an_engine_that_was_started_with_many_descriptors_open_answers(smollm2_gguf: Path):
+    """Its socket is above descriptor 1023, which select() cannot take."""
+    with many_descriptors():
+        async with running(smollm2_gguf, step_seconds=60) as client:
+            assert (await answer(client))[-1].finish == "length"

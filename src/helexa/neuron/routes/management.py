@@ -27,7 +27,7 @@ from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.health import json_response
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
-from helexa.neuron.routes.refusal import log_refusal
+from helexa.neuron.routes.refusal import descriptor_shortage, log_refusal
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +147,8 @@ def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") ->
     error = shutting_down() if load.cancelled() else load.exception()
     if error is None:
         return "loaded", {"status": "loaded"}
+    if shortage := descriptor_shortage(error):
+        error = shortage
     if not isinstance(error, HelexaError):
         log.error("loading %s failed", spec.model_id, exc_info=error)
         error = internal_error()

@@ -3,6 +3,7 @@
 Hand `HANDLERS` to the application; what a route raises comes out as JSON of the right status.
 """
 
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -12,11 +13,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.core.errors import ApiError, internal_error
+from helexa.core.errors import ApiError, internal_error, overloaded
 from helexa.core.logs import tell
 from helexa.neuron.exchange import current
 
 logger = logging.getLogger(__name__)
+
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def refusal(error: ApiError) -> Response:
@@ -51,6 +54,22 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return response
 
 
+def descriptor_shortage(error: BaseException) -> ApiError | None:
+    """Return the refusal for an error that came from a lack of file descriptors, None for any other error."""
+    if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
+        return overloaded("the node has no file descriptors left; try again", 1)
+    return None
+
+
+async def on_os_error(request: Request, error: Exception) -> Response:
+    """Answer a lack of file descriptors; any other error of the system is unexpected."""
+    api_error = descriptor_shortage(error)
+    if api_error is None:
+        raise error
+    log_refusal(request.url.path, api_error)
+    return refusal(api_error)
+
+
 async def on_unexpected(request: Request, error: Exception) -> Response:
     """Answer any other failure: the client learns nothing of it, the server logs the traceback."""
     current().refusals.append("internal")
@@ -61,5 +80,6 @@ async def on_unexpected(request: Request, error: Exception) -> Response:
 HANDLERS: Mapping[type[Exception], Callable[[Request, Exception], Awaitable[Response]]] = {
     ApiError: on_api_error,
     HTTPException: on_http_exception,
+    OSError: on_os_error,
     Exception: on_unexpected,
 }
