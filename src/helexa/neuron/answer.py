@@ -15,6 +15,7 @@ from helexa.neuron.events import (
     WasReasoning,
 )
 from helexa.neuron.parsers.output import Tools
+from helexa.neuron.repeated_calls import RepeatedCalls
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.stop_strings import StopStrings
 from helexa.neuron.token_logprobs import TokenLogprobs
@@ -27,19 +28,21 @@ class AnswerForm:
     Attributes:
         tools: that may be called: the JSON Schema of each one's arguments, by name.
         parallel: more than one may be called; else the answer ends where a second call begins.
+        must_call: the answer is calls only, and ends where a call repeats an earlier call of the same answer.
         spelled_thoughts: reasoning is part of the text, between the model's marks.
         thinking_budget: most tokens of reasoning; then it is ended, and the answer begins. None for no bound.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
     parallel: bool = True
+    must_call: bool = False
     spelled_thoughts: bool = False
     thinking_budget: int | None = None
 
     @property
     def runs_on(self) -> bool:
         """The answer ends where the engine ends it, and nowhere before."""
-        return self.parallel and self.thinking_budget is None
+        return self.parallel and not self.must_call and self.thinking_budget is None
 
 
 class AnswerReader:
@@ -56,7 +59,8 @@ class AnswerReader:
     Attributes:
         tokens: how many the answer has, with the one that ended it, and without what was said beyond its end.
         reasoning_tokens: how many of them were reasoning, or its marks.
-        stopped: a stop string was found, or a call too many: what the engine generates from here on is not wanted.
+        stopped: a stop string was found, or a call that is not allowed: what the engine generates from here on is not
+            wanted.
         overthought: nor is it where the reasoning takes more than its budget. The rest of the last output is left out.
         written: the tokens so far, where there is a budget.
     """
@@ -88,6 +92,7 @@ class AnswerReader:
         self._logprobs = TokenLogprobs(text.tokenizer) if logprobs else None
         self._spelling = False
         self._calls = 0
+        self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
         self._events: list[OutputEvent] = []
 
     @property
@@ -160,12 +165,16 @@ class AnswerReader:
         else:
             self._parse(self._parser.push(rest))
             self._parse(self._parser.flush(cut=cut))
+            if self._repeated_calls is not None and not self.stopped:
+                self._show_all(self._repeated_calls.release())
         if not self.stopped:
             self._let_go()
             self._close_thoughts()
 
     def _parse(self, events: Sequence[OutputEvent]) -> None:
         for event in events:
+            if not isinstance(event, ToolCallDelta):
+                self._end_call()
             if self.stopped:
                 return
             match event:
@@ -181,7 +190,18 @@ class AnswerReader:
                     self._calls += isinstance(event, ToolCallStart)
                     if self._logprobs is not None:
                         self._logprobs.clear()
-                    self._show(event)
+                    if self._repeated_calls is not None and isinstance(event, ToolCallStart | ToolCallDelta):
+                        self._show_all(self._repeated_calls.push(event))
+                    else:
+                        self._show(event)
+        if self._parser is not None and not self._parser.call_is_open:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        """Stop where the call that has just ended repeats an earlier one."""
+        if self._repeated_calls is not None and not self.stopped:
+            self._show_all(self._repeated_calls.end())
+            self.stopped = self._repeated_calls.found
 
     def _say(self, text: str) -> None:
         text, self.stopped = self._stops.push(text)
@@ -195,6 +215,10 @@ class AnswerReader:
 
     def _tell(self, text: str) -> None:
         self._show(TextDelta(text) if self._logprobs is None else TextDelta(text, self._logprobs.of(text)))
+
+    def _show_all(self, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            self._show(event)
 
     def _show(self, event: OutputEvent) -> None:
         if self._marks is not None:

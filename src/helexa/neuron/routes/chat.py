@@ -64,7 +64,9 @@ async def converse(
     # Long conversations take a while to cut into tokens.
     prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
     constraint = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks) is not False)
-    form = AnswerForm(schemas_of(tools), chat.parallel_tool_calls is not False, spelled_thoughts, chat.most_thoughts)
+    form = AnswerForm(
+        schemas_of(tools), chat.parallel_tool_calls is not False, chat.must_call, spelled_thoughts, chat.most_thoughts
+    )
     return run(model, prompt, chat, form=form, constraint=constraint, principal=principal, turn=turn)
 
 
