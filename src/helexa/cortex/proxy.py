@@ -18,7 +18,7 @@ from helexa.cortex.question import RESPONSES, Question
 from helexa.cortex.reply import Reply
 from helexa.cortex.response_meter import ResponseMeter
 from helexa.cortex.router import Outcome, Warm
-from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
+from helexa.cortex.upstream import Answer, LocalError, NotReached, Silent, Upstream, UpstreamError
 from helexa.cortex.usage_filter import UsageFilter
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_AFTER_SECS = 3.0
 KEEP_ALIVE_SECS = 1.0
 RETRY_BUSY = 2
+RETRY_LOCAL = 1
 
 _MAX_REFUSAL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 8 << 20
@@ -70,7 +71,8 @@ class Proxy:
 
         Raises:
             NoAnswer: nothing was passed on, so another node may be asked.
-            ApiError: the answer broke off, or the node is silent; the caller ends the reply with it.
+            ApiError: the answer broke off, the node is silent, or the gateway is out of connections (503); the caller
+                ends the reply with it.
         """
         node, model = target.node, target.model
         exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
@@ -87,6 +89,9 @@ class Proxy:
                     interim=target.kind == "neuron" and not question.stream,
                 )
                 first = await answer.chunk()
+            except LocalError as error:
+                log.warning("node=%s not connected: %s", node, error)
+                raise overloaded("the gateway has no connection left; try again", RETRY_LOCAL) from error
             except UpstreamError as error:
                 self._count_fault(node, model, silent=isinstance(error, Silent))
                 if answer is not None:

@@ -15,6 +15,7 @@ Timeouts:
 """
 
 import asyncio
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from helexa.http.local_errors import is_local_error
 from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 
 CONNECT_TIMEOUT_SECS = 2.0
@@ -48,6 +50,10 @@ class UpstreamError(Exception):
 
 class NotReached(UpstreamError):
     """No connection: the node has seen nothing of the request."""
+
+
+class LocalError(UpstreamError):
+    """No connection because the gateway is out of descriptors, ports or memory; the node is not to blame."""
 
 
 class BrokenOff(UpstreamError):
@@ -112,6 +118,10 @@ class Answer:
         self._connection.release()
 
 
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else type(error).__name__
+
+
 class Upstream:
     """Pooled connections to any number of origins.
 
@@ -147,6 +157,7 @@ class Upstream:
 
         Raises:
             NotReached: no connection within two seconds.
+            LocalError: no connection, because the gateway is out of descriptors, ports or memory.
             BrokenOff: the connection ended before the response began.
             Silent: a timeout on silence expired.
         """
@@ -227,7 +238,7 @@ class Upstream:
                     ssl=self._tls if origin.tls else None,
                 )
         except (OSError, TimeoutError) as error:
-            raise NotReached(type(error).__name__) from error
+            raise (LocalError if is_local_error(error) else NotReached)(_reason(error)) from error
         return connection
 
 

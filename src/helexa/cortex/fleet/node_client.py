@@ -13,6 +13,7 @@ from yarl import URL
 from helexa.core.errors import HelexaError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
 from helexa.cortex.fleet.picture import Node, Report
+from helexa.http.local_errors import is_local_error
 
 POLL_TIMEOUT_SECS = 5.0
 MAX_MODELS = 1000
@@ -39,11 +40,13 @@ class NodeError(HelexaError):
 
     Attributes:
         temporary: the same call may succeed later.
+        local: the gateway is out of descriptors, ports or memory; the node is not to blame.
     """
 
-    def __init__(self, message: str, *, temporary: bool = True) -> None:
+    def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
         super().__init__(message)
         self.temporary = temporary
+        self.local = local
 
 
 class NodeClient:
@@ -175,7 +178,8 @@ class NodeClient:
         except TimeoutError:
             raise NodeError(f"{path} did not answer in time") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise NodeError(f"{path} could not be asked: {type(error).__name__}") from error
+            local = is_local_error(error)
+            raise NodeError(f"{path} could not be asked: {type(error).__name__}", local=local) from error
 
 
 def endpoint_url(base: str, path: str) -> URL:

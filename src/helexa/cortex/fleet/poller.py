@@ -47,13 +47,15 @@ class Poller:
             await _stop(list(watches.values()))
 
     async def poll(self, name: str) -> None:
-        """Look at one node once."""
+        """Look at one node once. An error of the gateway's own resources changes nothing."""
         node = self._fleet.node(name)
         began = time.monotonic()
         try:
             report = await self._looks[node.kind](node, self._fleet.bearer(name))
         except NodeError as error:
-            if self._fleet.has(node):
+            if error.local:
+                log.warning("node %s not polled: the gateway is out of descriptors, ports or memory", name)
+            elif self._fleet.has(node):
                 self._fleet.missed(name, str(error))
         else:
             if self._fleet.has(node):

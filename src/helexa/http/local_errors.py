@@ -1,0 +1,23 @@
+"""Errors of a connection that this machine causes, and not the other end."""
+
+import errno
+import os
+
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LOCAL = OUT_OF_DESCRIPTORS | {errno.EADDRNOTAVAIL}  # the last: no port is left to connect from
+
+
+def is_local_error(error: Exception) -> bool:
+    """Return whether a connection failed because this machine is out of descriptors, ports or memory.
+
+    A failed look-up of a name hides its cause, so this function tries whether a descriptor is left.
+    """
+    return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
+
+
+def _descriptor_left() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno not in OUT_OF_DESCRIPTORS
+    return True
