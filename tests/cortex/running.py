@@ -19,6 +19,7 @@ from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.metrics import Metrics, create_metrics_app
+from helexa.http.connection_limits import ConnectionLimits
 from helexa.http.listener import Listener, bind
 
 
@@ -78,9 +79,13 @@ async def running_cortex(
     poll_interval_secs: float = 0.05,
     settings: dict[str, Any] | None = None,
     path: Path | None = None,
+    limits: ConnectionLimits | None = None,
     **catalogue: Any,
 ) -> AsyncIterator[Cortex]:
-    """A gateway in front of `nodes`; `settings` are further sections of its configuration, `path` is all of it."""
+    """A gateway in front of `nodes`; `settings` are further sections of its configuration, `path` is all of it.
+
+    `limits` are those of the API's connections.
+    """
     metrics = Metrics()
     with TemporaryDirectory() as folder:
         sections: dict[str, Any] = {
@@ -94,7 +99,7 @@ async def running_cortex(
         models = load_catalogue(config.models_config) if path else Catalogue.model_validate(catalogue)
         async with (
             gateway.running(config, models, metrics, path) as running,
-            listening(api := Listener(create_app(running))) as url,
+            listening(api := Listener(create_app(running), limits=limits, bodies=running.bodies)) as url,
             listening(scraped := Listener(create_metrics_app(metrics))) as scrape,
             aiohttp.ClientSession() as client,
         ):

@@ -32,6 +32,7 @@ def test_defaults() -> None:
     assert config.gateway.listen == Address("127.0.0.1", 31313)
     assert config.gateway.metrics_listen == Address("127.0.0.1", 31314)
     assert config.gateway.max_body_mb == 64
+    assert config.gateway.body_memory_bytes == 512 << 20
     assert config.models_config == Path("/etc/cortex/models.toml")
 
 
@@ -56,6 +57,7 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
         ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons"),
+        ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
         ('[gateway]\nlisten = "here"', "'here' is not an address"),
         ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
         ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),

@@ -1,6 +1,8 @@
 """Requests whose body is not sent to its end."""
 
 import json
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n
 PATHS = (b"/v1/chat/completions", b"/v1/messages", b"/v1/messages/count_tokens")
 
 
-def with_key(**terms: int) -> dict[str, object]:
+def with_key(**terms: int) -> dict[str, Any]:
     return {"entitlements": {"require_auth": True, "keys": [{"key": "sesame", "account_id": "a", **terms}]}}
 
 
@@ -64,3 +66,21 @@ async def test_request_behind_one_that_is_rejected_before_its_body_is_answered(n
         writer.write(body + HEAD % (PATHS[0], len(body)) + body)
         assert (await answer(reader))[0] == 200
     assert node.bodies == [body]
+
+
+async def test_bodies_over_the_memory_budget_get_a_retryable_503(node: FakeNode) -> None:
+    settings = with_key() | {"gateway": {"max_body_mb": 1, "max_body_memory_mb": 4}}
+    size = 1 << 20
+    async with AsyncExitStack() as stack:
+        cortex = await stack.enter_async_context(running_cortex(node, settings=settings))
+        for held in (1, 2):
+            _, writer = await stack.enter_async_context(connected(cortex))
+            writer.write(HEAD % (PATHS[0], size) + b"{")
+            await eventually(lambda held=held: cortex.gateway.bodies.held == held * size)
+        for path in PATHS:
+            reader, writer = await stack.enter_async_context(connected(cortex))
+            writer.write(HEAD % (path, size) + b"{")
+            status, headers, body = await answer(reader)
+            assert (status, headers[b"retry-after"]) == (503, b"2"), path
+            assert "memory" in json.loads(body)["error"]["message"]
+    assert cortex.gateway.bodies.held == 0

@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from helexa.core import config
 from helexa.core.address import Address, BaseUrl, Listen
+from helexa.http.connection_limits import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
 
@@ -21,6 +22,10 @@ class GatewaySection(config.Section):
         insecure: listen on the network without keys all the same.
         cors_origins: origins whose pages may call the API; none by default, `*` for all.
         max_body_mb: largest request body in MiB.
+        max_body_memory_mb: memory in MiB for all request bodies at a time; None for 512 or four times `max_body_mb`,
+            whichever is more. At least twice `max_body_mb`, because one client address may use half of it.
+        max_connections: most connections that are served at a time; fewer if the limit on open files is low.
+        max_connections_per_address: most connections of one client address; None for half of all.
         poll_interval_secs: seconds between two looks at a node.
         load_timeout_secs: longest time that a load may go on without progress.
         load_wait_secs: longest time that a request waits for its model to load.
@@ -33,11 +38,25 @@ class GatewaySection(config.Section):
     insecure: bool = False
     cors_origins: list[str] = Field(default_factory=list[str])
     max_body_mb: int = Field(default=64, ge=1)
+    max_body_memory_mb: int | None = Field(default=None, ge=1)
+    max_connections: int = Field(default=MAX_CONNECTIONS, ge=1)
+    max_connections_per_address: int | None = Field(default=None, ge=1)
     poll_interval_secs: float = Field(default=10.0, gt=0)
     load_timeout_secs: float = Field(default=1800.0, gt=0)
     load_wait_secs: float = Field(default=600.0, gt=0)
     idle_timeout_secs: float = Field(default=300.0, gt=0)
     answer_timeout_secs: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_body_memory_mb is not None and self.max_body_memory_mb < 2 * self.max_body_mb:
+            raise ValueError(f"max_body_memory_mb must be at least twice max_body_mb, {2 * self.max_body_mb} or more")
+        return self
+
+    @property
+    def body_memory_bytes(self) -> int:
+        """Memory for all request bodies at a time."""
+        return (self.max_body_memory_mb or max(512, 4 * self.max_body_mb)) << 20
 
 
 class RoutingSection(config.Section):

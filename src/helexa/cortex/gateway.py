@@ -25,7 +25,12 @@ from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.metrics import Metrics
 from helexa.cortex.proxy import Proxy
 from helexa.cortex.reload import Reloader
-from helexa.cortex.upstream import KEEPALIVE_SECS, Upstream
+from helexa.cortex.upstream import KEEPALIVE_SECS, MAX_IDLE, Upstream
+from helexa.http.body_budget import BodyBudget
+from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.descriptor_limit import descriptor_limit
+
+METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 
 
 class Gateway:
@@ -33,6 +38,7 @@ class Gateway:
 
     Attributes:
         config, catalogue: as they were read last.
+        bodies: the memory for request bodies, which the listener of the API observes.
     """
 
     def __init__(
@@ -51,16 +57,30 @@ class Gateway:
         self.fleet = Fleet(config.neurons, config.routing)
         self.client = NodeClient(session)
         self.poller = Poller(self.fleet, self.client, config.gateway.poll_interval_secs)
-        self.upstream = Upstream(config.gateway.idle_timeout_secs, config.gateway.answer_timeout_secs)
+        self.upstream = Upstream(
+            config.gateway.idle_timeout_secs, config.gateway.answer_timeout_secs, max_idle=_max_idle_upstream()
+        )
         self.proxy = Proxy(self.upstream, self.fleet)
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
         )
         self.limits = Limits()
+        self.bodies = BodyBudget(config.gateway.body_memory_bytes)
         self.gatekeeper = Gatekeeper(config.entitlements.require_auth, static_keys(config.entitlements))
         self.keyring = Keyring(KeyStore(database), self.gatekeeper)
         self.ledger = Ledger(database)
         metrics.watch(FleetCollector(self.fleet))
+
+    def connection_limits(self) -> ConnectionLimits:
+        """Return the limits of the API's listener: each request may take a second descriptor, to its node."""
+        section = self._started
+        return ConnectionLimits.within(
+            descriptor_limit(),
+            section.max_connections,
+            section.max_connections_per_address,
+            each=2,
+            others=_max_idle_upstream() + METRICS_CONNECTIONS.open,
+        )
 
     @property
     def max_body_bytes(self) -> int:
@@ -79,6 +99,7 @@ class Gateway:
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
         self.fleet.set_routing(config.routing)
+        self.bodies.total = config.gateway.body_memory_bytes
         self.poller.interval_secs = config.gateway.poll_interval_secs
         self.upstream.idle_timeout_secs = config.gateway.idle_timeout_secs
         self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
@@ -124,6 +145,10 @@ async def running(
         for work in (gateway.poller.run(), gateway.lifecycle.run(), reloader.run()):
             stack.push_async_callback(_stop, asyncio.create_task(work))
         yield gateway
+
+
+def _max_idle_upstream() -> int:
+    return min(MAX_IDLE, descriptor_limit() // 8)
 
 
 async def _stop(task: asyncio.Task[None]) -> None:

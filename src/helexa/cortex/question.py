@@ -170,17 +170,17 @@ def _unreadable(body: bytes, error: Exception) -> ApiError:
 
 
 async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
-    """All bytes of a request's body.
+    """Return all bytes of a request's body.
 
     Raises:
-        ApiError: it is, or says it will be, longer than `limit` bytes; or it stopped arriving.
+        ApiError: 413 for a length, declared or received, over `limit` bytes; 408 for a body that comes too slowly; 503
+            if the server's memory for bodies is used up.
         ClientGone: the client hung up before its end.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()  # a list of chunks would take many times the body's size if they are small
     while True:
         try:
             message = await receive()
@@ -189,12 +189,13 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message["body"]
-        size += len(chunk)
-        if size > limit:
+        if len(body) + len(chunk) > limit:
             raise _too_large(limit)
-        chunks.append(chunk)
+        if not message["more_body"] and not body:
+            return chunk
+        body += chunk
         if not message["more_body"]:
-            return b"".join(chunks)
+            return bytes(body)
 
 
 def _too_large(limit: int) -> ApiError:

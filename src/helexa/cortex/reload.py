@@ -23,7 +23,14 @@ log = logging.getLogger(__name__)
 INTERVAL_SECS = 1.0
 
 _NAMES = ("id", "name", "key_id", "account_id")
-_ONLY_AT_START = ("gateway.listen", "gateway.metrics_listen", "gateway.cors_origins", "gateway.insecure", "ledger")
+_ONLY_AT_START = (
+    "gateway.listen",
+    "gateway.metrics_listen",
+    "gateway.cors_origins",
+    "gateway.insecure",
+    "gateway.max_connections",
+    "ledger",
+)
 _MAX_SAID = 20
 
 _Stamp = tuple[int, int, int] | None

@@ -11,7 +11,9 @@ from helexa.core.catalogue import Catalogue
 from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
+from helexa.cortex.gateway import METRICS_CONNECTIONS
 from helexa.cortex.metrics import Metrics, create_metrics_app
+from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, bind, collect_seldom
 
 log = logging.getLogger(__name__)
@@ -26,19 +28,25 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
     Raises:
         HelexaError: an address cannot be listened on, or the ledger cannot be opened.
     """
+    descriptors = raise_descriptor_limit()
     metrics = Metrics()
     with ExitStack() as sockets:
         api, scrape = (
             sockets.enter_context(bind(address)) for address in (config.gateway.listen, config.gateway.metrics_listen)
         )
         async with gateway.running(config, catalogue, metrics, path) as running:
-            listeners = [Listener(create_app(running)), Listener(create_metrics_app(metrics))]
+            limits = running.connection_limits()
+            listeners = [
+                Listener(create_app(running), limits=limits, bodies=running.bodies),
+                Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS),
+            ]
             _stop_on_signals(listeners)
             collect_seldom()
             if not config.neurons:
                 log.warning("no [[neurons]] configured: every request will be refused")
             addresses = [Address(*bound.getsockname()[:2]) for bound in (api, scrape)]
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
+            log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
             await asyncio.gather(*(one.serve(bound) for one, bound in zip(listeners, (api, scrape), strict=True)))
 
 

@@ -36,7 +36,9 @@ INTERIM_SECS = 15
 # Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
 KEEPALIVE_SECS = 4.0
 
-_MAX_IDLE = 256
+MAX_IDLE = 1024
+
+_MAX_IDLE_AT_AN_ORIGIN = 256
 _MAX_HEADER_BYTES = 64 << 10
 _HIGH_WATER_BYTES = 256 << 10
 _RECHECK_SECS = 1.0
@@ -125,15 +127,22 @@ def _reason(error: OSError) -> str:
 class Upstream:
     """Pooled connections to any number of origins.
 
+    Args:
+        max_idle: most connections that are kept idle, over all origins.
+
     Attributes:
         idle_timeout_secs: longest silence within a response, or before it if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response's body from a living node; 0 for no limit.
     """
 
-    def __init__(self, idle_timeout_secs: float = 300.0, answer_timeout_secs: float = 0.0) -> None:
+    def __init__(
+        self, idle_timeout_secs: float = 300.0, answer_timeout_secs: float = 0.0, *, max_idle: int = MAX_IDLE
+    ) -> None:
         self.idle_timeout_secs = idle_timeout_secs
         self.answer_timeout_secs = answer_timeout_secs
+        self._max_idle = max_idle
         self._idle: dict[Origin, deque[_Connection]] = {}
+        self._idle_count = 0
         self._tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -201,30 +210,44 @@ class Upstream:
             for connection in connections:
                 connection.cut()
         self._idle.clear()
+        self._idle_count = 0
 
     def keep(self, connection: "_Connection") -> None:
-        """Take back a connection whose answer is complete."""
+        """Take back a connection whose answer is complete; close the oldest one if too many are idle."""
         kept = self._idle.setdefault(connection.origin, deque())
         kept.append(connection)
-        if len(kept) > _MAX_IDLE:
-            kept.popleft().cut()
+        self._idle_count += 1
+        if len(kept) > _MAX_IDLE_AT_AN_ORIGIN:
+            self._pop_oldest(connection.origin).cut()
+        elif self._idle_count > self._max_idle:
+            self._pop_oldest(next(iter(self._idle))).cut()
 
     def forget(self, connection: "_Connection") -> None:
         """Drop a connection that ended while it was idle."""
         kept = self._idle.get(connection.origin)
         if kept is not None and connection in kept:
             kept.remove(connection)
-            if not kept:
-                del self._idle[connection.origin]
+            self._popped(connection.origin, kept)
 
     def _kept(self, origin: Origin) -> "_Connection | None":
-        kept = self._idle.get(origin)
-        while kept:
+        while kept := self._idle.get(origin):
             connection = kept.pop()
+            self._popped(origin, kept)
             if self._loop.time() - connection.heard_at < KEEPALIVE_SECS:
                 return connection
             connection.cut()
         return None
+
+    def _pop_oldest(self, origin: Origin) -> "_Connection":
+        kept = self._idle[origin]
+        connection = kept.popleft()
+        self._popped(origin, kept)
+        return connection
+
+    def _popped(self, origin: Origin, kept: "deque[_Connection]") -> None:
+        self._idle_count -= 1
+        if not kept:
+            del self._idle[origin]
 
     async def _connect(self, origin: Origin) -> "_Connection":
         if origin.tls and self._tls is None:

@@ -1,7 +1,6 @@
 """One request and its answer, between a connection and an application."""
 
 import asyncio
-import http
 import logging
 from typing import Protocol
 
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.http.hang_up import HangUp
+from helexa.http.head import STATUS_LINES, Framing
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
@@ -18,21 +18,32 @@ INTERIM = "helexa.interim"
 """Key in a scope's `extensions` of the function that sends an interim response, `Call.send_interim`."""
 
 BODY_SECS = 60.0
-MIN_RATE = 1024.0  # bytes of a body that must come a second, beside what comes within `BODY_SECS`
+MIN_RATE = 4096.0
+LONGEST_BODY_SECS = 600.0
 
-_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
-STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)}
 _BODILESS = frozenset({204, 304})
+
+
+def body_secs(received: int) -> float:
+    """Return the seconds that a body may take until `received` bytes have come.
+
+    A minimum rate applies beyond the first `BODY_SECS`. The rate rises with the size, from `MIN_RATE` bytes per second,
+    so that a body of any size ends within `BODY_SECS` + `LONGEST_BODY_SECS`: 500 kB may take 2.7 minutes (0.03 Mbit/s),
+    5 MB 7.7 minutes (0.09 Mbit/s) and 64 MB 11 minutes (0.8 Mbit/s).
+    """
+    return BODY_SECS + received / (MIN_RATE + received / LONGEST_BODY_SECS)
 
 
 class Way(Protocol):
     """What a call sees of its connection.
 
     Attributes:
+        address: of the client.
         room: set once there is room to write; None while there is.
         service: what all connections share.
     """
 
+    address: str
     room: asyncio.Event | None
     service: Service
 
@@ -75,10 +86,12 @@ class Call:
         "_expects",
         "_is_head",
         "_left",
+        "_length",
         "_more",
         "_news",
         "_pieces",
         "_received",
+        "_reserved",
         "_size",
         "_speaks_1_1",
         "_waited",
@@ -89,15 +102,18 @@ class Call:
         "started",
     )
 
-    def __init__(self, way: Way, hang_up: HangUp, *, is_head: bool, speaks_1_1: bool, keep_alive: bool) -> None:
+    def __init__(
+        self, way: Way, hang_up: HangUp, framing: Framing, *, is_head: bool, speaks_1_1: bool, keep_alive: bool
+    ) -> None:
         self._way = way
+        self._length, self._expects = framing
+        self._reserved = 0  # bytes of the body budget
         self._is_head = is_head
         self._speaks_1_1 = speaks_1_1
         self.keep_alive = keep_alive
         self.hang_up = hang_up
         self.started = False
         self.complete = False
-        self._expects = False
         self._pieces: list[bytes] = []
         self._size = 0
         self._received = 0
@@ -107,10 +123,6 @@ class Call:
         self._event: asyncio.Event | None = None  # of which one is needed only by who waits
         self._chunked = False
         self._left: int | None = None
-
-    def expect(self) -> None:
-        """The client wants to be told to go on before it sends the body."""
-        self._expects = True
 
     def feed(self, piece: bytes) -> int:
         """Some of the body came.
@@ -150,15 +162,23 @@ class Call:
         finally:
             if task is not None:
                 tasks.discard(task)
+            if self._reserved:
+                self._way.service.bodies.release(self._way.address, self._reserved)
+                self._reserved = 0
         if not self.complete and not self.hang_up.gone:
             self._break_off(error or internal_error())
 
     async def receive(self) -> Message:
-        """The next of the body, or that the client is gone or has its answer.
+        """Return the next of the body, or that the client is gone or has its answer.
+
+        The body's memory is reserved here and released when the application returns. The length that the head declares
+        is reserved at once, a chunked body as it comes.
 
         Raises:
-            TimeoutError: none of the body came for `BODY_SECS`, or less of it than `MIN_RATE` for longer.
+            ApiError: 503: the memory for bodies is used up.
+            TimeoutError: none of the body came for `BODY_SECS`, or it takes longer than `body_secs` allows.
         """
+        self._reserve(self._length or self._received)
         if self._expects and not self.hang_up.gone:
             self._expects = False
             self._way.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -170,6 +190,7 @@ class Call:
         if self.complete or self.hang_up.gone:
             return {"type": "http.disconnect"}
         self._news = False
+        self._reserve(self._received)
         return {"type": "http.request", "body": self._take(), "more_body": self._more}
 
     async def send(self, message: Message) -> None:
@@ -202,13 +223,18 @@ class Call:
             self._way.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         return True
 
+    def _reserve(self, size: int) -> None:
+        if size > self._reserved and not self.started:
+            self._way.service.bodies.reserve(self._way.address, size - self._reserved)
+            self._reserved = size
+
     async def _wait(self, event: asyncio.Event) -> None:
         if not self._more:
             await event.wait()
             return
         time = asyncio.get_running_loop().time
         begun = time()
-        async with asyncio.timeout(min(BODY_SECS, BODY_SECS + self._received / MIN_RATE - self._waited)):
+        async with asyncio.timeout(min(BODY_SECS, body_secs(self._received) - self._waited)):
             await event.wait()
         self._waited += time() - begun
 

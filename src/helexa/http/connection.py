@@ -3,16 +3,17 @@
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 from urllib.parse import unquote
 
 from starlette.types import Scope
 
-from helexa.core.errors import ApiError
+from helexa.core.errors import ApiError, overloaded
 from helexa.http.alarm import Alarm
 from helexa.http.call import INTERIM, Call
 from helexa.http.hang_up import HangUp, is_gone
-from helexa.http.head import refusal, target
+from helexa.http.head import Framing, refusal, target
 from helexa.http.intake import PIECE_BYTES, Intake
 from helexa.http.service import Service
 
@@ -21,8 +22,10 @@ log = logging.getLogger(__name__)
 HEAD_SECS = 20.0
 TAKE_SECS = 300.0
 LINGER_SECS = 5.0
+REJECTED_SECS = 2.0
 
 _LOOK_SECS = 0.05
+_RETRY_SECS = 1
 _MAX_HELD_BYTES = 64 << 10
 _MAX_WAITING = 16
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
@@ -48,8 +51,15 @@ class Connection(asyncio.Protocol):
     - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
       parser takes what follows it for that protocol, and would lose the request's body.
     - What cannot be read is refused in the envelope of all errors.
+    - A connection over the listener's limits gets a 503 to its first request, and `REJECTED_SECS` to send its head.
+
+    Args:
+        address: the client's host.
+        released: called once the connection is gone.
+        rejected: the connection is over the listener's limits.
 
     Attributes:
+        address: the client's host.
         room: set once the client took enough of what is written; None while more may be.
         service: what all connections share.
     """
@@ -59,8 +69,19 @@ class Connection(asyncio.Protocol):
 
     _transport: asyncio.Transport
 
-    def __init__(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        service: Service,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        released: Callable[[], None],
+        *,
+        rejected: bool = False,
+    ) -> None:
         self.service = service
+        self.address = address
+        self._released = released
+        self._rejected = rejected
         self.room: asyncio.Event | None = None
         self._loop = loop
         self._intake = Intake(self)
@@ -84,7 +105,8 @@ class Connection(asyncio.Protocol):
         self._server = transport.get_extra_info("sockname")[:2]
         self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if it is gone already
         self.service.connections.add(self)
-        self._alarm.set(HEAD_SECS)
+        self._alarm.set(REJECTED_SECS if self._rejected else HEAD_SECS)
+        self._mark_idle()
         if self.service.stopping:
             self.close()
 
@@ -97,6 +119,7 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         self.service.leave(self)
         self._intake.close()
+        self._released()
 
     def eof_received(self) -> None:
         """The client sends no more, so it is gone."""
@@ -125,13 +148,27 @@ class Connection(asyncio.Protocol):
             self._parse_slices(memoryview(data))
 
     def take_head(
-        self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], *, keeps: bool, expects: bool
+        self,
+        method: bytes,
+        url: bytes,
+        version: str,
+        headers: list[tuple[bytes, bytes]],
+        framing: Framing,
+        *,
+        keeps: bool,
     ) -> None:
-        """Start a request, or let it wait for the answers before its own."""
+        """Start a request, or let it wait for the answers before its own.
+
+        Raises:
+            ApiError: 503: the connection is over the listener's limits.
+        """
         if self._deaf:
             return
+        if self._rejected:
+            raise overloaded("too many connections are open; try again", _RETRY_SECS)
         self._awaits_head = False
         self._alarm.clear()
+        self.service.idle.pop(self, None)
         raw_path, query, authority = target(url)
         if authority is not None:
             headers = [(b"host", authority), *(pair for pair in headers if pair[0] != b"host")]
@@ -155,13 +192,12 @@ class Connection(asyncio.Protocol):
         self._call = call = Call(
             self,
             hang_up,
+            framing,
             is_head=method == b"HEAD",
             speaks_1_1=version == "1.1",
             keep_alive=keeps and version == "1.1" and not self.service.stopping,
         )
         scope["extensions"][INTERIM] = call.send_interim
-        if expects:
-            call.expect()
         self._calls.append((call, scope))
         if len(self._calls) == 1:
             self._begin(call, scope)
@@ -213,6 +249,7 @@ class Connection(asyncio.Protocol):
         else:
             self._awaits_head = self._intake.in_head
             self._alarm.set(HEAD_SECS if self._intake.in_head else self.service.keep_alive_secs)
+            self._mark_idle()
         if self._paused:
             self._regulate()
 
@@ -226,6 +263,7 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Send what is written, and end."""
         self._deaf = True
+        self.service.idle.pop(self, None)
         self._lose()
         self._flush()
         self._alarm.clear()
@@ -233,6 +271,13 @@ class Connection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._be_patient()
             self._transport.close()
+
+    def evict(self) -> bool:
+        """Close the connection to make room for another; return False if an answer is not sent to its end."""
+        if self._transport.get_write_buffer_size():
+            return False
+        self.close()
+        return True
 
     def stop(self) -> None:
         """End, after the answers that are under way."""
@@ -251,6 +296,10 @@ class Connection(asyncio.Protocol):
         call.hang_up.task = task
         self.service.tasks.add(task)
 
+    def _mark_idle(self) -> None:
+        if not self._rejected:
+            self.service.idle[self] = self._loop.time()
+
     def _lose(self) -> None:
         for call, _ in self._calls:
             call.lose()
@@ -263,7 +312,7 @@ class Connection(asyncio.Protocol):
         self._lose()
         self._flush()
         if not self._transport.is_closing():
-            self._alarm.set(LINGER_SECS)
+            self._alarm.set(REJECTED_SECS if self._rejected else LINGER_SECS)
             self._transport.write_eof()
             self._regulate()
 
@@ -321,7 +370,7 @@ class Connection(asyncio.Protocol):
         """Answer what cannot be a request, and hear no more from here."""
         if self._deaf:
             return
-        log.info("%s: %s", self._client[0], error)
+        log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)
         if not self._calls or not self._calls[0][0].started:
             self.write(refusal(error))
         self._linger()

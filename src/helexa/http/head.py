@@ -1,5 +1,6 @@
 """What a server reads in the head of any request, beside who sent it."""
 
+import http
 import random
 import re
 from collections.abc import Iterable
@@ -9,11 +10,13 @@ import httptools
 import orjson
 
 from helexa.core.errors import ApiError
-from helexa.http.call import STATUS_LINES
+
+_PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
+STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)}
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
-_JUDGED = frozenset({b"host", b"expect", b"transfer-encoding"})
+_JUDGED = frozenset({b"host", b"content-length", b"expect", b"transfer-encoding"})
 
 
 def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -35,8 +38,20 @@ def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
             raise ApiError(415, "unsupported_content_encoding", "send the request body without a content-encoding")
 
 
-def is_expecting(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether the client waits to be told to go on before it sends the body.
+class Framing(NamedTuple):
+    """How a request's body comes.
+
+    Attributes:
+        length: bytes of the body; None if it is chunked.
+        expects: the client waits for `100 Continue` before it sends the body.
+    """
+
+    length: int | None
+    expects: bool
+
+
+def framing(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Framing:
+    """Read how a request's body comes.
 
     Raises:
         ApiError: 400: it is unclear where the request ends, or for whom it is.
@@ -44,18 +59,23 @@ def is_expecting(version: str, method: bytes, headers: Iterable[tuple[bytes, byt
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
         raise malformed("this server speaks HTTP/1.1, and is no proxy")
     hosts, expects = 0, False
+    length: int | None = 0
     for name, value in headers:
         if name not in _JUDGED:
             continue
         if name == b"host":
             hosts += 1
+        elif name == b"content-length":
+            length = int(value)  # the parser has rejected anything but one number
         elif name == b"expect":
             expects = value.lower() == b"100-continue"
         elif value.strip().lower() != b"chunked" or version == "1.0":
             raise malformed("the only transfer-encoding is chunked, and only of HTTP/1.1")
+        else:
+            length = None
     if hosts > 1 or (not hosts and version == "1.1"):
         raise malformed("a request has exactly one Host header")
-    return expects and version == "1.1"
+    return Framing(length, expects and version == "1.1")
 
 
 class Target(NamedTuple):
@@ -93,7 +113,8 @@ def malformed(why: str) -> ApiError:
 
 
 def refusal(error: ApiError) -> bytes:
-    """The last answer on a connection, to what is no request."""
+    """Return the last answer on a connection, to bytes that are not a request or to a connection over the limits."""
     body = orjson.dumps(error.envelope())
+    own = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINES[error.status] + head + body
+    return STATUS_LINES[error.status] + own + head + body

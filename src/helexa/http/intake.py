@@ -6,7 +6,7 @@ from typing import Protocol
 import httptools
 
 from helexa.core.errors import ApiError, internal_error
-from helexa.http.head import is_expecting, malformed
+from helexa.http.head import Framing, framing, malformed
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +25,16 @@ class Taker(Protocol):
     max_headers: int
 
     def take_head(
-        self, method: bytes, url: bytes, version: str, headers: list[tuple[bytes, bytes]], *, keeps: bool, expects: bool
+        self,
+        method: bytes,
+        url: bytes,
+        version: str,
+        headers: list[tuple[bytes, bytes]],
+        framing: Framing,
+        *,
+        keeps: bool,
     ) -> None:
-        """A head came; `keeps`: the client keeps the connection; `expects`: it waits to be told to go on."""
+        """Take a request's head; `keeps`: the client keeps the connection."""
         ...
 
     def take_body(self, body: bytes) -> None:
@@ -93,14 +100,13 @@ class Intake:
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
-        expects = is_expecting(version, method, headers)
+        comes = framing(version, method, headers)
         if parser.should_upgrade():
             return
         self._quiet_bytes = 0
         self.in_head = False
         self._headers = []  # trailers end there
-        keeps = parser.should_keep_alive()
-        self._taker.take_head(method, self._url, version, headers, keeps=keeps, expects=expects)
+        self._taker.take_head(method, self._url, version, headers, comes, keeps=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
         """Some of a body is there."""

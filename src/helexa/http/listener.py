@@ -11,7 +11,11 @@ from contextlib import suppress
 from starlette.types import ASGIApp
 
 from helexa.core.errors import HelexaError
+from helexa.http.acceptor import Acceptor
+from helexa.http.body_budget import BodyBudget
 from helexa.http.connection import Connection
+from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.descriptor_limit import descriptor_limit
 from helexa.http.lifespan import Lifespan
 from helexa.http.service import Service
 from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
@@ -32,6 +36,8 @@ class Listener:
 
     Args:
         connection: the kind of its connections.
+        limits: of its connections; None for those that fit the descriptors of this process.
+        bodies: the memory for request bodies, `body_budget.DEFAULT_BYTES` if None.
         grace_secs: that open requests have when it is told to exit.
         keep_alive_secs: that an idle connection stays open.
 
@@ -44,13 +50,16 @@ class Listener:
         app: ASGIApp,
         *,
         connection: type[Connection] = Connection,
+        limits: ConnectionLimits | None = None,
+        bodies: BodyBudget | None = None,
         grace_secs: float = 1,
         keep_alive_secs: float = _KEEP_ALIVE_SECS,
     ) -> None:
         self.started = False
         self._connection = connection
         self._grace_secs = grace_secs
-        self._service = Service(app, keep_alive_secs)
+        self._limits = limits or ConnectionLimits.within(descriptor_limit())
+        self._service = Service(app, keep_alive_secs, bodies or BodyBudget())
         self._exit = asyncio.Event()
 
     @property
@@ -69,16 +78,17 @@ class Listener:
         Raises:
             HelexaError: the application could not begin or end.
         """
-        loop, service = asyncio.get_running_loop(), self._service
+        service = self._service
         lifespan = Lifespan(service.app)
         with bound:
             await lifespan.begin()
-            server = await loop.create_server(lambda: self._connection(service, loop), sock=bound, backlog=_BACKLOG)
+            acceptor = Acceptor(service, self._connection, self._limits, bound)
+            acceptor.start()
             self.started = True
             try:
                 await self._exit.wait()
             finally:
-                server.close()
+                await acceptor.close()
         await self.end()
         await lifespan.end()
 

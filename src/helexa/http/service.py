@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
+from helexa.http.body_budget import BodyBudget
+
 if TYPE_CHECKING:
     from helexa.http.connection import Connection
 
@@ -18,7 +20,9 @@ class Service:
 
     Attributes:
         keep_alive_secs: that an idle connection stays open.
+        bodies: the memory for request bodies.
         connections: those that are open.
+        idle: connections without a request, and since when (seconds of the event loop's clock), the longest idle first.
         tasks: those of requests; a connection may be gone before its last one has ended.
         stopping: no connection is kept for a further request.
         all_gone: set when the last connection goes while it is stopping.
@@ -26,7 +30,9 @@ class Service:
 
     app: ASGIApp
     keep_alive_secs: float
+    bodies: BodyBudget = field(default_factory=BodyBudget)
     connections: "set[Connection]" = field(default_factory=set)
+    idle: "dict[Connection, float]" = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     stopping: bool = False
     all_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,5 +50,6 @@ class Service:
     def leave(self, connection: "Connection") -> None:
         """A connection is gone."""
         self.connections.discard(connection)
+        self.idle.pop(connection, None)
         if self.stopping and not self.connections:
             self.all_gone.set()

@@ -14,6 +14,8 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from helexa.http.connection import Connection
+from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, collect_seldom
 from helexa.http.loop import run
 from helexa.neuron.access import AccessGuard
@@ -127,9 +129,11 @@ class NodeServer(Listener):
     """
 
     def __init__(self, app: Starlette) -> None:
+        descriptors = raise_descriptor_limit()
         super().__init__(
             app,
             connection=NodeConnection,
+            limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # the rest is for engines and files
             grace_secs=_ENDING_SECONDS,
             keep_alive_secs=_KEEP_ALIVE_SECONDS,
         )

@@ -1,0 +1,44 @@
+"""The memory that a server spends on request bodies."""
+
+from helexa.core.errors import overloaded
+
+DEFAULT_BYTES = 512 << 20
+
+_RETRY_SECS = 2
+
+
+class BodyBudget:
+    """Bytes of request bodies that are held at a time, over all connections of a server.
+
+    Half of the budget is the most that one client address may hold, so that no client can use up all of it.
+
+    Attributes:
+        total: the budget in bytes; may be changed at any time.
+        held: bytes that are reserved now.
+    """
+
+    def __init__(self, total: int = DEFAULT_BYTES) -> None:
+        self.total = total
+        self.held = 0
+        self._by_address: dict[str, int] = {}
+
+    def reserve(self, address: str, size: int) -> None:
+        """Reserve `size` bytes for a body from `address`.
+
+        Raises:
+            ApiError: 503: the bytes are not free.
+        """
+        own = self._by_address.get(address, 0) + size
+        if self.held + size > self.total or own > self.total // 2:
+            raise overloaded("the request bodies in progress use all memory that is set aside for them", _RETRY_SECS)
+        self.held += size
+        self._by_address[address] = own
+
+    def release(self, address: str, size: int) -> None:
+        """Return `size` bytes that were reserved for `address`."""
+        self.held -= size
+        left = self._by_address[address] - size
+        if left:
+            self._by_address[address] = left
+        else:
+            del self._by_address[address]
