@@ -163,6 +163,7 @@ async def test_what_a_node_is_told(cortex: Cortex, node: FakeNode) -> None:
         assert (await answer(reader))[0] == 200
     (told,) = node.headers
     assert told.pop("x-request-id").isalnum()
+    assert told.pop("x-helexa-keep-alive").startswith("15; from=127.0.0.1:")
     assert told == {
         "host": node.url.removeprefix("http://"),
         "content-length": str(len(BODY)),

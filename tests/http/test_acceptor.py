@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from descriptors import no_descriptor_left
+from descriptors import no_descriptors
 from helexa.http import acceptor
 from helexa.http.connection_limits import ConnectionLimits
 from listening import GET, eventually, hello, listening, said
@@ -112,7 +112,7 @@ async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCa
         loop = asyncio.get_running_loop()
         with socket.socket() as client:
             client.setblocking(False)
-            with no_descriptor_left():
+            with no_descriptors():
                 await loop.sock_connect(client, connect.address)
                 await eventually(lambda: "Too many open files" in caplog.text)
             await loop.sock_sendall(client, GET % b"a")
