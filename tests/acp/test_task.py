@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from editors.editor import Editor, agent_in_memory, allow, settings_for
 from helexa.acp.config import WireApi
+from helexa.acp.preferences import Preferences
 from scripted.asked import Asked
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Call, Refuse, Say
@@ -156,6 +157,45 @@ async def test_always_is_remembered_for_the_project(tmp_path: Path, work: Path):
     assert len(editor.told("session/request_permission")) == 1
     editor, _, _ = await _one(ScriptedEndpoint(edit, Say("Done.")), tmp_path, work)
     assert not editor.told("session/request_permission")
+
+
+async def test_always_of_a_command_that_is_not_vetted_ends_with_its_session(tmp_path: Path, work: Path):
+    check = Say(calls=(Call("bash", {"command": CHECK}),))
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    editor, _, _ = await _one(ScriptedEndpoint(check, check, Say("Done.")), tmp_path, work, **always)
+    (question,) = editor.told("session/request_permission")
+    assert question["options"][1]["name"] == "Always allow exactly this command, in this session"
+    editor, _, _ = await _one(ScriptedEndpoint(check, Say("Done.")), tmp_path, work)
+    assert len(editor.told("session/request_permission")) == 1
+
+
+async def test_always_of_a_vetted_command_is_remembered_for_the_project(tmp_path: Path, work: Path):
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    list_all, list_one = (Say(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
+    editor, _, _ = await _one(ScriptedEndpoint(list_all, list_one, Say("Done.")), tmp_path, work, **always)
+    assert len(editor.told("session/request_permission")) == 1
+    editor, _, _ = await _one(ScriptedEndpoint(list_one, Say("Done.")), tmp_path, work)
+    assert not editor.told("session/request_permission")
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        ("touch *", "touch owned"),
+        ("=touch owned", "touch owned"),
+        ("cat *", "cat /dev/null"),
+        ("git *", "git --version"),
+    ],
+)
+async def test_what_an_earlier_version_allowed_beyond_vetted_commands_is_asked_about(
+    subject: str, command: str, tmp_path: Path, work: Path
+):
+    Preferences(tmp_path / "data").grant(str(work), "bash", subject, allowed=True)
+    deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
+    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": command}),)), Say("Done."))
+    editor, _, _ = await _one(endpoint, tmp_path, work, **deny)
+    assert len(editor.told("session/request_permission")) == 1
+    assert not (work / "owned").exists()
 
 
 async def test_a_client_that_refuses_files_fails_the_call_and_not_the_turn(tmp_path: Path, work: Path):

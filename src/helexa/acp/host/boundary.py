@@ -76,7 +76,7 @@ class Boundary:
         for root, folder in self._folders:
             if real.is_relative_to(root):
                 below = real.relative_to(root)
-                return Place(real, folder / below, guarded=".git" in below.parts)
+                return Place(real, folder / below, guarded=any(part.lower() == ".git" for part in below.parts))
         allowed = ", ".join(str(folder) for folder in self.folders)
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 

@@ -16,18 +16,27 @@ LONGEST_WAIT_S = 3600.0
 
 
 class Permissions:
-    """The permissions of one session; what was allowed for good holds for its project."""
+    """The permissions of one session.
+
+    Persistent scopes that were allowed hold for later sessions of the project, others for this session. What a file of
+    an earlier version allows beyond the scopes of today has no effect.
+    """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
         self._session_id = session_id
         self._cwd = cwd
         self._client = client
         self._preferences = preferences
-        self._granted = _by_scope(preferences.read(cwd))
+        self._persisted = _by_scope(preferences.read(cwd))
+        self._session: set[tuple[str, str]] = set()
 
     def ruling(self, scope: Scope) -> bool | None:
         """Whether the scope was allowed (True) or rejected (False) for good; None where it was not."""
-        return self._granted.get((scope.tool, scope.subject))
+        key = (scope.tool, scope.subject)
+        if key in self._session:
+            return True
+        allowed = self._persisted.get(key)
+        return None if allowed and not scope.persistent else allowed
 
     async def ask(self, question: PermissionQuestion) -> Verdict:
         """Ask the user. A client that fails to ask him, or an hour without an answer, is a no."""
@@ -49,10 +58,9 @@ class Permissions:
             return "reject_once"
         verdict = _verdict(answer)
         if verdict == "allow_always":
-            project = await asyncio.to_thread(
-                self._preferences.grant, self._cwd, scope.tool, scope.subject, allowed=True
-            )
-            self._granted = _by_scope(project) | {(scope.tool, scope.subject): True}
+            self._session.add((scope.tool, scope.subject))
+            if scope.persistent:
+                await asyncio.to_thread(self._preferences.grant, self._cwd, scope.tool, scope.subject, allowed=True)
         return verdict
 
 

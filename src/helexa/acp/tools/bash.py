@@ -9,6 +9,7 @@ from helexa.acp.history import CardContent, Location, Terminal, ToolKind
 from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
+from helexa.acp.tools.vetted_commands import vetted_command
 
 _MOST_SECONDS = 600
 _MOST_BYTES = 32_000  # for the model
@@ -45,9 +46,10 @@ class Bash(BuiltIn):
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It runs this command."""
-        context.boundary.place(arguments["cwd"])
-        return Runs(arguments["command"])
+        """Return the command line, and whether it is a vetted command in that folder."""
+        command, boundary = arguments["command"], context.boundary
+        place = boundary.place(arguments["cwd"])
+        return Runs(command, place.path, vetted_command(command, place.real, boundary))
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Run it to its end."""

@@ -1,13 +1,10 @@
 """Whether a call may do what it is about to: by itself, after asking, or not at all."""
 
-import shlex
-from dataclasses import dataclass
 from typing import Any
 
 from helexa.acp.config import Mode
 from helexa.acp.failure import ToolError
 from helexa.acp.host.boundary import Place
-from helexa.acp.tools import command_line
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.tool import (
     Act,
@@ -27,16 +24,8 @@ from helexa.acp.tools.tool import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Something that an act does: any of the scopes covers it, and the user is offered one of them."""
-
-    offer: Scope
-    covering: tuple[Scope, ...]
-
-
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """What the session's mode and the user's earlier answers say to a call."""
+    """Return what the session's mode and the user's earlier answers say about a call."""
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
@@ -45,7 +34,10 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """What the session's mode and the user's earlier answers say to an act."""
+    """Return what the session's mode and the user's earlier answers say about an act.
+
+    An act is in one or more scopes; a question offers the first of them.
+    """
     match act:
         case Reads():
             return Allowed()
@@ -54,55 +46,45 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
         case Writes(place):
             if mode == "plan":
                 return Denied("In plan mode only files in the folder of plans are written.")
-            whole, parts = _writing(place)
+            scopes = _edit_scopes(place)
             free = mode == "acceptEdits" and not place.guarded
-        case Runs(command):
+        case Runs():
             if mode == "plan":
                 return Denied("In plan mode no commands are run.")
-            whole, parts = _running(command)
+            scopes = _command_scopes(act)
             free = False
         case Fetches(host):
-            whole, parts = Scope("fetch", host, f"requests to {title(host)}"), ()
+            scopes = (Scope("fetch", host, f"requests to {title(host)}"),)
             free = False
         case Calls(name, only_reads):
             if mode == "plan" and not only_reads:
                 return Denied("In plan mode only tools that change nothing are called.")
-            whole, parts = Scope(name, "", title(name)), ()
+            scopes = (Scope(name, "", title(name)),)
             free = False
-    answers = [grants.ruling(whole), *(grants.ruling(scope) for part in parts for scope in part.covering)]
+    answers = [grants.ruling(scope) for scope in scopes]
     if False in answers:
         return Denied("The user has rejected this for good.")
-    if free or mode == "bypassPermissions" or grants.ruling(whole):
+    if free or mode == "bypassPermissions" or True in answers:
         return Allowed()
-    missing = [part for part in parts if not any(grants.ruling(scope) for scope in part.covering)]
-    if parts and not missing:
-        return Allowed()
-    return Asked(missing[0].offer if len(missing) == 1 else whole)
+    return Asked(scopes[0])
 
 
-def _writing(place: Place) -> tuple[Scope, tuple[_Part, ...]]:
-    """One file, or all in one of the folders above it; what is guarded is granted file by file."""
+def _edit_scopes(place: Place) -> tuple[Scope, ...]:
+    """Return the folder of a file, the folders above it, and the file; a guarded file is only in its own scope."""
     file = Scope("edit_file", str(place.path), f"edits of {title(place.path.name)}")
     if place.guarded:
-        return file, ()
-    folders = tuple(
+        return (file,)
+    folders = (
         Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in place.path.parents
     )
-    return file, (_Part(folders[0], folders),)
+    return (*folders, file)
 
 
-def _running(command: str) -> tuple[Scope, tuple[_Part, ...]]:
-    """One command line as it stands, or each of its commands by its first words."""
-    whole = Scope("bash", f"={command.strip()}", "exactly this command")
-    commands = command_line.simple_commands(command)
-    if commands is None:
-        return whole, ()
-    return whole, tuple(_command(words) for words in dict.fromkeys(commands))
-
-
-def _command(words: tuple[str, ...]) -> _Part:
-    exact = Scope("bash", f"={shlex.join(words)}", f"exactly `{title(shlex.join(words))}`")
-    known = [
-        Scope("bash", f"{prefix} *", f"commands that begin with `{prefix}`") for prefix in command_line.prefixes(words)
-    ]
-    return _Part(known[-1] if known else exact, (exact, *known))
+def _command_scopes(act: Runs) -> tuple[Scope, ...]:
+    """Return the vetted command with any vetted arguments, and exactly this line in this folder and session."""
+    line = Scope(
+        "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False
+    )
+    if act.vetted is None:
+        return (line,)
+    return Scope("bash", f"{act.vetted} *", f"`{act.vetted}` that only reads, in this project"), line

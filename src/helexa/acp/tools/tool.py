@@ -21,12 +21,14 @@ class Scope:
     Attributes:
         tool: its name.
         subject: what of it; empty is all of it.
-        label: for the user: "commands that begin with `git status`".
+        label: for the user, such as "edits in src/".
+        persistent: whether an allowance holds in later sessions of the project, too.
     """
 
     tool: str
     subject: str
     label: str
+    persistent: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,16 @@ class Writes:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A call has a shell run a command line."""
+    """A call has a shell run a command line.
+
+    Attributes:
+        folder: where the shell runs.
+        vetted: the vetted command that the line is, such as `git diff`; see `helexa.acp.tools.vetted_commands`.
+    """
 
     command: str
+    folder: Path
+    vetted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,108 @@
+"""The commands that "always allow" may cover with other arguments: they only read, and only in the session's folders.
+
+A command line is vetted if all of this holds; any other line is allowed once, or in its session as exactly that line:
+
+1. Each character is in `_WORD` or a space. So there is no quote, variable, pattern, substitution, redirection, pipe or
+   second command, and the shell passes each word on as it is.
+2. The line begins with a command of `_COMMANDS`.
+3. Each option matches the pattern of that command in full. Options are listed if they can neither run a program, nor
+   write a file, nor read a file that another option names, nor follow symbolic links out of the folders.
+4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. Words that
+   are not meant as paths, such as revisions and search patterns, have to pass as well.
+5. `git` runs in the folder that holds `.git`. In any other folder a file that the model wrote could be a repository's
+   configuration, which can name programs to run; the tools write into `.git` only after a question.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from helexa.acp.host.boundary import Boundary, OutOfBounds
+
+_WORD = re.compile(r"(?:[A-Za-z0-9_./:@%+,^-]|(?<=[A-Za-z0-9])[=~])+")
+
+_NUMBER = r"-n?\d+|-n"
+_DIFF = (
+    r"-[pubwMCR]+|-U\d+|--unified=\d+|--(stat|shortstat|numstat|dirstat|summary|raw|name-only|name-status|patch|no-patch"
+    r"|cached|staged|check|minimal|word-diff|no-ext-diff|no-textconv|no-renames|find-renames|ignore-all-space"
+    r"|ignore-space-change|ignore-blank-lines|no-color|color=(always|never|auto)|diff-filter=[A-Za-z]+|merge-base)"
+)
+_LOG = (
+    rf"{_DIFF}|{_NUMBER}|--(oneline|graph|decorate|no-decorate|all|branches|tags|merges|no-merges|first-parent|reverse"
+    r"|follow|abbrev-commit|max-count=\d+|date=[a-z0-9-]+|(since|until|after|before|author|grep)=[^=]+)"
+    r"|--(pretty|format)=(?!.*%[^A-Za-z]*G).*"  # %G, also with a modifier as in %+G, runs gpg
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """What a vetted command accepts: options that match a pattern, and other words or none."""
+
+    options: str
+    takes_words: bool = True
+
+
+_COMMANDS: Mapping[str, _Command] = {
+    "pwd": _Command(r"-[LP]", takes_words=False),
+    "ls": _Command(r"-[1AaBCcFfGghiklmnopqRrSstUuvXx]+|--(all|almost-all|human-readable|recursive|reverse|size)"),
+    "cat": _Command(r"-[AbEensTtuv]+"),
+    "head": _Command(rf"{_NUMBER}|-c\d*|-[qv]|--(lines|bytes)=\d+"),
+    "tail": _Command(rf"{_NUMBER}|-[nc]\+?\d+|-c|-[qv]|--(lines|bytes)=\d+"),
+    "wc": _Command(r"-[clmwL]+|--(bytes|chars|lines|words|max-line-length)"),
+    "grep": _Command(
+        r"-[cEFGHhiLlnoPqrsvwx]+|-[ABCm]\d+|--(recursive|ignore-case|line-number|count|files-with-matches|word-regexp)"
+    ),
+    "git status": _Command(
+        r"-[sbv]+|-u(no|normal|all)|--(short|branch|long|verbose|ignored|show-stash|porcelain(=v[12])?"
+        r"|untracked-files(=(no|normal|all))?)"
+    ),
+    "git diff": _Command(_DIFF),
+    "git log": _Command(_LOG),
+    "git show": _Command(_LOG),
+    "git blame": _Command(r"-[wMCsetlf]+|-L\d+,\+?\d+|--(porcelain|line-porcelain)"),
+    "git ls-files": _Command(r"-[cdmoskut]+|--(cached|deleted|modified|others|stage|exclude-standard|full-name)"),
+    "git rev-parse": _Command(r"--(short|abbrev-ref|verify|show-toplevel|show-prefix|is-inside-work-tree)"),
+    "git branch": _Command(r"-[arv]+|-vv|--(all|remotes|verbose|list|show-current)", takes_words=False),
+}
+
+
+def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
+    """Return the vetted command that a line runs, such as `git diff`, or None if the line is not vetted.
+
+    Args:
+        line: for the shell.
+        folder: the real path in which the shell runs.
+        boundary: of the session.
+    """
+    words = [word for word in line.split(" ") if word]
+    if not words or not all(_WORD.fullmatch(word) for word in words):
+        return None
+    name = " ".join(words[:2] if words[0] == "git" else words[:1])
+    command = _COMMANDS.get(name)
+    if command is None or (words[0] == "git" and not _is_repository(folder, boundary)):
+        return None
+    for word in words[len(name.split()) :]:
+        if word.startswith("-"):
+            if word != "--" and not re.fullmatch(command.options, word):
+                return None
+        elif not command.takes_words or not _is_within(word, folder, boundary):
+            return None
+    return name
+
+
+def _is_repository(folder: Path, boundary: Boundary) -> bool:
+    try:
+        return boundary.place(str(folder / ".git")).exists()
+    except OutOfBounds:
+        return False
+
+
+def _is_within(word: str, folder: Path, boundary: Boundary) -> bool:
+    if word.startswith("/") or ".." in word.split("/"):
+        return False
+    try:
+        boundary.place(str(folder / word))
+    except OutOfBounds:
+        return False
+    return True
