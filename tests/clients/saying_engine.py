@@ -57,8 +57,9 @@ def said_to(prompt: str) -> str:
 class SayingEngine:
     """Answers one request after the other."""
 
-    def __init__(self, connection: socket.socket, model: Path) -> None:
+    def __init__(self, connection: socket.socket, model: Path, context: int) -> None:
         self._connection = connection
+        self._context = context
         self._tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
         self._asked = model.with_suffix(".asked")
         self._asked.touch()
@@ -71,7 +72,7 @@ class SayingEngine:
                 device="cpu",
                 dtype="float32",
                 kernels="none",
-                context_length=CONTEXT,
+                context_length=self._context,
                 vocab_size=self._tokenizer.get_vocab_size(),
                 kv_pages=CONTEXT // 16,
                 page_size=16,
@@ -114,7 +115,8 @@ def main() -> None:
     arguments = parser.parse_args()
     lifeline.hold()
     connection = socket.socket(fileno=arguments.fd)
-    SayingEngine(connection, Path(receive(connection, Load).model)).serve()
+    load = receive(connection, Load)
+    SayingEngine(connection, Path(load.model), load.options.context_length or CONTEXT).serve()
 
 
 if __name__ == "__main__":

@@ -62,15 +62,22 @@ class SayingStack:
         return [json.loads(line) for line in self.asked_file.read_text().splitlines()]
 
 
-def saying_model(folder: Path) -> Path:
-    """A checkpoint for the engine: one token per byte, the control tokens of Qwen, no weights."""
-    path = folder / "saying"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """A tokenizer with one token per byte."""
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = tokenizers.Tokenizer(models.BPE(letters, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def saying_model(folder: Path, backend: tokenizers.Tokenizer | None = None) -> Path:
+    """A checkpoint for the engine: the tokenizer (one token per byte by default), the control tokens of Qwen, no
+    weights."""
+    path = folder / "saying"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    backend = backend or byte_tokenizer()
     backend.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL[:2]])
     backend.add_tokens([AddedToken(token, special=False) for token in _SPECIAL[2:]])
     backend.save(str(path / "tokenizer.json"))
@@ -80,12 +87,19 @@ def saying_model(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def saying_stack(folder: Path) -> AsyncIterator[SayingStack]:
-    """The stack, with the model loaded."""
-    path = saying_model(folder)
+async def saying_stack(
+    folder: Path, backend: tokenizers.Tokenizer | None = None, environ: dict[str, str] | None = None
+) -> AsyncIterator[SayingStack]:
+    """The stack, with the model loaded.
+
+    Args:
+        backend: the model's tokenizer, one token per byte by default.
+        environ: further environment variables of the node.
+    """
+    path = saying_model(folder, backend)
     options: dict[str, Any] = {"api_key": "any", "max_retries": 0}
     port = free_port()  # known before it is bound: the node tells the gateway where it is
-    async with running({"NEURON_PORT": str(port)}, _ENGINE, port=port) as node:
+    async with running({"NEURON_PORT": str(port), **(environ or {})}, _ENGINE, port=port) as node:
         assert await node.load(path, MODEL) == (200, {"status": "loaded"})
         async with (
             running_cortex(FakeNode(url=node.url)) as cortex,

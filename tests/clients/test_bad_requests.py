@@ -51,8 +51,8 @@ def test_wrong_fields(client: openai.OpenAI, fields: dict[str, Any], kind: type[
 
 
 def test_a_prompt_beyond_the_context_says_both_numbers(client: openai.OpenAI):
-    # The node counts the first; the second is so long that the gateway need not ask it.
-    for text, length in (("a " * CONTEXT, "prompt_len"), ("word " * CONTEXT, "estimated_prompt_tokens")):
+    # The node counts the first; the second is too long for any tokenizer.
+    for text, length in (("a " * CONTEXT, "prompt_len"), ("word " * 26 * CONTEXT, "estimated_prompt_tokens")):
         messages: Any = [{"role": "user", "content": text}]
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)

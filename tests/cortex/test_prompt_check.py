@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.prompt_check import advice, check_prompt, estimated_tokens
+from helexa.cortex.prompt_check import MAX_BYTES_PER_TOKEN, advice, check_prompt, prompt_bytes
 
 
 def body(**fields: Any) -> bytes:
@@ -14,45 +14,66 @@ def body(**fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("fields", "tokens"),
+    ("fields", "size"),
     [
-        ({"messages": [{"role": "user", "content": "x" * 400}]}, 102),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "é" * 4}, {"type": "image_url"}]}]}, 4),
-        ({"messages": [{"role": "assistant", "content": None}] * 2}, 4),
-        ({"messages": []}, 1),
-        ({"messages": ["odd", {"content": 5}]}, 4),
-        ({"prompt": "y" * 40}, 10),
-        ({"prompt": [5] * 30}, 30),
-        ({"prompt": [[5] * 30]}, 30),
-        ({"prompt": None, "input": "z" * 16}, 6),
-        ({"input": "z" * 16, "instructions": "i" * 40}, 18),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "z" * 40}]}]}, 12),
-        ({"input": [{"type": "function_call_output", "output": "z" * 40}, "odd"], "instructions": None}, 14),
-        ({"input": ["a" * 40, "b" * 80, "c" * 60]}, 20),
-        ({"input": [[5] * 30, [6] * 40]}, 40),
-        ({"input": [5] * 30}, 30),
-        ({"input": []}, 1),
-        ({"images": "z" * 16}, 7),
+        ({"messages": [{"role": "user", "content": "x" * 400}]}, 408),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "é" * 4}, {"type": "image_url"}]}]}, 16),
+        ({"messages": [{"role": "assistant", "content": None}] * 2}, 16),
+        ({"messages": []}, 0),
+        ({"messages": ["odd", {"content": 5}]}, 16),
+        ({"prompt": "y" * 40}, 40),
+        ({"prompt": [5] * 30}, 0),
+        ({"prompt": None, "input": "z" * 16}, 24),
+        ({"input": "z" * 16, "instructions": "i" * 40}, 72),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "z" * 40}]}]}, 48),
+        ({"input": [{"type": "function_call_output", "output": "z" * 40}, "odd"], "instructions": None}, 56),
+        ({"input": ["a" * 40, "b" * 80, "c" * 60]}, 80),
+        ({"input": []}, 0),
+        ({"images": "z" * 16}, 0),
     ],
 )
-def test_estimates(fields: dict[str, Any], tokens: int) -> None:
-    assert estimated_tokens(body(**fields)) == tokens
+def test_bytes_of_a_prompt(fields: dict[str, Any], size: int) -> None:
+    assert prompt_bytes(body(**fields)) == size
 
 
-def test_what_cannot_fit_is_refused_and_what_may_is_not() -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10_000}}
-    check_prompt(body(messages=[{"role": "user", "content": [image]}]), 100)  # bytes of an image are no text
-    check_prompt(body(input=[{"role": "user", "content": [image | {"type": "input_image"}]}]), 100)
-    check_prompt(body(messages=[{"role": "user", "content": "x" * 360}]), 100)
-    check_prompt(body(input=["some words " * 30] * 500), 100)  # each text is a prompt of its own
-    check_prompt(body(input="x", tools=["x" * 10_000]), 100)  # as for messages
-    with pytest.raises(ApiError, match="maximum context length is 100 tokens") as caught:
-        check_prompt(body(messages=[{"role": "user", "content": "x" * 900}]), 100)
-    for prompt in ("x" * 900, ["x", "x" * 900], [{"content": "x" * 900}], [7] * 999):
-        with pytest.raises(ApiError, match="maximum context length is 100 tokens"):
-            check_prompt(body(input=prompt), 100)
+LONGEST = MAX_BYTES_PER_TOKEN * 100
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": " " * (LONGEST - 8)}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "A" * 2 * LONGEST}}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "A" * 2 * LONGEST}]}]},
+        {"input": ["some words " * 30] * 500},  # each text is a prompt
+        {"input": "x", "tools": ["x" * 2 * LONGEST]},
+        {"prompt": [7] * LONGEST},  # the node counts token ids exactly
+    ],
+    ids=str.split("spaces image input_image texts tools ids"),
+)
+def test_prompts_that_may_fit_are_left_to_the_node(fields: dict[str, Any]) -> None:
+    check_prompt(body(**fields), 100)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "x" * LONGEST}]},
+        {"prompt": "x" * (LONGEST + 8)},
+        {"input": "x" * LONGEST},
+        {"input": ["x", "x" * (LONGEST + 8)]},
+        {"input": [{"content": "x" * LONGEST}]},
+    ],
+    ids=str.split("messages prompt input texts items"),
+)
+def test_prompts_that_fit_no_tokenizer_are_refused_with_an_estimate(fields: dict[str, Any]) -> None:
+    estimate = (LONGEST + 8) // 4
+    with pytest.raises(
+        ApiError, match=f"maximum context length is 100 tokens.*an estimated {estimate} tokens"
+    ) as caught:
+        check_prompt(body(**fields), 100)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    assert caught.value.extras == {"max": 100, "estimated_prompt_tokens": 227}
+    assert caught.value.extras == {"max": 100, "estimated_prompt_tokens": estimate}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +86,5 @@ def test_advice_for_known_clients(agent: bytes, hint: bytes | None) -> None:
     assert advice([]) is None
 
 
-def test_what_only_others_can_read_counts_as_a_whole() -> None:
-    text = b'{"model":"a","messages":[],"x":1e999}'
-    assert estimated_tokens(text) == len(text) // 4
+def test_a_body_that_only_other_parsers_read_is_left_to_the_node() -> None:
+    check_prompt(b'{"messages":[{"content":"%b"}],"x":1e999}' % (b"x" * 2 * LONGEST), 100)

@@ -121,7 +121,7 @@ async def test_a_batch_of_texts_is_no_prompt_that_cannot_fit(keyed: Cortex, node
     node.models[0]["limit"] = {"context": 50}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
     assert (await post(keyed, "/v1/embeddings", input=["some words"] * 100))[0] == 200
-    status, body = await post(keyed, "/v1/embeddings", input=["some words", "x" * 300])
+    status, body = await post(keyed, "/v1/embeddings", input=["some words", "x" * 6500])
     assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
 
 

@@ -199,7 +199,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(keyed: Cort
 
     async def refused() -> bool:
         status, body, _ = await post(
-            keyed, "/v1/chat/completions", "free", messages=[{"role": "user", "content": "x" * 999}]
+            keyed, "/v1/chat/completions", "free", messages=[{"role": "user", "content": "x" * 6400}]
         )
         error = json.loads(body).get("error", {})
         return status == 400 and (error["code"], error["max"]) == ("context_length_exceeded", 50)

@@ -1,4 +1,4 @@
-"""What can be said of a prompt before a node has seen it: whether it can fit at all, and advice for known clients."""
+"""Checks of a prompt before a node sees it: refuses prompts that fit no tokenizer, and advises known clients."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ import orjson
 from helexa.core.errors import ApiError
 from helexa.cortex.headers import Headers
 
-_BYTES_PER_TOKEN = 4
+MAX_BYTES_PER_TOKEN = 128
+"""The longest token of the common vocabularies: 128 spaces, in those of Llama 3 and Qwen 2.5 and 3."""
+
+_TYPICAL_BYTES_PER_TOKEN = 4
 _MESSAGE_BYTES = 8
 _ADVICE = {
     b"litellm": "retry 429 and 503 after Retry-After; context_length_exceeded is final until messages are shorter",
@@ -17,57 +20,57 @@ _ADVICE = {
 }
 
 
-def estimated_tokens(body: bytes) -> int:
-    """About how many tokens a request's prompt has, at least one: a quarter of its text's bytes.
-
-    Eight bytes more count for each message or item. Token ids are counted, and of several prompts, as there are texts
-    to be embedded, the longest one counts. A body without any prompt counts as a whole, and so does one that only other
-    parsers can read.
-    """
-    try:
-        content = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        content = {}
-    messages, prompt, items = content.get("messages"), content.get("prompt"), content.get("input")
-    if isinstance(items, str):
-        items = [{"content": items}]
-    if isinstance(messages, list):
-        tokens = _of_messages(messages)
-    elif isinstance(prompt, str | list):
-        tokens = _of_prompts(prompt)
-    elif isinstance(items, list) and any(isinstance(item, dict) for item in items):
-        instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
-        tokens = _of_messages(instructions + items)
-    elif isinstance(items, list):
-        tokens = _of_prompts(items)
-    else:
-        tokens = len(body) // _BYTES_PER_TOKEN
-    return max(1, tokens)
-
-
 def check_prompt(body: bytes, context: int) -> None:
-    """Refuse a prompt that cannot fit into `context` tokens by far, before it costs a node anything.
+    """Refuse a prompt whose text cannot fit into `context` tokens with any tokenizer.
+
+    Only the node knows how many tokens a prompt has: four bytes of English are one token, as are one digit or 128
+    spaces. The node judges every prompt that may fit, and its refusal states the exact count.
 
     Raises:
-        ApiError: 400 `context_length_exceeded`.
+        ApiError: 400 `context_length_exceeded`, which states the size in bytes and the tokens as an estimate.
     """
-    if len(body) // _BYTES_PER_TOKEN <= context:  # the text is no longer than the body
+    largest = MAX_BYTES_PER_TOKEN * context
+    if len(body) <= largest:  # the text is no longer than the body
         return
-    estimate = estimated_tokens(body)
-    if estimate > context:
+    size = prompt_bytes(body)
+    if size > largest:
+        estimate = size // _TYPICAL_BYTES_PER_TOKEN
         raise ApiError(
             400,
             "context_length_exceeded",
-            f"This model's maximum context length is {context} tokens. However, your messages resulted in about "
-            f"{estimate} tokens. Please reduce the length of the messages.",
+            f"This model's maximum context length is {context} tokens. However, your messages have {size} bytes of "
+            f"text, an estimated {estimate} tokens. Please reduce the length of the messages.",
             param="messages",
             max=context,
             estimated_prompt_tokens=estimate,
         )
 
 
+def prompt_bytes(body: bytes) -> int:
+    """Return the bytes of text in a request's prompt.
+
+    Each message or item counts eight bytes more. Of several prompts (texts to be embedded) the longest counts. Token
+    ids and images count nothing, nor does a body that only other JSON parsers can read.
+    """
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return 0
+    messages, prompt, items = content.get("messages"), content.get("prompt"), content.get("input")
+    if isinstance(items, str):
+        items = [{"content": items}]
+    if isinstance(messages, list):
+        return _of_messages(messages)
+    if isinstance(prompt, str | list):
+        return _of_prompts(prompt)
+    if isinstance(items, list) and any(isinstance(item, dict) for item in items):
+        instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
+        return _of_messages(instructions + items)
+    return _of_prompts(items) if isinstance(items, list) else 0
+
+
 def advice(headers: Headers) -> bytes | None:
-    """A hint for the people behind a known client, as the value of `X-Helexa-Advice`."""
+    """Return a hint for users of a known client, the value of `X-Helexa-Advice`."""
     for header, value in headers:
         if header == b"user-agent":
             agent = value.lower()
@@ -78,20 +81,17 @@ def advice(headers: Headers) -> bytes | None:
 
 
 def _of_messages(messages: list[Any]) -> int:
-    return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages) // _BYTES_PER_TOKEN
+    return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
 
 
 def _of_prompts(prompt: str | list[Any]) -> int:
-    """Of a text, of token ids, or of the longest of several of these."""
-    if isinstance(prompt, str):
-        return len(prompt.encode()) // _BYTES_PER_TOKEN
-    ids = [len(one) for one in prompt if isinstance(one, list)]
-    texts = [len(one.encode()) // _BYTES_PER_TOKEN for one in prompt if isinstance(one, str)]
-    return max(ids + texts, default=len(prompt))
+    """Return the bytes of a text, or of the longest of several texts."""
+    texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+    return max((len(text.encode()) for text in texts), default=0)
 
 
 def _text_bytes(message: Any) -> int:
-    """Of a message, or of an item of Responses, which may be what a call came to."""
+    """Return the bytes of text in a message, or in an item of the Responses API such as a tool's output."""
     content = message.get("content") or message.get("output") if isinstance(message, dict) else None
     if isinstance(content, str):
         return len(content.encode())

