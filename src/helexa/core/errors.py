@@ -8,6 +8,7 @@ HelexaError            a failure said in one line, for a person
   ApiError             a refusal on the wire: status, type, code, message, extras
 """
 
+from functools import partial
 from typing import Any
 
 _LONGEST = 1000
@@ -91,6 +92,11 @@ class ApiError(HelexaError):
         self.param = param
         self.retry_after = retry_after
         self.extras = extras
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let the error be pickled with its keyword arguments."""
+        fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
+        return partial(ApiError, **fields), (self.status, self.code, str(self))
 
     def envelope(self) -> dict[str, Any]:
         """The JSON body: `{"error": {"message", "type", "code", "param", ...extras}}`."""

@@ -12,6 +12,7 @@ from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.access.key import static_keys
 from helexa.cortex.access.limits import Limits
+from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.fleet import Fleet
@@ -60,7 +61,8 @@ class Gateway:
         self.upstream = Upstream(
             config.gateway.idle_timeout_secs, config.gateway.answer_timeout_secs, max_idle=_max_idle_upstream()
         )
-        self.proxy = Proxy(self.upstream, self.fleet)
+        self.body_workers = BodyWorkers()
+        self.proxy = Proxy(self.upstream, self.fleet, self.body_workers)
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
         )
@@ -137,6 +139,7 @@ async def running(
         )
         gateway = Gateway(config, catalogue, metrics, session=session, database=database)
         stack.callback(gateway.upstream.close)
+        stack.push_async_callback(gateway.body_workers.close)
         await gateway.ledger.start()
         stack.push_async_callback(gateway.ledger.close)
         await stack.enter_async_context(gateway.keyring.watching())

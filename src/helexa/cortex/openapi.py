@@ -175,7 +175,7 @@ OPERATIONS = (
         "How long a prompt is; estimated where its model is not warm",
         "TokenCount",
         "CountRequest",
-        refusals=(401, *_BODY),
+        refusals=(401, 404, *_BODY, 429, 503),
         error="AnthropicError",
     ),
     _generation("createEmbedding", "/v1/embeddings", "Texts as vectors", "EmbeddingsRequest", "Embeddings"),

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 
 from helexa.core.errors import ApiError, overloaded
+from helexa.cortex.body_workers import BodyWorkers, is_large
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
@@ -55,9 +56,10 @@ class NoAnswer(Exception):
 class Proxy:
     """Asks nodes."""
 
-    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+    def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
         self._fleet = fleet
+        self._body_workers = body_workers
 
     async def ask(
         self, target: Warm, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None, *, last: bool
@@ -78,7 +80,7 @@ class Proxy:
         exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
         with self._fleet.request(node, model):
             answer: Answer | None = None
-            body = question.body_for(model, target.kind)
+            body = await self.body_for(question, model, target.kind)
             try:
                 answer = await self._upstream.post(
                     target.url,
@@ -122,6 +124,16 @@ class Proxy:
                     await self._relay(answer, first, target, question, reply, exchange, settle)
             finally:
                 answer.close()
+
+    async def body_for(self, question: Question, model: str, kind: str = "neuron") -> bytes:
+        """Return what `Question.body_for` does.
+
+        Raises:
+            ApiError: as `Question.body_for`; 503 if too many large bodies wait.
+        """
+        if is_large(question.body):
+            return await self._body_workers.run(question.body_for, model, kind)
+        return question.body_for(model, kind)
 
     async def wait(
         self, work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply

@@ -11,6 +11,7 @@ from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.limits import Pass
 from helexa.cortex.affinity import affinity_key
 from helexa.cortex.bill import Bill
+from helexa.cortex.body_workers import is_large
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
@@ -42,7 +43,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
     """
     exchange.name = question.model
     model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
-    known = gateway.catalogue.profile(model) is not None or view.knows(model)
+    known = is_known(gateway, view, model)
     if known:
         exchange.model = model
     authorise(exchange.principal, model, question.model)
@@ -50,7 +51,10 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         raise model_not_found(question.model[:200])
     limit = _widest_limit(view, model)
     if limit is not None:
-        check_prompt(question.body, limit.context)
+        if is_large(question.body):
+            await gateway.body_workers.run(check_prompt, question.body, limit.context)
+        else:
+            check_prompt(question.body, limit.context)
     hint = advice(question.headers)
     if hint is not None:
         reply.headers.append((b"x-helexa-advice", hint))
@@ -70,6 +74,11 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             admitted.spent(exchange.usage.prompt + exchange.usage.completion)
 
 
+def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
+    """Return whether the catalogue or a node has the model of this id."""
+    return gateway.catalogue.profile(model) is not None or view.knows(model)
+
+
 async def _ask(
     gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
 ) -> None:
@@ -78,7 +87,9 @@ async def _ask(
     key = None
     if routing.affinity and len(view.nodes) > 1:
         account = exchange.principal.account_id if exchange.principal else ""
-        key = affinity_key(question.body, question.headers, account, routing.affinity_min_bytes)
+        arguments = question.body, question.headers, account, routing.affinity_min_bytes
+        large = is_large(question.body)
+        key = await gateway.body_workers.run(affinity_key, *arguments) if large else affinity_key(*arguments)
     outcomes: list[Outcome] = []
     tried: set[str] = set()
     if question.previous is not None and (holder := view.holder(question.previous)) is not None:

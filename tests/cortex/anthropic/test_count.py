@@ -39,8 +39,8 @@ async def test_without_a_node_there_is_an_estimate() -> None:
         return 200, b'{"count": 12, "max_model_len": 9, "tokens": []}'
 
     count = request(messages=[{"role": "user", "content": "é" * 196}])
-    assert await count_tokens(count, nobody) == b'{"input_tokens":100}'
-    assert await count_tokens(count, somebody) == b'{"input_tokens":12}'
+    assert await count_tokens(count, "Org/M", nobody) == b'{"input_tokens":100}'
+    assert await count_tokens(count, "Org/M", somebody) == b'{"input_tokens":12}'
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,12 @@ class CountRequest:
     body: bytes
     estimate: int
 
+    def body_for(self, model: str) -> bytes:
+        """Return the body that names `model`."""
+        head = _model_member(self.model)
+        assert self.body.startswith(head)
+        return _model_member(model) + self.body[len(head) :]
+
     @classmethod
     def parse(cls, body: bytes) -> Self:
         """Read and translate the body of `POST /v1/messages/count_tokens`.
@@ -52,9 +58,15 @@ class CountRequest:
         return cls(prompt["model"], encoded(prompt | ending), estimated_tokens(prompt))
 
 
-async def count_tokens(request: CountRequest, ask: Ask) -> bytes:
-    """The body of the reply: `{"input_tokens"}`, exact if a node counted them."""
-    answer = await ask(request.body)
+async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
+    """Return the body of the reply, `{"input_tokens"}`: exact if a node counted them.
+
+    Args:
+        request: the client's.
+        model: the id of the model, aliases resolved.
+        ask: asks a node.
+    """
+    answer = await ask(request.body_for(model))
     count = None if answer is None else counted(*answer)
     return orjson.dumps({"input_tokens": request.estimate if count is None else count})
 
@@ -77,6 +89,10 @@ def estimated_tokens(chat: Mapping[str, Any]) -> int:
     if tools := chat.get("tools"):
         size += len(encoded({"tools": tools}))
     return max(size // _BYTES_PER_TOKEN, 1)
+
+
+def _model_member(model: str) -> bytes:
+    return b'{"model":' + orjson.dumps(model)
 
 
 def _size(message: Mapping[str, Any]) -> int:

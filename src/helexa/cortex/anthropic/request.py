@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.core.errors import missing_model
+from helexa.cortex.anthropic.bounds import check_bounds
 from helexa.cortex.anthropic.conversation import chat_messages
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 from helexa.cortex.anthropic.tools import chat_tool_choice, chat_tools
@@ -66,6 +67,7 @@ def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise missing_model()
+    check_bounds(body)
     messages = chat_messages(body.get("system"), body.get("messages"))
     prompt: dict[str, Any] = {"model": model, "messages": messages}
     if tools := chat_tools(body.get("tools")):

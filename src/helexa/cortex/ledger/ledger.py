@@ -15,6 +15,7 @@ from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer, unavailable
 from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.journal import catch_up
+from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
@@ -166,6 +167,24 @@ class Ledger:
         """Where the key stands in its window."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
+
+    async def check_budget(self, principal: Principal) -> None:
+        """Refuse work for a key whose budget is used up, without holding anything.
+
+        Raises:
+            ApiError: 429 as from `reserve`; 503 if the database does not answer.
+        """
+        cap = principal.hard_cap
+        if cap is None:
+            return
+        now = self._clock()
+        try:
+            state = await budget(self._database, principal, now)
+        except DatabaseError as error:
+            raise unavailable() from error
+        if state.spent >= cap:
+            ends_at = now + principal.window.seconds if state.ends_at is None else state.ends_at
+            raise over_budget(principal, 1, 0, ends_at, now)
 
     async def _keep_tidy(self) -> None:
         while True:

@@ -6,14 +6,16 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.core.errors import ApiError
+from helexa.core.errors import ApiError, model_not_found
 from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
+from helexa.cortex.body_workers import is_large
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import parse_question, read_body
+from helexa.cortex.question import read_body
 from helexa.cortex.router import route
+from helexa.cortex.service import is_known
 from helexa.http.hang_up import ClientGone
 from helexa.http.head import refuse_encoded, request_id
 
@@ -39,21 +41,30 @@ async def _count(request: Request) -> bytes:
     refuse_encoded(headers)
     with gateway.limits.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        return await _counted(gateway, principal, CountRequest.parse(body))
+        if is_large(body):
+            count = await gateway.body_workers.run(CountRequest.parse, body)
+        else:
+            count = CountRequest.parse(body)
+        return await _counted(gateway, principal, count)
 
 
 async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
-    target = route(gateway.fleet.view(), model)
+    view = gateway.fleet.view()
+    if not is_known(gateway, view, model) and any(node.healthy for node in view.nodes):
+        raise model_not_found(count.model[:200])
+    if principal is not None:
+        await gateway.ledger.check_budget(principal)
+    target = route(view, model)
 
     async def ask(body: bytes) -> tuple[int, bytes] | None:
         if target is None:
             return None
         try:
             async with asyncio.timeout(PATIENCE_SECS):
-                return await gateway.proxy.call(target, TOKENIZE_PATH, parse_question("", [], body).body_for(model))
+                return await gateway.proxy.call(target, TOKENIZE_PATH, body)
         except TimeoutError:
             return None
 
-    return await count_tokens(count, ask)
+    return await count_tokens(count, model, ask)

@@ -3,19 +3,18 @@
 import asyncio
 import logging
 import time
-from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
 from helexa.core import logs
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
-from helexa.cortex.anthropic.strict import strict_body
-from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.body_jobs import read_message, read_question
+from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.headers import Headers
-from helexa.cortex.question import Question, parse_question, read_body
+from helexa.cortex.question import Question, read_body
 from helexa.cortex.reply import Reply
 from helexa.cortex.response_reply import ResponseReply
 from helexa.cortex.service import serve
@@ -46,8 +45,8 @@ class Generation:
             with gateway.limits.enter(exchange.principal) as admitted:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 exchange.read = time.perf_counter()
-                question = self.question(exchange.api, headers, body, reply)
                 with scope["extensions"][HangUp.NAME]:
+                    question = await self.question(gateway.body_workers, exchange.api, headers, body, reply)
                     await serve(gateway, question, reply, exchange, admitted)
         except ClientGone:
             exchange.client_gone = True
@@ -75,9 +74,9 @@ class Generation:
         """The way back to the client."""
         return Reply(send)
 
-    def question(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
-        """What a node is to be asked."""
-        return parse_question(path, headers, body)
+    async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+        """Return the request for a node."""
+        return await read_question(workers, path, headers, body)
 
 
 class Responses(Generation):
@@ -95,9 +94,8 @@ class Messages(Generation):
         """A translating way back."""
         return AnthropicReply(send, request_id)
 
-    def question(self, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
-        """The same question as a chat request."""
+    async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+        """Return the request as a chat request."""
         assert isinstance(reply, AnthropicReply)
-        reply.translation = Translation.parse(body)
-        question = parse_question("/v1/chat/completions", headers, reply.translation.body)
-        return replace(question, strict=strict_body)
+        reply.translation, question = await read_message(workers, headers, body)
+        return question

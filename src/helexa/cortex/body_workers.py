@@ -1,0 +1,113 @@
+"""Runs the work on large request bodies in processes of its own, so that it never blocks the event loop.
+
+A thread would not do: parsing JSON holds the interpreter's lock.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, get_context, parent_process
+from typing import Any, ParamSpec, TypeVar
+
+from helexa.core.errors import overloaded, service_unavailable
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PROCESSES = 2
+MAX_WAITING = 64
+RETRY_SECS = 2
+
+_NICE = 5
+_SMALL_BYTES = 256 << 10
+_MEDIUM_BYTES = 4 << 20
+_MEDIUM_COMMAS = 10_000
+
+
+def is_large(body: bytes) -> bool:
+    """Return whether the work on a body is too much for the event loop: it is long, or it has many JSON values.
+
+    A body of a few long strings, such as an image, costs little although it has megabytes.
+    """
+    size = len(body)
+    return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
+
+
+class BodyWorkers:
+    """A pool of at most `PROCESSES` processes, which start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+        self._free = asyncio.Semaphore(PROCESSES)
+        self._waiting = 0
+
+    async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Call `work` in a process of the pool. The function, its arguments and its result are pickled.
+
+        Raises:
+            ApiError: 503 if too many bodies wait for a process, or if the process died; else as raised by `work`.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise overloaded("too many large requests wait to be read", RETRY_SECS)
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
+        pool = self._pool = self._pool or _new_pool()
+        try:
+            job = asyncio.wrap_future(pool.submit(work, *args, **options))
+        except BaseException as error:
+            self._free.release()
+            raise self._lost(pool, error) from error
+        job.add_done_callback(self._release)
+        try:
+            return await asyncio.shield(job)  # a process that works on is not free, whoever has hung up
+        except BrokenProcessPool as error:
+            raise self._lost(pool, error) from error
+
+    async def close(self) -> None:
+        """End the processes."""
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    def _release(self, job: "asyncio.Future[Any]") -> None:
+        self._free.release()
+        if not job.cancelled():
+            job.exception()  # asked for, so that asyncio does not log what the caller did not wait for
+
+    def _lost(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
+        """Return the error to raise for `error`. A pool that lost a process is useless, and is replaced."""
+        if not isinstance(error, BrokenProcessPool):
+            return error
+        log.error("a process that reads large requests has died")
+        if self._pool is pool:
+            self._pool = None
+        return service_unavailable("the process that read this request has died", RETRY_SECS)
+
+
+def _new_pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=_prepare)
+
+
+def _prepare() -> None:
+    """Set up a process of the pool."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the gateway, which ends its processes itself
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICE)  # the event loop comes first where processors are few
+    gc.disable()  # JSON has no cycles, and the collector would look through millions of values again and again
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)

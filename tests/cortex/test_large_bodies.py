@@ -1,0 +1,259 @@
+"""Large request bodies: bounded, and read in other processes than the gateway's."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+from cortex.fake_node import FakeNode
+from cortex.running import Cortex, eventually, running_cortex
+from helexa.core.errors import ApiError
+from helexa.cortex import affinity, body_workers, question
+from helexa.cortex.anthropic.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
+from helexa.cortex.anthropic.count import CountRequest
+from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.body_workers import BodyWorkers, is_large
+from helexa.cortex.prompt_check import check_prompt
+
+HI = {"role": "user", "content": "x"}
+MANY = [HI] * 20_000
+TEXT = {"type": "text", "text": "x"}
+
+
+def message_body(**fields: Any) -> bytes:
+    return json.dumps({"model": "small", "max_tokens": 1, "messages": [HI], **fields}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"messages": [HI] * (MAX_MESSAGES + 1)}, "messages: has 100001 messages; the limit is 100000"),
+        ({"tools": [{"name": "f"}] * (MAX_TOOLS + 1)}, "tools: has 10001 tools; the limit is 10000"),
+        (
+            {"messages": [{"role": "user", "content": [TEXT] * (MAX_BLOCKS + 1)}]},
+            "messages: has 200001 content blocks in all; the limit is 200000",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [TEXT] * MAX_BLOCKS}]}]},
+            "messages: has 200001 content blocks in all; the limit is 200000",
+        ),
+        (
+            {"system": [TEXT], "messages": [{"role": "user", "content": [TEXT] * MAX_BLOCKS}]},
+            "messages: has 200001 content blocks in all; the limit is 200000",
+        ),
+    ],
+)
+@pytest.mark.parametrize("parse", [Translation.parse, CountRequest.parse])
+def test_too_many_parts_are_rejected_with_the_limit(
+    parse: Callable[[bytes], Any], fields: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ApiError) as rejected:
+        parse(message_body(**fields))
+    assert (rejected.value.status, rejected.value.code, str(rejected.value)) == (400, "invalid_anthropic_body", problem)
+
+
+@pytest.mark.parametrize(
+    ("body", "large"),
+    [
+        (b"[" + b"1," * 100_000 + b"1]", False),
+        (b"[" + b"1," * 200_000 + b"1]", True),
+        (b'"' + b"x" * (1 << 20) + b'"', False),
+        (b'"' + b"x" * (5 << 20) + b'"', True),
+    ],
+)
+def test_many_values_or_many_bytes_make_a_body_large(body: bytes, large: bool) -> None:
+    assert is_large(body) is large
+
+
+class SmallOnly:
+    """A decoder that refuses large bodies in this process; other processes have the one that it replaces."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+
+    def decode(self, body: bytes) -> Any:
+        assert not is_large(body), "a large body is read in the gateway's process"
+        return self._decoder.decode(body)
+
+
+@pytest.fixture
+def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = orjson.loads
+
+    def small_loads(body: bytes | str) -> Any:
+        assert not isinstance(body, bytes) or not is_large(body), "a large body is read in the gateway's process"
+        return loads(body)
+
+    monkeypatch.setattr(orjson, "loads", small_loads)
+    monkeypatch.setattr(question, "_members", SmallOnly(question._members))
+    monkeypatch.setattr(affinity, "_beginning", SmallOnly(affinity._beginning))
+
+
+@pytest.fixture
+async def two_nodes() -> AsyncIterator[tuple[Cortex, list[FakeNode]]]:
+    async with (
+        FakeNode("n1").holds("Org/M").serving() as one,
+        FakeNode("n2").holds("Org/M").serving() as two,
+        running_cortex(one, two, aliases={"small": "Org/M"}) as cortex,
+    ):
+        yield cortex, [one, two]
+
+
+async def tokenize(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    return web.json_response({"count": 3, "max_model_len": 9, "tokens": [1, 2, 3]})
+
+
+async def post(cortex: Cortex, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    headers["content-type"] = "application/json"
+    async with cortex.client.post(cortex.url + path, data=body, headers=headers) as response:
+        return response.status, await response.json(content_type=None)
+
+
+@pytest.mark.usefixtures("small_only")
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/messages", "messages"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+        ("/v1/embeddings", "input"),
+    ],
+)
+async def test_large_body_is_read_by_another_process(
+    two_nodes: tuple[Cortex, list[FakeNode]], path: str, field: str
+) -> None:
+    cortex, nodes = two_nodes
+    values: dict[str, Any] = {field: MANY}
+    if path == "/v1/embeddings":
+        values = {field: ["x"] * 100_000}
+    body = json.dumps({"model": "small", "max_tokens": 1, **values}).encode()
+    assert is_large(body)
+    status, answer = await post(cortex, path, body)
+    assert status == 200, answer
+    (asked,) = [sent for node in nodes for sent in node.bodies]
+    forwarded = json.loads(asked)
+    assert (forwarded["model"], len(forwarded[field])) == ("Org/M", len(values[field]))
+
+
+@pytest.mark.usefixtures("small_only")
+async def test_large_prompt_is_checked_by_another_process(node: FakeNode) -> None:
+    limit = {"context": 1000, "input": 900, "output": 100}
+    node.models = [{"id": "Org/M", "status": "loaded", "limit": limit}]
+    body = json.dumps({"model": "Org/M", "messages": MANY}).encode()
+    async with running_cortex(node) as cortex:
+        await eventually(lambda: cortex.gateway.fleet.view().nodes[0].models["Org/M"].limit is not None)
+        status, answer = await post(cortex, "/v1/chat/completions", body)
+    assert (status, answer["error"]["code"], answer["error"]["max"]) == (400, "context_length_exceeded", 1000)
+
+
+@pytest.mark.usefixtures("small_only")
+async def test_large_count_is_translated_by_another_process(cortex: Cortex, node: FakeNode) -> None:
+    node.speak = tokenize
+    status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(messages=MANY))
+    assert (status, answer) == (200, {"input_tokens": 3})
+    assert json.loads(node.bodies[-1])["model"] == "Org/M"
+
+
+async def test_large_body_that_is_not_json_is_rejected(cortex: Cortex) -> None:
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        status, answer = await post(cortex, path, b'{"model":"small","messages":[' + b"[]," * 300_000)
+        assert (status, "not valid JSON" in answer["error"]["message"]) == (400, True)
+
+
+async def test_count_tokens_of_an_unknown_model_is_404(cortex: Cortex) -> None:
+    status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
+    assert (status, answer["error"]["type"]) == (404, "not_found_error")
+
+
+async def test_count_tokens_is_refused_once_the_budget_is_used_up(node: FakeNode) -> None:
+    settings = {"entitlements": {"keys": [{"key": "capped", "account_id": "acme", "hard_cap": 100}]}}
+    async with running_cortex(node, settings=settings) as cortex:
+        node.speak = tokenize
+        path, body = "/v1/messages/count_tokens", message_body(model="Org/M")
+        assert (await post(cortex, path, body, authorization="Bearer capped"))[0] == 200
+        principal = cortex.gateway.gatekeeper.admit([(b"authorization", b"Bearer capped")])
+        assert principal is not None
+        await (await cortex.gateway.ledger.reserve(principal, "r", "Org/M", 100)).settle(100, 0)
+        await cortex.gateway.ledger.flush()
+        asked = len(node.bodies)
+        status, answer = await post(cortex, path, body, authorization="Bearer capped")
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+        assert len(node.bodies) == asked
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[BodyWorkers]:
+    workers = BodyWorkers()
+    yield workers
+    await workers.close()
+
+
+async def test_errors_come_back_from_the_process_as_they_are(workers: BodyWorkers) -> None:
+    body = json.dumps({"messages": MANY}).encode()
+    with pytest.raises(ApiError) as here:
+        check_prompt(body, 10)
+    with pytest.raises(ApiError) as there:
+        await workers.run(check_prompt, body, 10)
+    assert there.value.__dict__ == here.value.__dict__
+    assert str(there.value) == str(here.value)
+
+
+async def test_process_that_dies_is_a_503_and_is_replaced(workers: BodyWorkers) -> None:
+    assert await workers.run(os.getpid) != os.getpid()
+    with pytest.raises(ApiError) as lost:
+        await workers.run(os._exit, 1)
+    assert (lost.value.status, lost.value.code) == (503, "service_unavailable")
+    assert await workers.run(os.getpid) != os.getpid()
+
+
+async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_workers, "MAX_WAITING", 1)
+    for _ in range(body_workers.PROCESSES):
+        await workers._free.acquire()
+    waiting = asyncio.create_task(workers.run(os.getpid))
+    await eventually(lambda: workers._waiting == 1)
+    with pytest.raises(ApiError) as refused:
+        await workers.run(os.getpid)
+    assert (refused.value.status, refused.value.code) == (503, "rate_limit_exceeded")
+    workers._free.release()
+    assert await waiting != os.getpid()
+
+
+PARENT = """
+import asyncio, os
+from helexa.cortex.body_workers import BodyWorkers
+
+async def main():
+    print(await BodyWorkers().run(os.getpid), flush=True)
+    await asyncio.sleep(60)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+async def test_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    parent = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    await parent.wait()
+
+    def gone() -> bool:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+            return state == "Z"
+        return True
+
+    await eventually(gone)
