@@ -97,6 +97,20 @@ def test_large_results_are_refused(outcomes, name):
     assert outcomes[0][name].startswith("the chat template failed: ")
 
 
+def test_a_chain_of_powers_is_evaluated_from_the_left():
+    """Jinja reads `9**9**9` as `(9**9)**9`, a number of 78 digits, and not as `9**(9**9)`, which is stopped."""
+    assert TemplateRenderer().render("{{ 9**9**9 }}", {}) == str(9**81)
+
+
+@pytest.mark.parametrize("read", ["(x | attr('__class__'))", "x.__class__", "x['__class__']"])
+def test_an_internal_attribute_prints_as_nothing_and_fails_when_used(read):
+    renderer = TemplateRenderer()
+    assert renderer.render(f"[{{{{ {read} }}}}]", {"x": "text"}) == "[]"
+    for use in (".__mro__", "()", " + 'a'", "[0]"):
+        with pytest.raises(template_renderer.TemplateError, match=r"access to attribute '__class__' .* is unsafe"):
+            renderer.render(f"{{{{ {read}{use} }}}}", {"x": "text"})
+
+
 def test_memory_grows_little(outcomes):
     _, largest_renderer, server_growth = outcomes
     assert largest_renderer < 180

@@ -2,8 +2,9 @@
 
 What a template may do is what `transformers` lets it do (utils/chat_template_utils.py): Jinja's sandbox without changes
 to its data, trimmed blocks, `break` and `continue`, `{% generation %}`, JSON without escapes for HTML, the functions
-`raise_exception(message)` and `strftime_now(format)`. How long it computes and how much memory it takes is bounded not
-here but by the process it runs in.
+`raise_exception(message)` and `strftime_now(format)`. An attribute that the sandbox withholds, such as `__class__`, is
+undefined: it prints as nothing, and it can be neither called nor read from. The process in which templates run bounds
+their time and memory.
 """
 
 import json
