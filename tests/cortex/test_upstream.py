@@ -1,7 +1,6 @@
 """The data path's HTTP client against servers that say exactly these bytes."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,7 +176,6 @@ async def test_the_answer_timeout_holds_on_a_connection_whose_alarm_is_set_for_l
         assert server.connections == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net/tcp")
 async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
     async with Server(OK).serving() as server:
         got = await ask(client, server)

@@ -29,11 +29,10 @@ def check_prompt(body: bytes, context: int) -> None:
     Raises:
         ApiError: 400 `context_length_exceeded`, which states the size in bytes and the tokens as an estimate.
     """
-    largest = MAX_BYTES_PER_TOKEN * context
-    if len(body) <= largest:  # the text is no longer than the body
+    if not may_exceed(body, context):
         return
     size = prompt_bytes(body)
-    if size > largest:
+    if size > MAX_BYTES_PER_TOKEN * context:
         estimate = size // _TYPICAL_BYTES_PER_TOKEN
         raise ApiError(
             400,
@@ -44,6 +43,11 @@ def check_prompt(body: bytes, context: int) -> None:
             max=context,
             estimated_prompt_tokens=estimate,
         )
+
+
+def may_exceed(body: bytes, context: int) -> bool:
+    """Return whether `check_prompt` has to parse the body: its text may be as long as the whole body."""
+    return len(body) > MAX_BYTES_PER_TOKEN * context
 
 
 def prompt_bytes(body: bytes) -> int:

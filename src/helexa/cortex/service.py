@@ -15,7 +15,7 @@ from helexa.cortex.body_workers import is_large
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.prompt_check import advice, check_prompt
+from helexa.cortex.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.proxy import NoAnswer, Settle
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
@@ -50,7 +50,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
     if not known and any(node.healthy for node in view.nodes):
         raise model_not_found(question.model[:200])
     limit = _widest_limit(view, model)
-    if limit is not None:
+    if limit is not None and may_exceed(question.body, limit.context):
         if is_large(question.body):
             await gateway.body_workers.run(check_prompt, question.body, limit.context)
         else:

@@ -120,13 +120,14 @@ class _Connector:
             Exception: as asyncpg raised it for the last host.
         """
         problem: Exception | None = None
-        for number, (host, port) in enumerate(tuple(self._hosts)):
+        for host, port in self._hosts:
             try:
                 connection = await asyncpg.connect(*args, host=host, port=port, **options)
             except _DRIVER_ERRORS as error:
                 problem = error
             else:
-                self._hosts.insert(0, self._hosts.pop(number))
+                # A new list: other connections may be under way, and iterate over this one.
+                self._hosts = sorted(self._hosts, key=lambda other: other != (host, port))
                 return connection
         assert problem is not None
         raise problem
