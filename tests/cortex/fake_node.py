@@ -68,6 +68,7 @@ class FakeNode:
     headers: list[dict[str, str]] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     shown: list[str | None] = field(default_factory=list)
+    usages: dict[str, dict[str, int]] = field(default_factory=dict)
     speaking: int = 0
     spoke: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,6 +104,7 @@ class FakeNode:
         for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/images/generations"):
             app.router.add_post(path, self._speak)
         app.router.add_post("/tokenize", self._speak)
+        app.router.add_get("/usage/{id}", self._usage)
         app.router.add_route("*", "/v1/responses/{id}", self._kept)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
@@ -162,6 +164,11 @@ class FakeNode:
             return web.json_response(body, status=status)
         self.models = [entry for entry in self.models if entry["id"] != model]
         return web.json_response({"status": "unloaded"})
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        """The token counts of a request that was cut off, by the id that the gateway gave it."""
+        usage = self.usages.get(request.match_info["id"])
+        return web.json_response(usage or {}, status=200 if usage else 404)
 
     async def _kept(self, request: web.Request) -> web.Response:
         """A response that is kept for one key."""

@@ -94,7 +94,7 @@ def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return loads(body)
 
     monkeypatch.setattr(orjson, "loads", small_loads)
-    monkeypatch.setattr(question, "_members", SmallOnly(question._members))
+    monkeypatch.setattr(question, "_fields", SmallOnly(question._fields))
     monkeypatch.setattr(affinity, "_beginning", SmallOnly(affinity._beginning))
 
 

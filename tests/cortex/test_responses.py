@@ -15,7 +15,7 @@ from cortex.running import Cortex, eventually, running_cortex
 from cortex.test_response_meter import COMPLETED, CREATED, TEXT, USAGE, event, response
 
 HEADERS = {"authorization": "Bearer capped"}
-KEYS = [{"key": name, "account_id": "acme", "key_id": name, "hard_cap": 1000} for name in ("capped", "other")]
+KEYS = [{"key": name, "account_id": "acme", "key_id": name, "hard_cap": 3000} for name in ("capped", "other")]
 SETTINGS = {"entitlements": {"require_auth": True, "keys": KEYS}}
 ASKED: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens": 50}
 BROKEN = {
@@ -28,7 +28,7 @@ BROKEN = {
 
 @pytest.fixture
 async def keyed(node: FakeNode) -> AsyncIterator[Cortex]:
-    """A gateway with two keys, each of 1,000 tokens."""
+    """A gateway with two keys, each of 3,000 tokens."""
     async with running_cortex(node, settings=SETTINGS) as cortex:
         yield cortex
 
@@ -102,15 +102,19 @@ async def test_a_stream_that_fails_is_counted_as_failed(keyed: Cortex, node: Fak
 
     node.speak = fail
     assert (await post(keyed, stream=True))[0] == 200
-    assert await keyed.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+
+    async def counted() -> bool:
+        return await keyed.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+
+    await eventually(counted)
 
 
 async def test_budgets_hold_every_answer_and_the_conversation_that_is_gone_on_with(
     keyed: Cortex, node: FakeNode
 ) -> None:
-    node.models[0]["limit"] = {"context": 2000, "input": 1000, "output": 1000}
+    node.models[0]["limit"] = {"context": 4000, "input": 3000, "output": 1000}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000}
     assert (await post(keyed, "/v1/chat/completions", **chat, n=3))[0] == 429
     assert (await post(keyed, "/v1/chat/completions", **chat, n=2))[0] == 200
     assert (await post(keyed, previous_response_id="resp_1"))[0] == 429
@@ -133,7 +137,10 @@ async def nodes() -> AsyncIterator[list[FakeNode]]:
     """Three nodes with the model, each of which keeps responses."""
     async with AsyncExitStack() as stack:
         names = ("n1", "n2", "n3")
-        nodes = [FakeNode(name=name, health={"responses": f"resp_{name}"}).holds("Org/M") for name in names]
+        nodes = [
+            FakeNode(name=name, health={"responses": f"resp_{name}"}).holds("Org/M", limit={"context": 500})
+            for name in names
+        ]
         yield [await stack.enter_async_context(node.serving()) for node in nodes]
 
 

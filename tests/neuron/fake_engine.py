@@ -12,7 +12,8 @@ As soon as there is a file `<model>.bad`, loads fail as with `bad-file`.
 A prompt `[1, n]` is answered by the tokens 0..n-1, one per step, with log-probabilities if they are asked for, but for
 the last; `[2]` kills the process after one token; `[3]` answers one token and never ends; `[4]` is refused; `[5]` ends
 as soon as a request was cancelled, answering its id; `[6, n]` is answered like `[1, n]`, after twelve cached tokens;
-with `[7]` the process hangs.
+with `[7]` the process hangs; `[8, m, n]` is answered by
+100 m + n tokens, then by a report of 4,242 prompt tokens, and never ends.
 """
 
 import argparse
@@ -86,16 +87,25 @@ class FakeEngine:
             case [7]:
                 while True:
                     signal.pause()
+            case [8, hundreds, rest]:
+                for token in range(100 * hundreds + rest):
+                    self.report(TokenOutput(id=request.id, tokens=[token % 100]))
+                self.report(prompt_tokens=4242)
             case [6, count]:
                 self.report(TokenOutput(id=request.id, tokens=[0], cached_tokens=12))
                 for token in range(1, count - 1):
                     self.report(TokenOutput(id=request.id, tokens=[token]))
                 self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
 
-    def report(self, *outputs: TokenOutput) -> None:
+    def report(self, *outputs: TokenOutput, prompt_tokens: int = 1000) -> None:
         self.send(
             StepReport(
-                outputs=list(outputs), running=1, waiting=0, free_pages=90, prompt_tokens=1000, cached_tokens=900
+                outputs=list(outputs),
+                running=1,
+                waiting=0,
+                free_pages=90,
+                prompt_tokens=prompt_tokens,
+                cached_tokens=900,
             )
         )
 

@@ -12,7 +12,6 @@ from helexa.cortex.access.cors import Cors
 from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.database import DatabaseError
-from helexa.cortex.question import RESPONSES
 from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
@@ -25,13 +24,14 @@ from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.cortex.routes.openapi import get_document
 from helexa.cortex.routes.responses import kept_response
+from helexa.cortex.spending import CHAT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 
 _HOT: dict[str, ASGIApp] = {
-    "/v1/chat/completions": Generation(),
-    "/v1/completions": Generation(),
+    CHAT: Generation(),
+    COMPLETIONS: Generation(),
     RESPONSES: Responses(),
-    "/v1/embeddings": Generation(),
-    "/v1/images/generations": Generation(),
+    EMBEDDINGS: Generation(),
+    IMAGES: Generation(),
     "/v1/messages": Messages(),
 }
 

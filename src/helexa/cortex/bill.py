@@ -1,6 +1,9 @@
-"""How a request is paid for: held before it is asked, settled before its end is passed on."""
+"""Charges a request: its tokens are held before a node is asked, and settled before the answer's end is passed on."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -8,24 +11,33 @@ from helexa.cortex.exchange import Exchange
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.meter import Usage
 from helexa.cortex.question import Question
+from helexa.cortex.router import Warm
+
+log = logging.getLogger(__name__)
+
+AskUsage = Callable[[Warm, str], Awaitable[Usage | None]]
+"""Asks a node for the token counts of a request that ended, by the request's usage id."""
 
 
 class Bill:
-    """The bill of one request. As a context manager it is closed however the request ends.
+    """The charge of one request. The context settles it on every path.
 
-    * An answer that came to its end is settled with what the node counted.
-    * One that broke off, or whose client hung up, is settled with what can be told: the prompt's estimate, and a token
-      for each event with content; it is marked as estimated.
-    * What no node answered, or was refused, costs nothing.
+    * A complete answer is charged what it says itself.
+    * An answer that broke off, or whose client hung up, is charged what the node reports when asked. Without a report
+      the prompt is estimated, and the output from the content that passed; the entry is marked as estimated.
+    * A request that no node answered, or that was rejected, costs nothing.
+
+    A key with a cap is never charged more than was held, whatever a node claims.
     """
 
-    def __init__(self, reservation: Reservation, question: Question, exchange: Exchange) -> None:
+    def __init__(self, reservation: Reservation, question: Question, exchange: Exchange, ask_usage: AskUsage) -> None:
         self._reservation = reservation
         self._question = question
         self._exchange = exchange
+        self._ask_usage = ask_usage
 
     async def settle(self) -> None:
-        """Pay what the node says was used, if it has said so."""
+        """Charge the usage that the answer states, if it has stated it."""
         exchange = self._exchange
         if exchange.usage is None and exchange.meter is not None:
             exchange.usage = exchange.meter.usage()
@@ -40,15 +52,34 @@ class Bill:
     ) -> None:
         await self.settle()
         exchange = self._exchange
-        if exchange.usage is None:
-            hung_up = isinstance(error, asyncio.CancelledError) and exchange.waited is not None
-            if exchange.meter is not None or hung_up:
-                produced = exchange.meter.produced if exchange.meter else 0
-                exchange.usage, exchange.estimated = Usage(self._question.prompt_estimate, produced), True
+        hung_up = isinstance(error, asyncio.CancelledError) and exchange.target is not None
+        if exchange.usage is None and (exchange.meter is not None or hung_up):
+            try:
+                exchange.usage = exchange.target and await self._ask_usage(exchange.target, exchange.usage_id)
+            finally:
+                if exchange.usage is None:
+                    exchange.usage, exchange.estimated = self._estimate(), True
                 await self._pay(exchange.usage)
         await self._reservation.release()
 
+    def _estimate(self) -> Usage:
+        produced = self._exchange.meter.estimated_tokens() if self._exchange.meter else 0
+        held = self._reservation.tokens
+        prompt = min(self._question.prompt_estimate, held)
+        return Usage(prompt, min(produced, held - prompt))
+
     async def _pay(self, usage: Usage) -> None:
+        held = self._reservation.tokens
+        if self._question.enforced is not None and usage.prompt + usage.completion > held:
+            log.warning(
+                "node=%s reports more tokens than it was allowed: prompt=%d completion=%d held=%d",
+                self._exchange.node,
+                usage.prompt,
+                usage.completion,
+                held,
+            )
+            prompt = min(usage.prompt, held)
+            usage = replace(usage, prompt=prompt, completion=held - prompt)
         await self._reservation.settle(
             usage.prompt,
             usage.completion,

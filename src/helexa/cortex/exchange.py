@@ -7,6 +7,7 @@ from typing import Any
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
 from helexa.cortex.meter import Meter, Usage
+from helexa.cortex.router import Warm
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"
@@ -25,6 +26,8 @@ class Exchange:
         model: the model id, `unknown` until the name resolves to a known model.
         node: who was asked last, `none` before that.
         route: why that node.
+        target: that node and where it serves the model, None before a node was asked.
+        usage_id: the name under which that node keeps the token counts of this request, empty if it need not.
         status: HTTP status sent to the client, 0 before that.
         code: the error code of a refusal or a failure, None without one.
         failed: the answer was refused, or ended early on the node's side.
@@ -46,6 +49,8 @@ class Exchange:
     model: str = UNRESOLVED
     node: str = NO_NODE
     route: str = ""
+    target: Warm | None = None
+    usage_id: str = ""
     status: int = 0
     code: str | None = None
     failed: bool = False

@@ -9,7 +9,11 @@ import orjson
 
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
-_SPOKEN = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"[^"]')
+_SPOKEN = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"((?:[^"\\]|\\.)++)', re.DOTALL
+)
+_BYTES_PER_TOKEN = 4
+_ENVELOPE_BYTES = 300  # of an answer that is not streamed
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
 _END_MARK = b"[DONE]"  # quicker to look for
@@ -36,7 +40,7 @@ class Meter:
     Attributes:
         first_at: when the first content passed (`time.perf_counter`), None before that.
         last_at: when the last bytes passed.
-        produced: events with content so far: about as many tokens, where no usage was ever said.
+        produced: events with content so far.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -44,15 +48,22 @@ class Meter:
         self.last_at: float | None = None
         self.produced = 0
         self._streamed = streamed
+        self._bytes = 0  # of the whole answer, or of a stream's content
+        self._event_bytes = 0  # of an event beside its content, as far as the first content shows
         self._tail = bytearray()
 
     def feed(self, chunk: bytes, now: float) -> None:
         """Take the next bytes, seen at `now`."""
         if self._streamed:
+            events = chunk.count(b"data:")
             if self.first_at is not None:
-                self.produced += chunk.count(b"data:")
+                self.produced += events
+                self._bytes += len(chunk) - events * self._event_bytes
             elif found := _SPOKEN.findall(chunk):
-                self.first_at, self.produced = now, len(found)
+                self.first_at, self.produced, self._bytes = now, len(found), sum(map(len, found))
+                self._event_bytes = (len(chunk) - self._bytes) // max(events, 1)
+        else:
+            self._bytes += len(chunk)
         self.last_at = now
         self._tail += chunk
         if len(self._tail) > 2 * TAIL_BYTES:
@@ -68,6 +79,14 @@ class Meter:
     def failed(self) -> bool:
         """Whether a stream has said in its last events that it failed."""
         return self._streamed and _FAILURE.search(self._tail) is not None
+
+    def estimated_tokens(self) -> int:
+        """Return about how many tokens passed, for an answer without usage: a quarter of the content's bytes.
+
+        An event with content counts as a token at least.
+        """
+        content = self._bytes if self._streamed else self._bytes - _ENVELOPE_BYTES
+        return max(self.produced, content // _BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
         """The last usage object in the tail, None when there is none. What the node repeats of a text is in a string,

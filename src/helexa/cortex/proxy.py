@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 
@@ -14,11 +16,12 @@ from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
 from helexa.cortex.lifecycle.load_job import Progress
-from helexa.cortex.meter import Meter
-from helexa.cortex.question import RESPONSES, Question
+from helexa.cortex.meter import Meter, Usage, usage_of
+from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
 from helexa.cortex.response_meter import ResponseMeter
 from helexa.cortex.router import Outcome, Warm
+from helexa.cortex.spending import RESPONSES
 from helexa.cortex.upstream import Answer, LocalError, NotReached, Silent, Upstream, UpstreamError
 from helexa.cortex.usage_filter import UsageFilter
 
@@ -28,7 +31,9 @@ KEEP_ALIVE_AFTER_SECS = 3.0
 KEEP_ALIVE_SECS = 1.0
 RETRY_BUSY = 2
 RETRY_LOCAL = 1
+USAGE_TIMEOUT_SECS = 10.0
 
+_USAGE_PAUSES = (0.0, 0.1, 0.4)  # the node may not have read the request yet
 _MAX_REFUSAL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 8 << 20
 _LOGGED_CHARS = 600
@@ -81,6 +86,7 @@ class Proxy:
         with self._fleet.request(node, model):
             answer: Answer | None = None
             body = await self.body_for(question, model, target.kind)
+            exchange.target, exchange.usage_id = target, secrets.token_hex(16) if question.metered else ""
             try:
                 answer = await self._upstream.post(
                     target.url,
@@ -151,11 +157,31 @@ class Proxy:
         finally:
             task.cancel()
 
-    async def call(self, target: Warm, path: str, body: bytes) -> tuple[int, bytes] | None:
+    async def usage(self, target: Warm, usage_id: str) -> Usage | None:
+        """Return the token counts of a request that ended, as the node reports them.
+
+        None if the node is a third-party backend, does not answer in time, or does not know the request.
+        """
+        if target.kind != "neuron" or not usage_id:
+            return None
+        try:
+            async with asyncio.timeout(USAGE_TIMEOUT_SECS):
+                for pause in _USAGE_PAUSES:
+                    await asyncio.sleep(pause)
+                    answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
+                    if answer is not None and answer[0] == 200:
+                        return usage_of(_object(answer[1]))
+        except TimeoutError:
+            pass
+        return None
+
+    async def call(
+        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST"
+    ) -> tuple[int, bytes] | None:
         """Ask a node something small beside generating: status and body, None if it gave no answer."""
         headers = [(b"content-type", b"application/json"), *self._bearer(target.node)]
         try:
-            answer = await self._upstream.post(target.url, path, headers, body)
+            answer = await self._upstream.ask(method, target.url, path, headers, body)
         except UpstreamError:
             return None
         try:
@@ -181,6 +207,8 @@ class Proxy:
         headers.append((b"x-request-id", exchange.request_id.encode()))
         if question.streams_chunks:
             headers.append((b"x-helexa-include-usage", b"1"))
+        if exchange.usage_id:
+            headers.append((b"x-helexa-usage-id", exchange.usage_id.encode()))
         if exchange.principal is not None:
             headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
             headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
@@ -275,12 +303,17 @@ def _foreign(answer: Answer) -> bool:
 
 def _envelope(body: bytes) -> dict[str, str]:
     """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
+    error = _object(body).get("error")
+    return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` is, an empty one if it is something else."""
     try:
-        found = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    error = found.get("error") if isinstance(found, dict) else None
-    return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _retry_after(answer: Answer) -> float:

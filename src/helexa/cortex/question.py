@@ -1,7 +1,7 @@
 """A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,34 +12,26 @@ from starlette.types import Receive
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
 from helexa.cortex.rewrite import rewrite
+from helexa.cortex.spending import (
+    CHAT,
+    COMPLETIONS,
+    LIMIT_ALIASES,
+    MULTIPLIERS,
+    OUTPUT_LIMITS,
+    Fields,
+    Spending,
+    read_spending,
+)
 from helexa.http.hang_up import ClientGone
-
-CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
-EMBEDDINGS = "/v1/embeddings"
-RESPONSES = "/v1/responses"
 
 _BYTES_PER_TOKEN = 4
 _USUAL_OUTPUT = 4096
-_MOST_ANSWERS = 128
+_THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
 
 Headers = list[tuple[bytes, bytes]]
 
 
-class _Members(msgspec.Struct):
-    """What is looked at of a body; the node judges the rest."""
-
-    model: Any = None
-    stream: Any = None
-    max_tokens: Any = None
-    max_completion_tokens: Any = None
-    max_output_tokens: Any = None
-    n: Any = None
-    previous_response_id: Any = None
-    stream_options: Any = None
-
-
-_members = msgspec.json.Decoder(_Members)
+_fields = msgspec.json.Decoder(Fields)
 
 
 @dataclass(frozen=True)
@@ -51,26 +43,26 @@ class Question:
         headers: as the client sent them.
         body: JSON in the node's dialect: the client's own bytes, unless its dialect had to be translated.
         model: the name it asks for: a model id or an alias.
+        spending: what it can make a node use.
         stream: the answer is wanted as events.
-        max_output: tokens that an answer may have, None when the client did not say.
-        answers: how many are wanted.
         previous: the id of the response that it goes on from: a part of the prompt that only the node knows.
         strict: what makes the body one that servers of other makes take, where that differs.
         stream_options: the client's, None without any.
         metered: the gateway has to know the token counts of the answer, because a key pays for them.
+        enforced: the output limit that a budget holds, and that nodes are given; None without a budget.
     """
 
     path: str
     headers: Headers
     body: bytes
     model: str
+    spending: Spending
     stream: bool = False
-    max_output: int | None = None
-    answers: int = 1
     previous: str | None = None
     strict: Callable[[bytes], bytes] | None = None
     stream_options: Mapping[str, Any] | None = None
     metered: bool = False
+    enforced: int | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -88,39 +80,49 @@ class Question:
         return max(1, len(self.body) // _BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
-        """The most tokens that answering may take, which a budget must hold.
+        """Return about how many tokens the answer takes, for limits per minute and for keys without a cap.
 
         Args:
-            limit: the model's: its output for those who do not say how much they want, its input for those who go on
-                from a response.
+            limit: the model's: its output for requests that state no limit, its input for those that continue a stored
+                conversation.
         """
-        prompt = self.prompt_estimate
-        if self.path == EMBEDDINGS:
-            return prompt
-        if self.previous is not None and limit is not None:
+        prompt, spending = self.prompt_estimate, self.spending
+        if spending.continues and limit is not None:
             prompt = max(prompt, limit.input or limit.context)
-        return prompt + self.answers * (self.max_output or (limit and limit.output) or _USUAL_OUTPUT)
+        return prompt + spending.answers * (spending.output or (limit and limit.output) or _USUAL_OUTPUT)
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
         """Return the body that names `model`, for a node of this kind.
 
-        A node of kind `neuron` gets the client's own bytes, in which at most the model's name is replaced. Of another
-        node, a metered stream asks for usage in `stream_options`.
+        Without a budget it is the client's own bytes, in which at most the model's name is replaced; a third-party
+        backend is also asked for the usage of a metered stream. With a budget, the output limit is always stated. A
+        third-party backend then gets each field once and the limit under one name, so that it cannot read another.
 
         Raises:
             ApiError: 400: the body cannot be written again.
         """
-        body = self._naming(model)
-        if kind != "neuron" and self.metered and self.streams_chunks and not self.includes_usage:
-            body = rewrite(body, {"stream_options": {**(self.stream_options or {}), "include_usage": True}})
-        return body if self.strict is None or kind == "neuron" else self.strict(body)
+        changes: dict[str, Any] = {}
+        drop: set[str] = set()
+        exact: Collection[str] = ()
+        own, limit_field = kind == "neuron", self.spending.limit_field
+        if self.enforced is not None and limit_field is not None and not (own and self.spending.output is not None):
+            changes[limit_field] = self.enforced
+        if not own:
+            if self.metered and self.streams_chunks and not self.includes_usage:
+                changes["stream_options"] = {**(self.stream_options or {}), "include_usage": True}
+            if self.enforced is not None:
+                drop = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
+                exact = _THIRD_PARTY_FIELDS
+        rewritten = changes or drop
+        body = rewrite(self.body, {"model": model, **changes}, drop, exact) if rewritten else self._naming(model)
+        return body if self.strict is None or own else self.strict(body)
 
     def _naming(self, model: str) -> bytes:
         if model == self.model:
             return self.body
         member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
         renamed, count = member.subn(lambda match: match[1] + orjson.dumps(model), self.body)
-        if count == 1 and _members.decode(renamed).model == model:  # else the one match was not the name itself
+        if count == 1 and _fields.decode(renamed).model == model:  # else the one match was not the name itself
             return renamed
         try:
             return orjson.dumps({**orjson.loads(self.body), "model": model})
@@ -132,29 +134,24 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
     """Read what matters to a gateway out of a body.
 
     Raises:
-        ApiError: not JSON, not an object, or no model named.
+        ApiError: not JSON, not an object, no model named, or a number of the wrong type.
     """
     try:
         if not body.isascii():
             body.decode()  # what is skipped below would not be looked at
-        members = _members.decode(body)
+        members = _fields.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(body, error) from None
     if not isinstance(members.model, str) or not members.model:
         raise missing_model()
-    limits = (members.max_completion_tokens, members.max_tokens, members.max_output_tokens)
-    max_output = next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
-    answers = min(members.n, _MOST_ANSWERS) if isinstance(members.n, int) and members.n > 1 else 1
-    previous = members.previous_response_id if isinstance(members.previous_response_id, str) else None
     return Question(
         path,
         headers,
         body,
         members.model,
+        read_spending(path, members, body),
         members.stream is True,
-        max_output,
-        answers,
-        previous,
+        members.previous_response_id if isinstance(members.previous_response_id, str) else None,
         stream_options=members.stream_options if isinstance(members.stream_options, dict) else None,
     )
 

@@ -11,6 +11,9 @@ from helexa.cortex.meter import Meter, Usage, usage_of
 MAX_HELD_BYTES = 4 << 20
 _EVENT = re.compile(rb"event: ?(response\.(?:[a-z_.]+\.delta|completed|incomplete|failed)|error)\r?\n")
 _DELTA = b".delta"
+_DELTA_TEXT = re.compile(
+    rb'event: ?response\.[a-z_.]+\.delta\r?\ndata:[^\n]*?"delta"\s*:\s*"((?:[^"\\]|\\.)*+)', re.DOTALL
+)
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _BLANK_LINE = re.compile(rb"\n\r?\n")
 _LONGEST_BLANK = 3
@@ -49,6 +52,8 @@ class ResponseMeter(Meter):
         """Take the next bytes, seen at `now`."""
         self.last_at = now
         held = self._tail
+        if not self._streamed:
+            self._bytes += len(chunk)
         if self._streamed and not held and chunk.endswith(b"\n\n"):  # as nodes send them
             self._read(chunk, now)
             return
@@ -85,6 +90,7 @@ class ResponseMeter(Meter):
         others = [name for name in names if not name.endswith(_DELTA)]
         if len(others) < len(names):
             self.produced += len(names) - len(others)
+            self._bytes += sum(map(len, _DELTA_TEXT.findall(events)))
             self.first_at = self.first_at or now
         if others:
             for event in EventParser().feed(events):

@@ -10,11 +10,11 @@ from helexa.core.errors import malformed_json
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def rewrite(body: bytes, changes: Mapping[str, Any], drop: Collection[str] = ()) -> bytes:
+def rewrite(body: bytes, changes: Mapping[str, Any], drop: Collection[str] = (), exact: Collection[str] = ()) -> bytes:
     """Return `body`, a JSON object, with the fields of `changes` set and those in `drop` left out.
 
-    Each name occurs once in the result, with its last value. Names are compared without regard to case where they are
-    those of `changes` or `drop`, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
+    Each name occurs once in the result, with its last value. Other spellings of the names in `changes`, `drop` and
+    `exact` are left out, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
 
     Raises:
         ApiError: 400 `malformed_json`: a name cannot be written again.
@@ -24,5 +24,11 @@ def rewrite(body: bytes, changes: Mapping[str, Any], drop: Collection[str] = ())
     except (msgspec.DecodeError, RecursionError) as error:
         raise malformed_json(str(error)) from None
     taken = {*changes, *drop}
-    kept: dict[str, Any] = {name: value for name, value in fields.items() if name.casefold() not in taken}
+    kept: dict[str, Any] = {
+        name: value
+        for name, value in fields.items()
+        if name in exact or ((folded := name.casefold()) not in taken and folded not in exact)
+    }
+    for name in drop:
+        kept.pop(name, None)
     return msgspec.json.encode(kept | dict(changes))

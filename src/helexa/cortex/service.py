@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
@@ -15,6 +15,7 @@ from helexa.cortex.body_workers import is_large
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.hold import hold_budget
 from helexa.cortex.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.proxy import NoAnswer, Settle
 from helexa.cortex.question import Question
@@ -65,9 +66,17 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         if exchange.principal is None:
             await _ask(gateway, model, question, reply, exchange, None)
         else:
-            reservation = await gateway.ledger.reserve(exchange.principal, exchange.request_id, model, tokens)
-            question = replace(question, metered=True)
-            async with Bill(reservation, question, exchange) as bill:
+            reservation, question = await hold_budget(
+                gateway.ledger,
+                gateway.counter,
+                view,
+                exchange.principal,
+                exchange.request_id,
+                model,
+                question,
+                limit,
+            )
+            async with Bill(reservation, question, exchange, gateway.proxy.usage) as bill:
                 await _ask(gateway, model, question, reply, exchange, bill.settle)
     finally:
         if exchange.usage is not None:

@@ -29,9 +29,21 @@ from helexa.neuron.interim import Interim
 from helexa.neuron.metrics import Metrics, NodeCollector
 from helexa.neuron.registry import Registry
 from helexa.neuron.response_store import ResponseStore
-from helexa.neuron.routes import chat, completions, embeddings, health, management, metrics, models, responses, tokenize
+from helexa.neuron.routes import (
+    chat,
+    completions,
+    embeddings,
+    health,
+    management,
+    metrics,
+    models,
+    responses,
+    tokenize,
+    usage,
+)
 from helexa.neuron.routes.refusal import HANDLERS
 from helexa.neuron.sources.sources import Sources
+from helexa.neuron.usage_records import UsageRecords
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +59,8 @@ _KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
     """The application of one node. It serves at once; the default models follow in the background.
 
-    `app.state` holds `registry`, `responses`, `activation`, `health`, `metrics`, `port` and `max_prompt_tokens`.
+    `app.state` holds `registry`, `responses`, `usage`, `activation`, `health`, `metrics`, `port` and
+    `max_prompt_tokens`.
 
     Args:
         engine_command: the command line of an engine process, instead of the usual one.
@@ -85,6 +98,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         *responses.routes,
         *embeddings.routes,
         *tokenize.routes,
+        *usage.routes,
         *models.routes,
     ]
     counted = Metrics({route.endpoint: route.path for route in routes})
@@ -92,6 +106,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
     app = _App(config, counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
     app.state.responses = kept
+    app.state.usage = UsageRecords()
     app.state.activation = activation
     app.state.health = monitor
     app.state.metrics = counted
@@ -111,7 +126,9 @@ class _App(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the routes inside the access checks, inside the request log."""
-        return Front(AccessGuard(Interim(super().build_middleware_stack()), self._config), self._counted)
+        return Front(
+            AccessGuard(Interim(super().build_middleware_stack()), self._config), self._counted, self.state.usage
+        )
 
 
 class NodeConnection(Connection):

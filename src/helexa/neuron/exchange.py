@@ -13,6 +13,7 @@ class RunRecord:
         model: its id.
         reason: `stop`, `length`, `tool_calls`, `error` or `cancelled`.
         cached_tokens: of the prompt, found in the KV cache.
+        admitted: the engine was given the prompt.
         queue, prefill, decode: seconds.
         first_token: seconds from the prompt to the first token, waiting included; None when there was none.
     """
@@ -26,6 +27,7 @@ class RunRecord:
     prefill: float
     decode: float
     first_token: float | None
+    admitted: bool = True
 
 
 @dataclass

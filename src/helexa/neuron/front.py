@@ -9,6 +9,7 @@ from helexa.http import head
 from helexa.neuron import exchange
 from helexa.neuron.exchange import Exchange
 from helexa.neuron.metrics import Metrics
+from helexa.neuron.usage_records import UsageRecords
 
 log = logging.getLogger("helexa.neuron.requests")
 
@@ -19,9 +20,10 @@ _POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"}
 class Front:
     """An application around another."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, usage: UsageRecords) -> None:
         self._app = app
         self._metrics = metrics
+        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -32,6 +34,7 @@ class Front:
         request_id.set(number)
         one = Exchange(scope["method"], scope["path"])
         exchange.begin(one)
+        usage_id = self._usage.begin(scope["headers"])
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -42,6 +45,8 @@ class Front:
         try:
             await self._app(scope, receive, sending)
         finally:
+            if usage_id:
+                self._usage.end(usage_id, one.runs)
             self._end(one, scope)
 
     def _end(self, one: Exchange, scope: Scope) -> None:

@@ -96,6 +96,8 @@ async def _one(
     # Whoever wants the whole answer is not woken for each token, unless the reader may end it at any.
     gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
 
+    outputs: TokenStream | None = None
+
     def generate() -> TokenStream:
         return model.engine.generate(
             [*prompt, *reader.written],
@@ -146,7 +148,7 @@ async def _one(
             logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
             yield end.fail(internal_error())
     finally:
-        end.abandon()
+        end.abandon(0 if outputs is None else outputs.unread)
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int) -> int:

@@ -72,12 +72,12 @@ class RunEnd:
         self._close("error")
         return Failed(error)
 
-    def abandon(self) -> None:
-        """The end of a run that nobody reads any more; does nothing after `finish` or `fail`."""
+    def abandon(self, unread: int = 0) -> None:
+        """End a run whose client is gone, unless it ended already. `unread` tokens came that were not read."""
         if not self.closed:
-            self._close("cancelled", client_gone=True)
+            self._close("cancelled", client_gone=True, unread=unread)
 
-    def _close(self, reason: str, client_gone: bool = False) -> Timing:
+    def _close(self, reason: str, client_gone: bool = False, unread: int = 0) -> Timing:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
@@ -90,12 +90,13 @@ class RunEnd:
             model=self._model.id,
             reason=reason,
             prompt_tokens=self._prompt_tokens,
-            completion_tokens=self._reader.tokens,
+            completion_tokens=self._reader.tokens + unread,
             cached_tokens=self._cached_tokens,
             queue=waited + timing.queue_ms / 1000,
             prefill=timing.prefill_ms / 1000,
             decode=timing.decode_ms / 1000,
             first_token=first_token,
+            admitted=self.admitted,
         )
         current().runs.append(run)
         tell(

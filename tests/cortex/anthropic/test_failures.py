@@ -149,7 +149,7 @@ async def test_who_waits_for_a_load_hears_pings(node: FakeNode, cold: Cortex, re
 
 
 async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> None:
-    key = {"key": "alice's", "account_id": "alice", "hard_cap": 200}
+    key = {"key": "alice's", "account_id": "alice", "hard_cap": 2000}
     settings = {"entitlements": {"require_auth": True, "keys": [key]}}
     async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:
         async with talking(cortex, "bob's") as client:
@@ -158,12 +158,12 @@ async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> Non
             assert error_type(refused.value) == "authentication_error"
         async with talking(cortex, "alice's") as client:
             node.speak = replies(WHOLE)
-            await client.messages.create(**ASK)  # 16 tokens, though more than 100 had to be free for it
+            await client.messages.create(**ASK)  # 16 tokens, though many more had to be free for it
             node.speak = says(*STREAM)
             async with client.messages.stream(**ASK) as stream:
                 await stream.until_done()
             with pytest.raises(anthropic.RateLimitError) as refused:
-                await client.messages.create(**ASK | {"max_tokens": 200})
+                await client.messages.create(**ASK | {"max_tokens": 2000})
             assert error_type(refused.value) == "rate_limit_error"
             assert refused.value.response.headers["x-should-retry"] == "false"
     assert len(node.bodies) == 2

@@ -94,11 +94,17 @@ def grant(available: int, needs: list[int]) -> int:
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
-    """The refusal of a reservation that does not fit."""
-    left = f"{max(0, available)} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
+    """Return the error of a reservation that does not fit; its `tokens_left` are what would fit."""
+    rest = max(0, available)
+    left = f"{rest} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
     if principal.window.kind == "balance":
-        return ApiError(429, "insufficient_quota", left, type="insufficient_quota")
+        return ApiError(429, "insufficient_quota", left, type="insufficient_quota", tokens_left=rest)
     seconds = max(1, math.ceil(ends_at - now))
     return ApiError(
-        429, "rate_limit_exceeded", f"{left}; retry in {seconds} s", type="rate_limit_error", retry_after=seconds
+        429,
+        "rate_limit_exceeded",
+        f"{left}; retry in {seconds} s",
+        type="rate_limit_error",
+        retry_after=seconds,
+        tokens_left=rest,
     )

@@ -43,6 +43,11 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._last: TokenOutput | None = None
         self._ended = False
 
+    @property
+    def unread(self) -> int:
+        """Number of tokens that arrived and were not read."""
+        return len(self._tokens)
+
     async def __anext__(self) -> TokenOutput:
         if self._ended:
             raise StopAsyncIteration

@@ -1,6 +1,17 @@
-"""How a gateway asks a node for token counts that the gateway's client does not see."""
+"""How a gateway learns token counts that the gateway's client does not see or did not wait for."""
 
+import asyncio
+from dataclasses import asdict
+
+import orjson
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helexa.core.errors import ApiError
+from helexa.neuron.usage_records import UsageRecords
+
+WAIT_SECONDS = 8.0
 
 _INCLUDE_USAGE = "x-helexa-include-usage"
 
@@ -12,3 +23,22 @@ def reports_usage(request: Request) -> bool:
     not ask for it.
     """
     return request.headers.get(_INCLUDE_USAGE) == "1"
+
+
+async def get_usage(request: Request) -> Response:
+    """`GET /usage/{id}`: the token counts of a request that ended lately, or that ends within `WAIT_SECONDS`.
+
+    The id is the request's `x-helexa-usage-id`.
+    """
+    records: UsageRecords = request.app.state.usage
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            record = await records.find(request.path_params["usage_id"])
+    except TimeoutError:
+        record = None
+    if record is None:
+        raise ApiError(404, "usage_not_found", "no request with this usage id has ended lately")
+    return Response(orjson.dumps(asdict(record)), media_type="application/json")
+
+
+routes = [Route("/usage/{usage_id}", get_usage, methods=["GET"])]

@@ -1,0 +1,184 @@
+"""How many tokens a request can make a node use: one function per API reads the fields that the API honors.
+
+A budget holds `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
+
+* Prompt: a token has at least one byte of text, and the JSON around a message is longer than what a chat template puts
+  around it. `PROMPT_OVERHEAD` covers what a template adds to the whole conversation.
+* Output: the limit that is held is also the limit that is forwarded (`Question.body_for`), so the node enforces it.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from helexa.core.errors import invalid_body
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
+IMAGES = "/v1/images/generations"
+RESPONSES = "/v1/responses"
+
+MOST_OUTPUT = 1 << 31
+MOST_ANSWERS = 128
+PROMPT_OVERHEAD = 512
+IMAGE_TOKENS = 4096
+"""Tokens of one image in a prompt, whatever the length of its URL."""
+DRAWN_IMAGE_TOKENS = 8192
+"""Tokens of one generated image."""
+UNKNOWN_CONTEXT = 131_072
+"""Prompt tokens of a stored conversation, for a model whose context is unknown."""
+
+OUTPUT_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
+MULTIPLIERS = frozenset({"n", "best_of"})
+LIMIT_ALIASES = frozenset({"n_predict", "num_predict", "max_new_tokens", "max_length", "options"})
+"""Names under which some third-party backends read an output limit."""
+
+_IMAGE = re.compile(rb'"type"\s*:\s*"(?:image_url|input_image|image|video_url|input_file|file)"')
+_SEVERAL = re.compile(rb'\[\s*["\[]')
+_MOST_COUNTED = 100_000
+_NOTHING = msgspec.Raw(b"null")
+_elements = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+class Fields(msgspec.Struct):
+    """The fields of a request body that the gateway reads; the node checks the others."""
+
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    max_output_tokens: Any = None
+    n: Any = None
+    best_of: Any = None
+    previous_response_id: Any = None
+    prompt: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What the body of a request says about the tokens that it can use.
+
+    Attributes:
+        prompt: upper bound of the tokens of all prompts that the body contains.
+        prompts: number of prompts.
+        answers: number of answers to all prompts; 0 if nothing is generated.
+        output: tokens of each answer at most, None if the body does not say.
+        limit_field: the field that limits the output in this API, None if none does.
+        multipliers: the fields of this API that ask for several answers.
+        continues: the prompt also contains a stored conversation.
+    """
+
+    prompt: int
+    prompts: int = 1
+    answers: int = 1
+    output: int | None = None
+    limit_field: str | None = "max_tokens"
+    multipliers: frozenset[str] = frozenset({"n"})
+    continues: bool = False
+
+    def most_tokens(self, output: int, context: int | None) -> int:
+        """Return the most tokens that prompt and answers can have.
+
+        Args:
+            output: tokens of each answer at most.
+            context: tokens that a prompt and one answer can have together, None if unknown.
+        """
+        prompt = self.prompt
+        if self.continues:
+            prompt = max(prompt, context or UNKNOWN_CONTEXT)
+        if not self.answers:
+            return prompt if context is None else min(prompt, self.prompts * context)
+        if context is not None and self.limit_field is not None:
+            output = min(output, context)
+            prompt = min(prompt, self.prompts * (context - output))
+        return prompt + self.answers * output
+
+
+def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
+    """Return what a request to `path` can make a node use.
+
+    Raises:
+        ApiError: 422 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
+    """
+    return _READERS.get(path, _other)(fields, body)
+
+
+def _chat(fields: Fields, body: bytes) -> Spending:
+    return Spending(_prompt_bound(body), answers=_answers(fields), output=_chat_limit(fields))
+
+
+def _completions(fields: Fields, body: bytes) -> Spending:
+    prompts = _texts(fields.prompt)
+    candidates = max(_answers(fields), _number("best_of", fields.best_of, MOST_ANSWERS) or 1)
+    answers = prompts * candidates
+    return Spending(_prompt_bound(body), prompts, answers, _chat_limit(fields), multipliers=MULTIPLIERS)
+
+
+def _responses(fields: Fields, body: bytes) -> Spending:
+    return Spending(
+        _prompt_bound(body),
+        output=_number("max_output_tokens", fields.max_output_tokens),
+        limit_field="max_output_tokens",
+        multipliers=frozenset(),
+        continues=isinstance(fields.previous_response_id, str),
+    )
+
+
+def _embeddings(fields: Fields, body: bytes) -> Spending:
+    return Spending(_prompt_bound(body), _texts(fields.input), answers=0, limit_field=None)
+
+
+def _images(fields: Fields, body: bytes) -> Spending:
+    return Spending(_prompt_bound(body), answers=_answers(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
+
+
+def _other(fields: Fields, body: bytes) -> Spending:
+    return Spending(_prompt_bound(body), answers=0, limit_field=None)
+
+
+_READERS: dict[str, Callable[[Fields, bytes], Spending]] = {
+    CHAT: _chat,
+    COMPLETIONS: _completions,
+    RESPONSES: _responses,
+    EMBEDDINGS: _embeddings,
+    IMAGES: _images,
+}
+
+
+def _prompt_bound(body: bytes) -> int:
+    return len(body) + PROMPT_OVERHEAD + IMAGE_TOKENS * len(_IMAGE.findall(body))
+
+
+def _chat_limit(fields: Fields) -> int | None:
+    """The nodes' rule: `max_completion_tokens` wins over `max_tokens`."""
+    older = _number("max_tokens", fields.max_tokens)
+    return _number("max_completion_tokens", fields.max_completion_tokens) or older
+
+
+def _answers(fields: Fields) -> int:
+    return _number("n", fields.n, MOST_ANSWERS) or 1
+
+
+def _number(name: str, value: Any, most: int | None = None) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int:
+        raise invalid_body(f"{name}: must be a whole number", name)
+    if value < 1 or (most is not None and value > most):
+        raise invalid_body(f"{name}: must be at least 1" + (f" and at most {most}" if most else ""), name)
+    return min(value, MOST_OUTPUT)
+
+
+def _texts(value: msgspec.Raw) -> int:
+    """The number of prompts or texts in `prompt` or `input`: a string, token ids, or a list of either."""
+    text = memoryview(value)
+    if _SEVERAL.match(text) is None:
+        return 1
+    most = bytes(text).count(b",") + 1
+    return len(_elements.decode(value)) if most <= _MOST_COUNTED else most

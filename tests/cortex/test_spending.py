@@ -1,0 +1,168 @@
+"""What each API's requests can make a node use, and the body that enforces it."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helexa.core.errors import ApiError
+from helexa.core.fleet import Limit
+from helexa.cortex.question import Question, parse_question
+from helexa.cortex.spending import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    IMAGE_TOKENS,
+    IMAGES,
+    PROMPT_OVERHEAD,
+    RESPONSES,
+    UNKNOWN_CONTEXT,
+)
+
+LIMIT = Limit(context=1000, input=700, output=50)
+BIG = 1 << 40
+
+
+def ask(path: str = CHAT, **fields: Any) -> Question:
+    return parse_question(path, [], json.dumps({"model": "a", **fields}).encode())
+
+
+def output_of(path: str, output: int = 10, **fields: Any) -> int:
+    """Tokens of all answers at most, with `output` tokens for an answer of a request that states no limit."""
+    spending = ask(path, **fields).spending
+    return spending.most_tokens(spending.output or output, None) - spending.prompt
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "tokens"),
+    [
+        (CHAT, {}, 10),
+        (CHAT, {"max_tokens": 7, "n": 3}, 21),
+        (CHAT, {"max_tokens": None, "max_completion_tokens": 5, "n": None}, 5),
+        (CHAT, {"max_completion_tokens": 1, "max_tokens": 100_000}, 1),
+        (CHAT, {"max_output_tokens": 1}, 10),
+        (CHAT, {"max_tokens": 7, "best_of": 9, "prompt": ["a", "b"]}, 7),
+        (COMPLETIONS, {"max_output_tokens": 1, "prompt": "x"}, 10),
+        (COMPLETIONS, {"max_tokens": 7, "prompt": "a, b"}, 7),
+        (COMPLETIONS, {"max_tokens": 7, "prompt": [1, 2, 3]}, 7),
+        (COMPLETIONS, {"max_tokens": 7, "prompt": []}, 7),
+        (COMPLETIONS, {"max_tokens": 7, "prompt": ["a, b", "c"], "n": 2}, 28),
+        (COMPLETIONS, {"max_tokens": 7, "prompt": [[1, 2], [3]], "n": 2, "best_of": 3}, 42),
+        (RESPONSES, {"max_output_tokens": 7, "max_tokens": 1, "n": 5}, 7),
+        (EMBEDDINGS, {"input": ["a", "b"], "n": 3, "max_tokens": 7}, 0),
+        (IMAGES, {"prompt": "x", "n": 2}, 2 * 8192),
+    ],
+)
+def test_output_follows_from_the_fields_that_an_api_honors(path: str, fields: dict[str, Any], tokens: int) -> None:
+    assert output_of(path, **fields) == tokens
+
+
+@pytest.mark.parametrize("value", [10.0, "10", True, False, 0, -1, [3], {}, 1e999])
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (CHAT, "n"),
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "n"),
+        (COMPLETIONS, "best_of"),
+        (COMPLETIONS, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (IMAGES, "n"),
+    ],
+)
+def test_numbers_of_the_wrong_type_or_sign_are_rejected_by_name(path: str, name: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        ask(path, **{name: value})
+    expected = (400, None) if value == 1e999 else (422, name)  # infinity is not JSON
+    assert (caught.value.status, caught.value.param) == expected
+
+
+def test_too_many_answers_are_rejected() -> None:
+    assert output_of(CHAT, n=128) == 1280
+    with pytest.raises(ApiError, match="n: must be at least 1 and at most 128"):
+        ask(n=129)
+
+
+def test_the_context_bounds_what_is_held() -> None:
+    def held(output: int, context: int | None, **fields: Any) -> int:
+        return ask(**fields).spending.most_tokens(output, context)
+
+    text = {"messages": [{"role": "user", "content": "x" * 5000}]}
+    body = len(json.dumps({"model": "a", **text}))
+    assert held(100, None, **text) == body + PROMPT_OVERHEAD + 100
+    assert held(100, 1 << 20, **text) == body + PROMPT_OVERHEAD + 100
+    assert held(100, 1000, **text) == held(BIG, 1000, **text) == 1000
+    assert held(100, 1000, n=4, **text) == 900 + 400
+    assert held(BIG, 1000, n=4, **text) == 4000
+    spending = ask(EMBEDDINGS, input=["x" * 5000, "y"]).spending
+    assert spending.most_tokens(0, 512) == 1024
+
+
+def test_images_count_whatever_the_length_of_their_url() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    with_image, without = ask(messages=[{"content": [image]}]), ask(messages=[{"content": []}])
+    assert with_image.spending.prompt - without.spending.prompt > IMAGE_TOKENS
+
+
+def test_a_stored_conversation_can_fill_the_context() -> None:
+    spending = ask(RESPONSES, input="x", max_output_tokens=10, previous_response_id="resp_1").spending
+    assert spending.most_tokens(10, 1000) == 1000
+    assert spending.most_tokens(10, None) == UNKNOWN_CONTEXT + 10
+
+
+def test_limits_per_minute_hold_an_estimate() -> None:
+    def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
+        question = ask(path, **fields)
+        return question.tokens(limit) - question.prompt_estimate
+
+    assert estimate(LIMIT, max_tokens=10, n=3) == 30
+    assert estimate(LIMIT, n=3) == 3 * 50
+    assert estimate(None) == 4096
+    assert estimate(LIMIT, EMBEDDINGS, input="x") == 0
+    assert 650 < estimate(LIMIT, RESPONSES, input="x", max_output_tokens=10, previous_response_id="r") <= 710
+
+
+def enforced(question: Question, output: int, kind: str) -> Any:
+    return json.loads(replace(question, enforced=output, metered=True).body_for("Org/M", kind))
+
+
+def test_a_node_gets_the_limit_that_is_held_and_the_clients_bytes_if_they_state_it() -> None:
+    body = b'{"max_tokens": 7,  "model":"Org/M"}'
+    stated = parse_question(CHAT, [], body)
+    assert replace(stated, enforced=7).body_for("Org/M") == body
+    assert enforced(ask(messages=[]), 9, "neuron") == {"model": "Org/M", "messages": [], "max_tokens": 9}
+    assert enforced(ask(RESPONSES, input="x"), 9, "neuron") == {
+        "model": "Org/M",
+        "input": "x",
+        "max_output_tokens": 9,
+    }
+    embedding = ask(EMBEDDINGS, input="x")
+    assert enforced(embedding, 9, "neuron") == enforced(embedding, 9, "openai") == {"model": "Org/M", "input": "x"}
+
+
+def test_a_third_party_backend_gets_each_field_once_and_one_limit() -> None:
+    body = (
+        b'{"model":"a","max_tokens":1,"max_completion_tokens":1,"max_tokens":100000,"Max_Tokens":5,"n_predict":9,'
+        b'"N":7,"max_to\\u212aens":8,"best_of":3,"temperature":1.0,"options":{"num_predict":8},"messages":[{"x":1.50}]}'
+    )
+    sent = replace(parse_question(CHAT, [], body), enforced=1).body_for("Org/M", "openai")
+    assert sent == b'{"model":"Org/M","max_tokens":1,"temperature":1.0,"messages":[{"x":1.50}]}'
+    several = ask(COMPLETIONS, prompt="x", n=2, best_of=3, stream=True, stream_options={"x": 1})
+    assert enforced(several, 5, "openai") == {
+        "model": "Org/M",
+        "prompt": "x",
+        "n": 2,
+        "best_of": 3,
+        "stream": True,
+        "stream_options": {"x": 1, "include_usage": True},
+        "max_tokens": 5,
+    }
+    response = ask(RESPONSES, input="x", n=5, max_tokens=9, max_output_tokens=4)
+    assert enforced(response, 4, "openai") == {"model": "Org/M", "input": "x", "max_output_tokens": 4}
+
+
+def test_without_a_budget_a_third_party_backend_gets_the_clients_bytes() -> None:
+    body = b'{"model":"Org/M", "max_tokens":1,"max_tokens":2,"stream":true}'
+    assert parse_question(CHAT, [], body).body_for("Org/M", "openai") is body
