@@ -91,8 +91,7 @@ async def stack() -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "neuron.toml"
         config.write_text(
-            f'host = "127.0.0.1"\nport = {ports[0]}\ndefault_models = []\n'
-            f'[cache]\ndir = "{folder}/cache"\n[harness.torch]\nkv_cache_mb = 128\n'
+            f'host = "127.0.0.1"\nport = {ports[0]}\ndefault_models = []\n[harness.torch]\nkv_cache_mb = 128\n'
         )
         cortex = cortex_config(Path(folder), ports[1], node, "")
         with server("helexa.neuron", "--config", str(config)) as process:
