@@ -199,6 +199,8 @@ async def test_an_engine_error_after_the_start_is_an_event(caplog: pytest.LogCap
 
 async def test_a_broken_stream_is_a_failure_that_tells_the_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class BrokenStream:
+        unread = 0
+
         def __init__(self) -> None:
             self.outputs = [TokenOutput(id=1, tokens=TOKENIZER.encode("hel"))]
 
