@@ -14,7 +14,7 @@ from cortex.fake_node import DONE, STREAM, FakeNode
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.cortex import upstream
 
-KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 1000}
+KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 100_000}
 
 
 @pytest.fixture(autouse=True)
