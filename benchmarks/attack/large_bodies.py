@@ -1,6 +1,6 @@
 """Send 45 MB bodies to a gateway and report how long `/health` is silent, as JSON lines.
 
-usage: python benchmarks/attack/large_bodies.py [--mib 45] [--at-once 4]
+usage: python benchmarks/attack/large_bodies.py [--mib 45] [--at-once 4] [--routes chat responses]
 
 The gateway, the two nodes behind it and the clients are processes of their own; this process asks for `/health` every
 20 ms. Each kind of body is sent once alone, then `--at-once` times at the same moment. One line per kind: the statuses,
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,7 +71,7 @@ def serve_node(port: Connection) -> None:
     server.serve_forever()
 
 
-def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
+def bodies(size: int, routes: Iterable[str]) -> Iterator[tuple[str, str, bytes]]:
     """Yield a name, a route and a body of about `size` bytes."""
 
     def filled(field: str, value: bytes, most: int | None = None) -> bytes:
@@ -81,7 +81,7 @@ def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
 
     tiny = b'{"role":"user","content":"x"}'
     text = b'{"role":"user","content":"%b"}' % (b"word " * (size // _SOME_MESSAGES // 5))
-    for route in PATHS:
+    for route in routes:
         field = "messages" if route in ("messages", "count_tokens", "chat") else "input"
         yield "tiny messages", route, filled(field, b'"x"' if route == "embeddings" else tiny)
         yield "allowed messages", route, filled(field, b'"x y z"' if route == "embeddings" else text, _SOME_MESSAGES)
@@ -173,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=45)
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--routes", nargs="+", choices=PATHS, default=list(PATHS))
     arguments = parser.parse_args()
     worst = 0.0
     with (
@@ -181,7 +182,7 @@ def main() -> None:
         gateway(Path(folder), nodes) as port,
     ):
         time.sleep(2)  # both nodes are polled
-        for name, route, body in bodies(arguments.mib << 20):
+        for name, route, body in bodies(arguments.mib << 20, arguments.routes):
             for at_once in (1, arguments.at_once):
                 statuses, took, times = measure(port, PATHS[route], body, at_once)
                 worst = max(worst, *times)

@@ -1,6 +1,7 @@
 """Large request bodies: bounded, and read in other processes than the gateway's."""
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -17,12 +18,13 @@ from aiohttp import web
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
-from helexa.cortex import affinity, body_workers, question
+from helexa.cortex import affinity, body_jobs, body_workers
 from helexa.cortex.anthropic.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.count import CountRequest
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.body_workers import BodyWorkers, is_large
 from helexa.cortex.prompt_check import check_prompt
+from helexa.cortex.question import Question, parse_question
 
 HI = {"role": "user", "content": "x"}
 MANY = [HI] * 20_000
@@ -74,28 +76,23 @@ def test_many_values_or_many_bytes_make_a_body_large(body: bytes, large: bool) -
     assert is_large(body) is large
 
 
-class SmallOnly:
-    """A decoder that refuses large bodies in this process; other processes have the one that it replaces."""
-
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
-
-    def decode(self, body: bytes) -> Any:
-        assert not is_large(body), "a large body is read in the gateway's process"
-        return self._decoder.decode(body)
-
-
 @pytest.fixture
 def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = orjson.loads
+    """Let all that reads bodies fail on large bodies in this process; other processes are not changed."""
 
-    def small_loads(body: bytes | str) -> Any:
-        assert not isinstance(body, bytes) or not is_large(body), "a large body is read in the gateway's process"
-        return loads(body)
+    def guarded(function: Callable[..., Any], body_of: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def guard(*args: Any, **options: Any) -> Any:
+            body = body_of(*args)
+            assert not isinstance(body, bytes) or not is_large(body), "a large body is read in the gateway's process"
+            return function(*args, **options)
 
-    monkeypatch.setattr(orjson, "loads", small_loads)
-    monkeypatch.setattr(question, "_fields", SmallOnly(question._fields))
-    monkeypatch.setattr(affinity, "_beginning", SmallOnly(affinity._beginning))
+        return guard
+
+    monkeypatch.setattr(orjson, "loads", guarded(orjson.loads, lambda body: body))
+    monkeypatch.setattr(body_jobs, "parse_question", guarded(parse_question, lambda path, headers, body: body))
+    monkeypatch.setattr(Question, "body_for", guarded(Question.body_for, lambda question, *args: question.body))
+    monkeypatch.setattr(affinity, "_prefix", guarded(affinity._prefix, lambda account, *args: b"x" * (5 << 20)))
 
 
 @pytest.fixture
