@@ -92,13 +92,8 @@ async def _ask(
     gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
 ) -> None:
     """Put the question to the right node, and to another while that may help."""
-    routing, view = gateway.config.routing, gateway.fleet.view()
-    key = None
-    if routing.affinity and len(view.nodes) > 1:
-        account = exchange.principal.account_id if exchange.principal else ""
-        arguments = question.body, question.headers, account, routing.affinity_min_bytes
-        large = is_large(question.body)
-        key = await gateway.body_workers.run(affinity_key, *arguments) if large else affinity_key(*arguments)
+    routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
+    view = gateway.fleet.view()
     outcomes: list[Outcome] = []
     tried: set[str] = set()
     if question.previous is not None and (holder := view.holder(question.previous)) is not None:
@@ -121,6 +116,18 @@ async def _ask(
             if other is None:
                 raise error.refusal from error
             target = other
+
+
+async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange) -> bytes | None:
+    """Return the request's affinity key, None where it is of no use."""
+    routing = gateway.config.routing
+    if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
+        return None
+    account = exchange.principal.account_id if exchange.principal else ""
+    arguments = question.body, question.headers, account, routing.affinity_min_bytes
+    if is_large(question.body):
+        return await gateway.body_workers.run(affinity_key, *arguments)
+    return affinity_key(*arguments)
 
 
 async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
