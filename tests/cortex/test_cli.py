@@ -2,21 +2,17 @@
 
 import asyncio
 import json
-import os
-import re
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from cortex import fake_node
-from cortex.command import COMMAND, run
+from cortex.command import run, serving
 from cortex.fake_node import FakeNode
 from cortex.running import eventually
 
@@ -31,26 +27,6 @@ def config(tmp_path: Path, node: FakeNode) -> Path:
         f'[[neurons]]\nname = "n1"\nendpoint = "{node.url}"\n'
     )
     return path
-
-
-@asynccontextmanager
-async def serving(config: Path, *options: str, **variables: str) -> AsyncIterator[tuple[Process, str, str]]:
-    """A gateway process with its API's and its metrics' URL."""
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, "serve", "-c", str(config), *options, stderr=PIPE, env={**os.environ, **variables}
-    )
-    assert process.stderr is not None
-    try:
-        async for line in process.stderr:
-            if found := re.search(r"listening on (http://\S+), metrics on (http://\S+)", line.decode()):
-                break
-        else:
-            raise AssertionError("it never listened")
-        yield process, found[1], found[2]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def answers(client: aiohttp.ClientSession, url: str) -> bool:

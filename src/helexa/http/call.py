@@ -178,7 +178,8 @@ class Call:
             ApiError: 503: the memory for bodies is used up.
             TimeoutError: none of the body came for `BODY_SECS`, or it takes longer than `body_secs` allows.
         """
-        self._reserve(self._length or self._received)
+        if (size := self._length or self._received) > self._reserved:
+            self._reserve(size)
         if self._expects and not self.hang_up.gone:
             self._expects = False
             self._way.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -190,7 +191,8 @@ class Call:
         if self.complete or self.hang_up.gone:
             return {"type": "http.disconnect"}
         self._news = False
-        self._reserve(self._received)
+        if self._received > self._reserved:
+            self._reserve(self._received)
         return {"type": "http.request", "body": self._take(), "more_body": self._more}
 
     async def send(self, message: Message) -> None:
@@ -224,7 +226,7 @@ class Call:
         return True
 
     def _reserve(self, size: int) -> None:
-        if size > self._reserved and not self.started:
+        if not self.started:
             self._way.service.bodies.reserve(self._way.address, size - self._reserved)
             self._reserved = size
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 HEAD_SECS = 20.0
 TAKE_SECS = 300.0
 LINGER_SECS = 5.0
-REJECTED_SECS = 2.0
+REJECTED_SECS = 1.0
 
 _LOOK_SECS = 0.05
 _RETRY_SECS = 1

@@ -4,7 +4,6 @@ import http
 import random
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import httptools
 import orjson
@@ -38,16 +37,8 @@ def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
             raise ApiError(415, "unsupported_content_encoding", "send the request body without a content-encoding")
 
 
-class Framing(NamedTuple):
-    """How a request's body comes.
-
-    Attributes:
-        length: bytes of the body; None if it is chunked.
-        expects: the client waits for `100 Continue` before it sends the body.
-    """
-
-    length: int | None
-    expects: bool
+Framing = tuple[int | None, bool]
+"""Bytes of a request's body, None if it is chunked; and whether the client waits for `100 Continue` to send it."""
 
 
 def framing(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Framing:
@@ -75,23 +66,15 @@ def framing(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]])
             length = None
     if hosts > 1 or (not hosts and version == "1.1"):
         raise malformed("a request has exactly one Host header")
-    return Framing(length, expects and version == "1.1")
+    return length, expects and version == "1.1"
 
 
-class Target(NamedTuple):
-    """What a request's target names.
-
-    Attributes:
-        authority: host and port of an absolute-form target, which replaces the Host header (RFC 9112, section 3.2.2).
-    """
-
-    path: bytes
-    query: bytes
-    authority: bytes | None = None
+Target = tuple[bytes, bytes, bytes | None]
+"""Path and query of a request, and the host and port of an absolute-form target."""
 
 
 def target(url: bytes) -> Target:
-    """Parse a request's target.
+    """Parse a request's target. The authority of an absolute form replaces the Host header (RFC 9112, section 3.2.2).
 
     Raises:
         ApiError: 400 for an absolute form that is not an http(s) URL with a host and without credentials.
@@ -99,12 +82,12 @@ def target(url: bytes) -> Target:
     """
     if url.startswith(b"/") and b"#" not in url:
         path, _, query = url.partition(b"?")
-        return Target(path, query)
+        return path, query, None
     parsed = httptools.parse_url(url)
     absolute = _ABSOLUTE_FORM.match(url)
     if absolute is None and parsed.schema is not None:
         raise malformed("the target of a request is a path, or an http URL without credentials")
-    return Target(parsed.path or b"/", parsed.query or b"", absolute and absolute[1])
+    return parsed.path or b"/", parsed.query or b"", absolute and absolute[1]
 
 
 def malformed(why: str) -> ApiError:
