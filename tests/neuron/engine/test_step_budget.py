@@ -46,6 +46,14 @@ def test_slow_steps_shrink_the_next_ones_at_once_and_are_forgotten_later() -> No
     assert budget.tokens == 512
 
 
+def test_short_steps_do_not_shrink_the_next_ones() -> None:
+    budget = StepBudget(512, LIMIT)
+    budget.learn(512, 5.0)
+    for _ in range(4):
+        budget.learn(3, 1.0)
+    assert budget.tokens == 512
+
+
 @pytest.mark.parametrize(("most", "tokens"), [(512, 16), (4, 4)])
 def test_a_few_tokens_are_always_affordable(most: int, tokens: int) -> None:
     budget = StepBudget(most, LIMIT)
@@ -55,7 +63,7 @@ def test_a_few_tokens_are_always_affordable(most: int, tokens: int) -> None:
 
 def test_sizes_recur_while_the_speed_varies_a_little() -> None:
     draw = random.Random(1)
-    budget = StepBudget(512, LIMIT)
+    budget = StepBudget(512, LIMIT, token_seconds=0.1)
     sizes = set()
     for _ in range(50):
         budget.learn(64, 64 * draw.uniform(0.1, 0.15))

@@ -23,7 +23,13 @@ class StepBudget:
         self._measured = False
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """Record a finished step that had prompt tokens among its `tokens`."""
+        """Record a finished step that had prompt tokens among its `tokens`.
+
+        Part of a step's time is the same for any number of tokens, so a step far below the bound says little about a
+        step at the bound. Its time per token is ignored, unless the step took longer than a step may.
+        """
+        if tokens < self.tokens // 2 and seconds <= self._seconds:
+            return
         if not self._measured:  # what the first estimate says is superseded by any step of real size
             self._token_seconds.clear()
             self._measured = True
