@@ -77,7 +77,10 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
                 limit,
             )
             async with Bill(reservation, question, exchange, gateway.proxy.usage) as bill:
-                await _ask(gateway, model, question, reply, exchange, bill.settle)
+                try:
+                    await _ask(gateway, model, question, reply, exchange, bill.settle)
+                finally:
+                    admitted.answered()
     finally:
         if exchange.usage is not None:
             admitted.spent(exchange.usage.prompt + exchange.usage.completion)

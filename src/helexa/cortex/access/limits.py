@@ -45,15 +45,16 @@ class _Meter:
 
 
 class Pass:
-    """One request that the limits of its key let in. The request counts as running until the context ends."""
+    """One request that the limits of its key let in. It counts as running until `answered` or the context's end."""
 
-    __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal")
+    __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal", "_running")
 
     def __init__(
         self, clock: Callable[[], float], principal: Principal | None = None, meter: _Meter | None = None
     ) -> None:
         self._clock, self._principal, self._meter = clock, principal, meter
         self._held = self._actual = 0
+        self._running = meter is not None
 
     def hold_tokens(self, tokens: int) -> None:
         """Hold `tokens` of the tokens-per-minute limit, the most that the request may use; call this once.
@@ -81,13 +82,19 @@ class Pass:
         """Replace the held tokens by the `tokens` that the request used; without this call it used none."""
         self._actual = tokens
 
+    def answered(self) -> None:
+        """Count the request as running no more: its client may send the next one while its charge is settled."""
+        if self._running and self._meter is not None:
+            self._meter.running -= 1
+        self._running = False
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.answered()
         meter = self._meter
         if meter is not None:
-            meter.running -= 1
             meter.tokens.used = max(0.0, meter.tokens.used + self._actual - self._held)
 
 
