@@ -65,14 +65,15 @@ async def spend(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"count": prompt, "max_model_len": 1, "tokens": []})
     fields = json.loads(body)
     try:
-        prompt, output = own_use(request.path, body) if node.own else foreign_use(request.path, body)
+        prompt, count, limit = own_use(request.path, body) if node.own else foreign_use(request.path, body)
     except ApiError as error:
         return web.json_response(error.envelope(), status=error.status)
     context = CONTEXTS[fields["model"]]
     if context is not None:
         if prompt >= context:
             return web.json_response({"error": {"message": "too long", "type": "x", "code": "y"}}, status=400)
-        output = min(output, answers(fields) * (context - prompt))  # none of embeddings
+        limit = min(limit, context - prompt)
+    output = count * limit
     request_id = request.headers["x-request-id"]
     node.used[request_id] = prompt + output
     usage = usage_of(request.path, prompt, output)
@@ -125,27 +126,27 @@ def strings(content: Any) -> Iterator[str]:
         yield from (text for one in content for text in strings(one))
 
 
-def own_use(path: str, body: bytes) -> tuple[int, int]:
-    """Prompt and output tokens as a node of ours would have them, before its context bounds them."""
+def own_use(path: str, body: bytes) -> tuple[int, int, int]:
+    """Prompt tokens, answers and tokens of each as a node of ours would have them, before its context bounds them."""
     prompt = prompt_tokens(json.loads(body))
     if path == EMBEDDINGS:
         EmbeddingsRequest.parse(body)
-        return prompt - TEMPLATE_TOKENS, 0
+        return prompt - TEMPLATE_TOKENS, 0, 0
     if path == RESPONSES:
         asked = ResponsesRequest.parse(body)
-        return prompt, asked.chat().output_limit or 8192
+        return prompt, 1, asked.chat().output_limit or 8192
     request = (ChatRequest if path == CHAT else CompletionRequest).parse(body)
-    return prompt, (request.n or 1) * (request.output_limit or 8192)
+    return prompt, request.n or 1, request.output_limit or 8192
 
 
-def foreign_use(path: str, body: bytes) -> tuple[int, int]:
-    """Prompt and output tokens of a server that reads whichever limit is the largest, under any name in any case."""
+def foreign_use(path: str, body: bytes) -> tuple[int, int, int]:
+    """The same of a server that reads whichever limit is the largest, under any name in any case."""
     fields = json.loads(body)
     if path == EMBEDDINGS:
-        return prompt_tokens(fields) - TEMPLATE_TOKENS, 0
+        return prompt_tokens(fields) - TEMPLATE_TOKENS, 0, 0
     pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
     limits = [int(float(value)) for name, value in pairs if name.casefold() in LIMITS and value is not None]
-    return prompt_tokens(fields), answers(fields) * (max(limits) if limits else ENDLESS)
+    return prompt_tokens(fields), answers(fields), max(limits) if limits else ENDLESS
 
 
 def answers(fields: dict[str, Any]) -> int:
@@ -193,12 +194,19 @@ def random_request(dice: random.Random) -> tuple[str, bytes, bool]:
 
 @dataclass
 class Attack:
-    """A gateway with capped keys in front of one node of each kind."""
+    """A gateway with capped keys in front of one node of each kind.
+
+    Attributes:
+        statuses: how many requests ended with each status, 0 if the client hung up.
+        entries_checked, charged: the ledger's rows and their tokens at the last `check`.
+    """
 
     cortex: Cortex
     nodes: list[Spender]
     database: Path
     statuses: dict[int, int] = field(default_factory=dict[int, int])
+    entries_checked: int = 0
+    charged: int = 0
 
     async def ask(self, key: str, path: str, body: bytes, *, hang: bool = False, request_id: str = "") -> int:
         """Send a request; the status, 0 if its client hung up."""
@@ -227,8 +235,8 @@ class Attack:
             connection.row_factory = sqlite3.Row
             return connection.execute("SELECT * FROM entries ORDER BY seq").fetchall()
 
-    async def check(self) -> tuple[int, int]:
-        """Check every entry of the ledger; how many there are, and the tokens charged."""
+    async def check(self) -> None:
+        """Check every entry of the ledger and every key."""
         used = {name: tokens for node in self.nodes for name, tokens in node.used.items()}
         third_party = self.nodes[1].used.keys()
         spent = dict.fromkeys((key["key_id"] for key in KEYS), 0)
@@ -244,7 +252,7 @@ class Attack:
                 assert charged == used.get(name, 0), (dict(row), used.get(name))
         for key in KEYS:
             assert spent[key["key_id"]] <= key["hard_cap"], key
-        return len(rows), sum(spent.values())
+        self.entries_checked, self.charged = len(rows), sum(spent.values())
 
 
 @asynccontextmanager

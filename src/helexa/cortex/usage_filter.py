@@ -26,7 +26,7 @@ class UsageFilter:
 
     def feed(self, chunk: bytes) -> bytes:
         """Take the next bytes; return those to pass on."""
-        if not self._held and _USAGE not in chunk and chunk.endswith(b"\n\n"):
+        if not self._held and chunk.find(_USAGE) < 0 and chunk.endswith(b"\n\n"):
             self._inside = False
             return chunk
         data = self._held + chunk
