@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.ledger.reservation import Reservation
@@ -15,8 +14,13 @@ from helexa.cortex.router import Warm
 
 log = logging.getLogger(__name__)
 
-AskUsage = Callable[[Warm, str], Awaitable[Usage | None]]
-"""Asks a node for the token counts of a request that ended, by the request's usage id."""
+
+class AskUsage(Protocol):
+    """Asks a node for the token counts of a request that ended, by the request's usage id."""
+
+    async def __call__(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
+        """Return the counts, None without a report. `answered`: the node's answer had begun."""
+        ...
 
 
 class Bill:
@@ -55,7 +59,9 @@ class Bill:
         hung_up = isinstance(error, asyncio.CancelledError) and exchange.target is not None
         if exchange.usage is None and (exchange.meter is not None or hung_up):
             try:
-                exchange.usage = exchange.target and await self._ask_usage(exchange.target, exchange.usage_id)
+                if exchange.target is not None:
+                    answered = exchange.meter is not None
+                    exchange.usage = await self._ask_usage(exchange.target, exchange.usage_id, answered=answered)
             finally:
                 if exchange.usage is None:
                     exchange.usage, exchange.estimated = self._estimate(), True

@@ -33,7 +33,7 @@ RETRY_BUSY = 2
 RETRY_LOCAL = 1
 USAGE_TIMEOUT_SECS = 10.0
 
-_USAGE_PAUSES = (0.0, 0.1, 0.4)  # the node may not have read the request yet
+_USAGE_PAUSES = (0.0, 0.1, 0.4)
 _MAX_REFUSAL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 8 << 20
 _LOGGED_CHARS = 600
@@ -157,16 +157,19 @@ class Proxy:
         finally:
             task.cancel()
 
-    async def usage(self, target: Warm, usage_id: str) -> Usage | None:
+    async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
         """Return the token counts of a request that ended, as the node reports them.
 
         None if the node is a third-party backend, does not answer in time, or does not know the request.
+
+        Args:
+            answered: the node's answer had begun. Else the node may not have read the request yet, and is asked again.
         """
         if target.kind != "neuron" or not usage_id:
             return None
         try:
             async with asyncio.timeout(USAGE_TIMEOUT_SECS):
-                for pause in _USAGE_PAUSES:
+                for pause in _USAGE_PAUSES[: 1 if answered else None]:
                     await asyncio.sleep(pause)
                     answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
                     if answer is not None and answer[0] == 200:
