@@ -45,6 +45,8 @@ class Counting:
         self._random = random.Random(seed)
 
     async def __call__(self, node: FakeNode, request: web.Request) -> web.StreamResponse:
+        if request.path == "/tokenize":  # near the cap a gateway asks for the prompt's length; without it, it estimates
+            return web.Response(status=404)
         prompt, completion = self._random.randint(1, 20), self._random.randint(1, MAX_TOKENS)
         self.tokens[request.headers["x-request-id"]] = prompt + completion
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
