@@ -122,6 +122,19 @@ async def test_requests_given_up_at_a_living_node_leave_the_breaker_closed(
         assert (await ask(cortex))[0] == 200
 
 
+async def test_a_request_given_up_at_a_living_node_is_charged_what_the_node_reports(node: FakeNode) -> None:
+    async def generate_and_be_silent(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        usage_id = request.headers["x-helexa-usage-id"]
+        node.usages[usage_id] = {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0}
+        return await fake_node.never_begin(node, request)
+
+    node.speak = generate_and_be_silent
+    async with serving(node, answer_timeout_secs=0.05) as cortex:
+        status, body = await ask(cortex)
+        assert (status, code(body)) == (504, "upstream_timeout")
+        assert await spent(cortex) == 7
+
+
 async def test_the_timeout_of_a_proxy_before_a_living_node_leaves_the_breaker_closed(node: FakeNode) -> None:
     async def time_out(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.Response(status=504, text="<html>Gateway Timeout</html>", content_type="text/html")

@@ -6,7 +6,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from helexa.cortex.exchange import Exchange
+from helexa.core.errors import ApiError
+from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.meter import Usage
 from helexa.cortex.question import Question
@@ -29,6 +30,7 @@ class Bill:
     * A complete answer is charged what it says itself.
     * An answer that broke off, or whose client hung up, is charged what the node reports when asked. Without a report
       the prompt is estimated, and the output from the content that passed; the entry is marked as estimated.
+    * A request that the gateway gave up after a timeout is charged what the node reports, without a report nothing.
     * A request that no node answered, or that was rejected, costs nothing.
 
     A key with a cap is never charged more than was held, whatever a node claims.
@@ -56,16 +58,17 @@ class Bill:
     ) -> None:
         await self.settle()
         exchange = self._exchange
-        hung_up = isinstance(error, asyncio.CancelledError) and exchange.target is not None
-        if exchange.usage is None and (exchange.meter is not None or hung_up):
+        answered = exchange.meter is not None
+        hung_up = isinstance(error, asyncio.CancelledError)
+        timed_out = isinstance(error, ApiError) and error.code == UPSTREAM_TIMEOUT
+        if exchange.usage is None and exchange.target is not None and (answered or hung_up or timed_out):
             try:
-                if exchange.target is not None:
-                    answered = exchange.meter is not None
-                    exchange.usage = await self._ask_usage(exchange.target, exchange.usage_id, answered=answered)
+                exchange.usage = await self._ask_usage(exchange.target, exchange.usage_id, answered=answered)
             finally:
-                if exchange.usage is None:
+                if exchange.usage is None and (answered or hung_up):
                     exchange.usage, exchange.estimated = self._estimate(), True
-                await self._pay(exchange.usage)
+                if exchange.usage is not None:
+                    await self._pay(exchange.usage)
         await self._reservation.release()
 
     def _estimate(self) -> Usage:

@@ -11,6 +11,8 @@ from helexa.cortex.router import Warm
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"
+UPSTREAM_TIMEOUT = "upstream_timeout"
+"""Error code of a request whose node was silent for too long, and may still be working on it."""
 _SHORTEST_WINDOW_SECS = 0.1
 
 

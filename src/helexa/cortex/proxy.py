@@ -11,7 +11,7 @@ import orjson
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.body_workers import BodyWorkers, is_large
-from helexa.cortex.exchange import Exchange
+from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
@@ -345,7 +345,7 @@ def _failure(error: UpstreamError, node: str) -> ApiError:
 
 
 def _timed_out(node: str) -> ApiError:
-    return ApiError(504, "upstream_timeout", f"node '{node}' sent no bytes for too long", type="api_error")
+    return ApiError(504, UPSTREAM_TIMEOUT, f"node '{node}' sent no bytes for too long", type="api_error")
 
 
 def _unreachable(node: str) -> ApiError:
