@@ -26,7 +26,7 @@ from helexa.cortex.ledger.database import Database, open_database
 
 KILLS = int(os.environ.get("HELEXA_KILLS", "3"))
 AT_ONCE = 200
-CAP = 10_000 * KILLS
+CAP = 50_000 * KILLS
 MAX_TOKENS = 40
 CAPPED = {"authorization": "Bearer capped"}
 
@@ -45,8 +45,8 @@ class Counting:
         self._random = random.Random(seed)
 
     async def __call__(self, node: FakeNode, request: web.Request) -> web.StreamResponse:
-        if request.path == "/tokenize":  # near the cap a gateway asks for the prompt's length; without it, it estimates
-            return web.Response(status=404)
+        if request.path == "/tokenize":
+            return web.json_response({"count": 20, "max_model_len": 4096, "tokens": []})
         prompt, completion = self._random.randint(1, 20), self._random.randint(1, MAX_TOKENS)
         self.tokens[request.headers["x-request-id"]] = prompt + completion
         usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
