@@ -3,9 +3,12 @@
     python benchmarks/attack/forced_calls.py MODEL[=FORMAT] ... [--tools 500] [--seed 0] [--streams 4] [--every-api]
 
 MODEL is a model's file or folder, or a folder with a tokenizer only, which gets random weights. FORMAT is the tool-call
-format (`hermes`, `llama3_json`, `mistral`, ...); without it the model's own. One node loads each model in turn, one
-gateway stands before it. Chat completions and Responses go to the node, Messages to the gateway, each streamed and not.
-Each tool takes one of these six routes by turns, or all of them with `--every-api`. Drafts are on, as by default.
+format (`hermes`, `llama3_json`, `mistral`, ...); without it the model's own. A GGUF file whose chat template has no
+tools needs another template first: `gguf-new-metadata IN OUT --chat-template TEXT`.
+
+One node loads each model in turn, one gateway stands before it. Chat completions and Responses go to the node, Messages
+to the gateway, each streamed and not. Each tool takes one of these six routes by turns, or all of them with
+`--every-api`. Drafts are on, as by default.
 
 One JSON line per model and route counts the answers that are valid, cut and wrong, and one per wrong answer says why.
 The exit status is 1 if there is a wrong answer.
