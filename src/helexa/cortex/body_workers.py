@@ -99,8 +99,10 @@ def _new_pool() -> ProcessPoolExecutor:
 
 def _prepare() -> None:
     """Set up a process of the pool."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the gateway, which ends its processes itself
-        signal.signal(number, signal.SIG_IGN)
+    # Ctrl-C is for the gateway, which ends its processes itself. SIGTERM has to end this process: when one process of
+    # the pool has died, the pool sends SIGTERM to the others and waits for them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(_NICE)  # the event loop comes first where processors are few
     gc.disable()  # JSON has no cycles, and the collector would look through millions of values again and again
     threading.Thread(target=_exit_with_parent, daemon=True).start()
