@@ -1,10 +1,10 @@
 """What each API's requests can make a node use, and the body that enforces it."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit

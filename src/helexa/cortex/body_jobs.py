@@ -1,6 +1,6 @@
 """The work on request bodies that may be done in another process: each function takes and returns plain values."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from helexa.cortex.anthropic.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation

@@ -5,7 +5,7 @@
 3. If that is still too much, and the client states no output limit, the output limit is what the budget has left.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
@@ -43,14 +43,16 @@ async def hold_budget(
     Raises:
         ApiError: 429 if the budget does not suffice, 503 if the ledger does not answer.
     """
-    question = replace(question, metered=True)
     if principal.hard_cap is None:
-        return await ledger.reserve(principal, request_id, model, question.tokens(limit)), question
+        return await ledger.reserve(principal, request_id, model, question.tokens(limit)), replace(
+            question, metered=True
+        )
     spending, context = question.spending, None if limit is None else limit.context
     output = spending.output or default_output(view, model, question, context)
     tokens = spending.most_tokens(output, context)
     try:
-        return await ledger.reserve(principal, request_id, model, tokens), replace(question, enforced=output)
+        reservation = await ledger.reserve(principal, request_id, model, tokens)
+        return reservation, replace(question, metered=True, enforced=output)
     except ApiError as error:
         if "tokens_left" not in error.extras:
             raise
@@ -70,7 +72,7 @@ async def hold_budget(
     if least == tokens:
         raise refusal
     reservation = await ledger.reserve(principal, request_id, model, least)
-    return reservation, replace(question, enforced=output)
+    return reservation, replace(question, metered=True, enforced=output)
 
 
 def default_output(view: FleetView, model: str, question: Question, context: int | None) -> int:

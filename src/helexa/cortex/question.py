@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -34,8 +33,7 @@ Headers = list[tuple[bytes, bytes]]
 _fields = msgspec.json.Decoder(Fields)
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """One request for a model.
 
     Attributes:

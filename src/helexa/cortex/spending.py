@@ -9,7 +9,6 @@ A budget holds `Spending.most_tokens` before the request is forwarded. The bound
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -60,8 +59,7 @@ class Fields(msgspec.Struct):
     input: msgspec.Raw = _NOTHING
 
 
-@dataclass(frozen=True)
-class Spending:
+class Spending(msgspec.Struct, frozen=True):
     """What the body of a request says about the tokens that it can use.
 
     Attributes:

@@ -8,7 +8,7 @@ MAX_HELD_BYTES = 64 << 10
 
 _USAGE = b'"usage"'
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
-_EVENT = re.compile(rb".*?\n\r?\n", re.DOTALL)
+_EVENT_END = re.compile(rb"\n\r?\n")
 _DONE = re.compile(rb"data: ?\[")
 
 
@@ -30,8 +30,7 @@ class UsageFilter:
             self._inside = False
             return chunk
         data = self._held + chunk
-        end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\n\r\n") + 3)
-        end = 0 if end < 3 else end
+        end = _last_event_end(data, 0, len(data))
         events, rest = data[:end], data[end:]
         if _USAGE in events:
             events = self._without_usage(events)
@@ -49,9 +48,23 @@ class UsageFilter:
         return held
 
     def _without_usage(self, events: bytes) -> bytes:
-        first, *others = _EVENT.findall(events)
-        kept = [first] if self._inside or not _is_usage(first) else []
-        return b"".join([*kept, *(event for event in others if not _is_usage(event))])
+        kept: list[bytes] = []
+        begin, at = 0, events.find(_USAGE)
+        while at >= 0:
+            start = _last_event_end(events, begin, at)
+            end_mark = _EVENT_END.search(events, at)
+            end = len(events) if end_mark is None else end_mark.end()
+            if not (start == 0 and self._inside) and _is_usage(events[start:end]):
+                kept.append(events[begin:start])
+                begin = end
+            at = events.find(_USAGE, end)
+        return b"".join([*kept, events[begin:]])
+
+
+def _last_event_end(data: bytes, begin: int, end: int) -> int:
+    """Return where the last event that ends within `data[begin:end]` ends, `begin` if none does."""
+    lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
+    return max(begin, lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 def _is_usage(event: bytes) -> bool:
