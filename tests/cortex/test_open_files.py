@@ -54,4 +54,4 @@ async def test_every_connection_over_the_limit_on_open_files_is_served_or_gets_a
         node.go_on.set()
         statuses = Counter(await asyncio.gather(*asks, return_exceptions=True))
         assert set(statuses) == {200, 503}
-        assert await ask(url) == 200
+        await eventually(lambda: served(url))  # the gateway may still close the connections that got a 503
