@@ -8,6 +8,7 @@ the seconds until the last answer, and the longest `/health` in milliseconds. Th
 """
 
 import argparse
+import encodings.idna  # noqa: F401  before clients are forked: a fork copies an import lock that a thread holds
 import json
 import multiprocessing
 import re
