@@ -124,6 +124,11 @@ class Call:
         self._chunked = False
         self._left: int | None = None
 
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of the body that have not come; 0 if the head does not declare its length."""
+        return max(0, (self._length or 0) - self._received)
+
     def feed(self, piece: bytes) -> int:
         """Some of the body came.
 

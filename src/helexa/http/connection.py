@@ -348,10 +348,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _parse_slices(self, data: memoryview) -> None:
-        """Parse as much as may wait: a large piece holds thousands of small requests."""
+        """Parse as much as may wait: a large piece holds thousands of small requests, unless it is one body."""
         while data and len(self._calls) <= _MAX_WAITING and not self._deaf:
-            self._parse(data[:PIECE_BYTES])
-            data = data[PIECE_BYTES:]
+            size = PIECE_BYTES if self._call is None else max(PIECE_BYTES, self._call.missing_bytes)
+            self._parse(data[:size])
+            data = data[size:]
         self._unread = b"" if self._deaf else data
 
     def _parse(self, data: bytes | memoryview) -> None:

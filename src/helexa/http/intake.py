@@ -66,7 +66,7 @@ class Intake:
         del self._parser, self._taker
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse the next bytes, at most `PIECE_BYTES`.
+        """Parse the next bytes: at most `PIECE_BYTES`, or more of one body.
 
         Raises:
             ApiError: they cannot be parsed; nothing more can be.

@@ -38,7 +38,7 @@ class UsageRecord:
 class UsageRecords:
     """The records, by the id that a gateway made up for each request.
 
-    The id is random and known to the gateway alone, so nobody else can read a record. A record is kept for
+    The id begins with a secret of the gateway, so nobody else can read a record. A record is kept for
     `KEPT_SECONDS`, and there are at most `MOST_KEPT`.
     """
 
