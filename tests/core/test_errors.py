@@ -16,7 +16,7 @@ def test_an_envelope_has_the_four_fields_and_the_extras_inside() -> None:
     ("error", "status", "kind", "code", "retry_after"),
     [
         (errors.malformed_json("x"), 400, "invalid_request_error", "malformed_json", None),
-        (errors.invalid_body("x"), 422, "invalid_request_error", "invalid_request_body", None),
+        (errors.invalid_body("x"), 400, "invalid_request_error", "invalid_request_body", None),
         (errors.unsupported_media_type("x"), 415, "invalid_request_error", "unsupported_media_type", None),
         (errors.unsupported_parameter("x"), 400, "invalid_request_error", "unsupported_parameter", None),
         (errors.missing_model(), 400, "invalid_request_error", "missing_model_field", None),

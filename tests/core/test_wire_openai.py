@@ -142,13 +142,26 @@ def test_a_prompt_may_end_within_the_last_message() -> None:
     assert variables == {"continue_final_message": True, "add_generation_prompt": False}
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"continue_final_message": True, "add_generation_prompt": True},
+        {"continue_final_message": True, "chat_template_kwargs": {"add_generation_prompt": True}},
+    ],
+)
+def test_a_prompt_cannot_end_in_two_ways(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="set one of them") as refused:
+        chat(**fields)
+    assert (refused.value.status, refused.value.param) == (400, "continue_final_message")
+
+
 def test_log_probabilities_are_bounded() -> None:
     asked = {"logprobs": True, "top_logprobs": 20}
-    chat(**asked).check_logprobs(8192)
-    chat(n=16).check_logprobs(8192)
-    chat(**asked, n=16).check_logprobs(1024)
+    chat(**asked).check_logprobs(9, 8192)
+    chat(n=16).check_logprobs(9, 8192)
+    chat(**asked, n=16).check_logprobs(9, 1024)
     with pytest.raises(ApiError, match=r"'logprobs' of 16 x 8192 tokens with 20 alternatives") as refused:
-        chat(**asked, n=16).check_logprobs(8192)
+        chat(**asked, n=16).check_logprobs(9, 8192)
     assert (refused.value.status, refused.value.code) == (400, "unsupported_parameter")
 
 
@@ -173,7 +186,8 @@ def test_what_is_not_json_is_malformed(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "read"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ([0], [0])]
+    ("prompt", "read"),
+    [("a", ["a"]), (["a"], ["a"]), ([1, 2], [[1, 2]]), ([[1, 2]], [[1, 2]]), (["a", [0]], ["a", [0]])],
 )
 def test_a_prompt_is_text_or_tokens(prompt: object, read: object) -> None:
     request = CompletionRequest.parse(json.dumps({"model": "m", "prompt": prompt}).encode())

@@ -52,5 +52,21 @@ def base_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def host_name(text: str) -> str:
+    """A host name or an IP address in lower case, an IPv6 address without brackets.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    host = text.lower().removeprefix("[").removesuffix("]")
+    try:
+        if urlsplit(f"//[{host}]" if ":" in host else f"//{host}").hostname == host and host.encode("idna"):
+            return host
+    except ValueError:
+        pass
+    raise ValueError(f"'{text}' is not a host; write a name or an IP address, without a port")
+
+
+HostName = Annotated[str, AfterValidator(host_name)]
 Listen = Annotated[Address, BeforeValidator(parse_address)]
 BaseUrl = Annotated[str, AfterValidator(base_url)]

@@ -1,7 +1,7 @@
 """Configuration: a TOML file overlaid by environment variables, validated strictly.
 
 An environment variable `PREFIX_A__B` sets key `b` of table `a`. Its value is read as TOML when it parses as such, else
-as plain text. Unknown keys are refused with the nearest known name.
+as plain text. Unknown keys of the file are refused with the nearest known name; unknown variables are ignored.
 """
 
 import difflib
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from helexa.core.errors import ConfigError
+from helexa.core.variables import Keys, overlay
 
 
 class Section(BaseModel):
@@ -26,15 +27,23 @@ ConfigT = TypeVar("ConfigT", bound=Section)
 
 
 def load(
-    schema: type[ConfigT], path: Path | None, *, env_prefix: str, environ: Mapping[str, str] | None = None
+    schema: type[ConfigT],
+    path: Path | None,
+    *,
+    env_prefix: str,
+    short_names: Mapping[str, Keys] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> ConfigT:
     """Read `path` (may be None: defaults only) and overlay variables that start with `env_prefix`.
+
+    Args:
+        short_names: further variables, and the keys that they set unless a variable with the full name is set.
 
     Raises:
         ConfigError: one line naming the file or variable, the key, and what is wrong with it.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
-    origins = _overlay(tree, env_prefix, os.environ if environ is None else environ)
+    origins = overlay(tree, schema, env_prefix, short_names or {}, os.environ if environ is None else environ)
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
@@ -56,31 +65,6 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _overlay(tree: dict[str, Any], prefix: str, environ: Mapping[str, str]) -> dict[tuple[str, ...], str]:
-    origins: dict[tuple[str, ...], str] = {}
-    for name in sorted(environ):
-        if not name.startswith(prefix):
-            continue
-        keys = tuple(name.removeprefix(prefix).lower().split("__"))
-        if not all(keys):
-            raise ConfigError(f"{name}: empty key; write {prefix}SECTION__KEY")
-        node = tree
-        for key in keys[:-1]:
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"{name}: '{key}' is not a table")
-        node[keys[-1]] = _value(environ[name])
-        origins[keys] = name
-    return origins
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:

@@ -115,7 +115,7 @@ def malformed_json(detail: str) -> ApiError:
 
 def invalid_body(message: str, param: str | None = None) -> ApiError:
     """The body is JSON of the wrong shape."""
-    return ApiError(422, "invalid_request_body", message, param=param)
+    return ApiError(400, "invalid_request_body", message, param=param)
 
 
 def unsupported_media_type(content_type: str) -> ApiError:

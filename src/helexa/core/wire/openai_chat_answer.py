@@ -44,10 +44,10 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatAnswer(TypedDict):
-    """The assistant's turn."""
+    """The assistant's turn. `content` is null in a turn of calls only."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]

@@ -6,24 +6,37 @@ import orjson
 from pydantic import BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.errors import invalid_body
 from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.usage import Usage
 
-_Prompt = str | list[int] | list[str] | list[list[int]]
+MAX_ANSWERS = 128
+"""To all prompts of a request together."""
+
+Prompt = str | list[int]
+_Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ANSWERS)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_Prompts = (
+    Annotated[str, Field(min_length=1)]
+    | _Ids
+    | _Texts
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_ANSWERS)]
+)
 
 
-def _prompt(value: Any) -> str | list[int] | list[Any]:
-    """Unwrap a list of one prompt; several prompts stay a list of lists or strings, for a refusal by name."""
-    if isinstance(value, list) and len(value) == 1 and (isinstance(value[0], str) or _is_ids(value[0])):
-        value = value[0]
-    if isinstance(value, str) or _is_ids(value):
-        if not value:
-            raise PydanticCustomError("prompt", "must not be empty")
-        return value
-    if isinstance(value, list) and all(isinstance(one, str) or _is_ids(one) for one in value):
-        return value
-    raise PydanticCustomError("prompt", "must be a string or a list of token ids")
+def _prompts(value: Any) -> list[Prompt]:
+    """Return the prompts of `prompt`: one, or a list of several."""
+    several = isinstance(value, list) and bool(value) and all(isinstance(one, str | list) for one in value)
+    prompts: list[Any] = value if several else [value]
+    if len(prompts) > MAX_ANSWERS:
+        raise PydanticCustomError("prompt", "must be at most {most} prompts", {"most": MAX_ANSWERS})
+    for index, prompt in enumerate(prompts):
+        place = f"prompt {index} " if len(prompts) > 1 else ""
+        if not isinstance(prompt, str) and not _is_ids(prompt):
+            raise PydanticCustomError("prompt", "{place}must be a string or a list of token ids", {"place": place})
+        if not prompt:
+            raise PydanticCustomError("prompt", "{place}must not be empty", {"place": place})
+    return prompts
 
 
 def _is_ids(value: Any) -> bool:
@@ -31,9 +44,10 @@ def _is_ids(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of `POST /v1/completions`: `prompt` is text, or the token ids themselves."""
+    """The body of `POST /v1/completions`: each prompt is text, or the token ids themselves."""
 
-    prompt: Annotated[str | list[int], PlainValidator(_prompt, json_schema_input_type=_Prompt)]
+    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_Prompts)]
+    max_tokens: int | None = Field(None, ge=0)
     echo: bool | None = None
     logprobs: Annotated[
         int | None,
@@ -46,32 +60,43 @@ class CompletionRequest(GenerationRequest):
         """How many alternatives to tell of with each token's log-probability, None to tell neither."""
         return self.logprobs
 
+    @property
+    def answers(self) -> int:
+        """Number of answers to all prompts."""
+        return len(self.prompt) * (self.n or 1)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompts' tokens are wanted, too."""
+        return bool(self.echo) and self.logprobs is not None
+
     def refuse_unsupported(self) -> None:
-        """Refuse several prompts, and what is neither continuing a prompt nor text, by name."""
+        """Refuse too many answers, and what is neither continuing a prompt nor text, by name."""
         super().refuse_unsupported()
-        if not isinstance(self.prompt, str) and not _is_ids(self.prompt):
-            raise unsupported_parameter("prompt", "several prompts in one request are not supported; send one each")
+        if self.answers > MAX_ANSWERS:
+            raise invalid_body(
+                f"n: {len(self.prompt)} prompts with {self.n} answers each are over the limit of {MAX_ANSWERS}", "n"
+            )
         self.refuse("suffix")
         self.refuse("best_of", (1, self.n))
-        if self.echo and self.logprobs is not None:
-            raise unsupported_parameter("echo", "'echo' with 'logprobs' is not supported: prompts have none")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids, in the prompt too, that the model does not have."""
+        """Refuse token ids, in prompts too, that the model does not have."""
         super().check_vocabulary(vocab_size)
-        if isinstance(self.prompt, list):
-            for index, token in enumerate(self.prompt):
+        for place, prompt in enumerate(self.prompt):
+            field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
+            for index, token in enumerate(prompt if isinstance(prompt, list) else ()):
                 if not 0 <= token < vocab_size:
-                    raise invalid_body(f"prompt.{index}: {token} is not a token id below {vocab_size}", "prompt")
+                    raise invalid_body(f"{field}.{index}: {token} is not a token id below {vocab_size}", "prompt")
 
 
 class CompletionLogprobs(TypedDict):
     """Of each token: its text, its log-probability, those of the likeliest ones, itself included, by their texts and
-    encoded already, and where it stands in the choice's text."""
+    encoded already, and where it stands in the choice's text. The first token of an echoed prompt has only null."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[orjson.Fragment]
+    token_logprobs: list[float | None]
+    top_logprobs: list[orjson.Fragment | None]
     text_offset: list[int]
 
 

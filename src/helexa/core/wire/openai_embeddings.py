@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 import orjson
-from pydantic import PlainValidator
+from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from helexa.core.errors import unsupported_parameter
@@ -14,7 +14,10 @@ from helexa.core.wire.request import WireRequest
 
 MAX_INPUTS = 2048
 
-_Input = str | list[str] | list[int] | list[list[int]]
+_Text = Annotated[str, Field(min_length=1)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_Bounds = Field(min_length=1, max_length=MAX_INPUTS)
+_Input = _Text | _Ids | Annotated[list[_Text], _Bounds] | Annotated[list[_Ids], _Bounds]
 
 
 def _inputs(value: Any) -> list[str | list[int]]:

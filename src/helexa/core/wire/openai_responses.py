@@ -38,8 +38,8 @@ _NAMES = {  # of what chat completions call otherwise
 }
 
 
-def _input(value: Any) -> list[dict[str, Any]]:
-    """A string is what the user says."""
+def input_items(value: Any) -> list[dict[str, Any]]:
+    """Return the items of `input`: a string is what the user says."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -67,7 +67,10 @@ class ReasoningConfig(WireObject):
 class ResponsesRequest(GenerationRequest):
     """The body of `POST /v1/responses`. What it does not declare is as in a chat completion."""
 
-    input: Annotated[list[dict[str, Any]], PlainValidator(_input, json_schema_input_type=str | list[dict[str, Any]])]
+    input: Annotated[
+        list[dict[str, Any]],
+        PlainValidator(input_items, json_schema_input_type=str | Annotated[list[dict[str, Any]], Field(min_length=1)]),
+    ]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[dict[str, Any]] | None = None
@@ -87,6 +90,9 @@ class ResponsesRequest(GenerationRequest):
         | None
     ) = None
     truncation: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = Field(None, max_length=512)
+    prompt_cache_key: str | None = Field(None, max_length=512)
 
     def refuse_unsupported(self) -> None:
         """Refuse what only OpenAI's own servers do, by name."""
@@ -140,8 +146,13 @@ class ResponsesRequest(GenerationRequest):
         """The namespace of each function that is from one, by its name."""
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
-    def shown(self, *, store: bool) -> bytes:
-        """The members of a response that say what was asked for: JSON, an object."""
+    def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
+        """The members of a response that say what was asked for: JSON, an object.
+
+        Args:
+            store: the response is stored.
+            temperature, top_p: the values that the model samples with; Open Responses demands numbers here.
+        """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
             "instructions": self.instructions,
@@ -151,17 +162,30 @@ class ResponsesRequest(GenerationRequest):
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": effort, "summary": summary},
             "store": store,
-            "temperature": self.temperature,
-            "text": {"format": (self.text and self.text.format) or {"type": "text"}},
+            "temperature": temperature,
+            "text": {"format": _shown_format((self.text and self.text.format) or {"type": "text"})},
             "tool_choice": self.tool_choice or "auto",
             "tools": [function for _, function in functions(self.tools)],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": self.top_p,
+            "top_p": top_p,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "max_tool_calls": None,
+            "service_tier": "default",
+            "safety_identifier": self.safety_identifier,
+            "prompt_cache_key": self.prompt_cache_key,
             "truncation": "disabled",
             "user": self.user,
             "background": False,
         }
         return to_json(shown, inf_nan_mode="null")
+
+
+def _shown_format(format: dict[str, Any]) -> dict[str, Any]:
+    """A text format with all members that its kind has in a response."""
+    if format.get("type") != "json_schema":
+        return format
+    return {"description": None, **format, "strict": format.get("strict") is not False}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.core.wire.compaction_item import summary_in
 
 Item = Mapping[str, Any]
 Message = dict[str, Any]
@@ -25,7 +26,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
         known: how many of the items, the first, are from responses before this one; errors count from there.
 
     Raises:
-        ApiError: 422 `invalid_request_body` or 400 `unsupported_parameter`, naming the item.
+        ApiError: 400 `invalid_request_body` or 400 `unsupported_parameter`, naming the item.
     """
     conversation = _Conversation(instructions)
     for index, item in enumerate(items, start=-known):
@@ -53,6 +54,8 @@ class _Conversation:
         match item.get("type") or ("message" if "role" in item else None):
             case "message":
                 self._message(item, field)
+            case "compaction":
+                self._prompts.append(f"Summary of the conversation so far:\n{summary_in(item, field)}")
             case "reasoning":
                 self._answering = False
                 self._reasoning.append(_reasoning_text(item, field))

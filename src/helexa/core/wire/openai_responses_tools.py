@@ -17,7 +17,7 @@ def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
     A search of the web, which models of others can do, is left out.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` for other tools, 422 for a function without a name, or with another's.
+        ApiError: 400 `unsupported_parameter` for other tools, and for a function without a name, or with another's.
     """
     found = list(_functions(tools or (), "tools", None))
     names: set[str] = set()
@@ -70,7 +70,7 @@ def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, An
     """The choice of a tool as chat completions have it, and the names of the tools that may be called, if not all.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` or 422 `invalid_request_body`.
+        ApiError: 400 `unsupported_parameter` or 400 `invalid_request_body`.
     """
     if choice is None or isinstance(choice, str):
         return choice, None

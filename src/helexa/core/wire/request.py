@@ -27,7 +27,7 @@ class WireRequest(WireObject):
         """Read a request body.
 
         Raises:
-            ApiError: 400 `malformed_json`, 422 `invalid_request_body` naming the field, 400 `missing_model_field`, or
+            ApiError: 400 `malformed_json`, 400 `invalid_request_body` naming the field, 400 `missing_model_field`, or
                 400 `unsupported_parameter` naming the parameter.
         """
         try:

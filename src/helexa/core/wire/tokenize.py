@@ -1,11 +1,11 @@
-"""`POST /tokenize` and `POST /detokenize`, in vLLM's shapes."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, in vLLM's shapes."""
 
 from typing import Any, NotRequired, TypedDict
 
 from pydantic import Field
 
 from helexa.core.errors import invalid_body, unsupported_parameter
-from helexa.core.wire.openai_chat import ChatMessage
+from helexa.core.wire.openai_chat import ChatMessage, both_endings
 from helexa.core.wire.request import WireRequest
 
 
@@ -30,6 +30,10 @@ class TokenizeRequest(WireRequest):
         """Refuse both or neither of text and conversation, and a template that is not the model's."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise both_endings()
+            self.add_generation_prompt = False
         if self.messages is not None and self.add_special_tokens:
             raise unsupported_parameter("add_special_tokens", "a chat template writes special tokens itself")
         if self.extra("chat_template"):

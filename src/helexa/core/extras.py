@@ -1,0 +1,34 @@
+"""Optional dependencies: which extra of this package has a module that is not installed."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from helexa.core.errors import HelexaError
+
+_EXTRAS = ("acp", "bench", "neuron")
+"""Extras, each of which is named after the only package below `helexa` that needs it."""
+
+
+def missing_extra(error: BaseException) -> str | None:
+    """Return one line that names the module and the command that installs it; None if `error` has another cause."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ModuleNotFoundError):
+        cause = cause.__cause__
+    if cause is None or cause.name is None or cause.name.partition(".")[0] == "helexa":
+        return None
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(cause.__traceback__)]
+    packages = [module.split(".")[1] for module in modules if module.startswith("helexa.")]
+    extra = packages[-1] if packages and packages[-1] in _EXTRAS else "all"
+    return f"{cause.name} is not installed; install it with: pip install 'helexa[{extra}]'"
+
+
+@contextmanager
+def explained_extras() -> Iterator[None]:
+    """Raise `HelexaError` if an import in this block lacks an extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (lack := missing_extra(error)) is None:
+            raise
+        raise HelexaError(lack) from error

@@ -1,0 +1,154 @@
+"""Environment variables of a configuration: `PREFIX_A__B` sets key `b` of table `a`.
+
+Only variables that name a key of the schema count. Other programs use the same prefixes: AWS Neuron has
+`NEURON_RT_VISIBLE_CORES`, and for a service named `cortex` Kubernetes sets `CORTEX_SERVICE_HOST` and
+`CORTEX_PORT=tcp://10.0.0.1:31313`.
+"""
+
+import difflib
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import AliasChoices, BaseModel
+
+from helexa.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+Keys = tuple[str, ...]
+
+_SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
+_NEAR = 0.9
+_MOST_NAMES = 8
+
+
+def overlay(
+    tree: dict[str, Any], schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
+) -> dict[Keys, str]:
+    """Set keys of `tree` from the variables; return the variable that set each key.
+
+    Former names of tables in `tree` and in variables are replaced by the current names first. Where several variables
+    set one key, the current full name wins over a former name, and a former name over a name in `short`.
+
+    Raises:
+        ConfigError: the file has a value where a variable needs a table.
+    """
+    _rename_tables(tree, schema)
+    origins: dict[Keys, str] = {}
+    for name, keys in sorted(_known(schema, prefix, short, environ), key=lambda item: _precedence(*item, prefix)):
+        table = tree
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{name}: '{key}' is not a table")
+        table[keys[-1]] = _value(environ[name])
+        origins[keys] = name
+    return origins
+
+
+def log_unknown_variables(
+    schema: type[BaseModel],
+    *,
+    prefix: str,
+    short: Mapping[str, Keys] | None = None,
+    others: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Log one line about variables that begin with `prefix` and set nothing; a warning if one looks misspelled.
+
+    `others` are variables that are read elsewhere.
+    """
+    short = short or {}
+    known = {name for name, _ in _known(schema, prefix, short, environ)} | set(others)
+    unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known]
+    names = [prefix + "__".join(keys).upper() for keys in _paths(schema)] + [*short]
+    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) for name in unknown if name not in names}
+    misspelled = [f"{name} (did you mean {match[0]}?)" for name, match in near.items() if match]
+    if unknown:
+        shown = (misspelled or unknown)[:_MOST_NAMES]
+        rest = len(unknown) - len(shown)
+        log.log(
+            logging.WARNING if misspelled else logging.INFO,
+            "ignored environment variables that are not settings: %s%s",
+            ", ".join(shown),
+            f" and {rest} more" if rest else "",
+        )
+
+
+def _known(
+    schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
+) -> Iterator[tuple[str, Keys]]:
+    """The variables that set a key, and the key."""
+    for name, value in environ.items():
+        if not name.startswith(prefix):
+            continue
+        if name == f"{prefix}PORT" and _SERVICE_LINK.match(value):
+            continue  # of a Kubernetes service, even if `port` is a key
+        keys = short.get(name) or _resolve(schema, tuple(name.removeprefix(prefix).lower().split("__")))
+        if keys is not None:
+            yield name, keys
+
+
+def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
+    """Sort key that puts the variable that wins last."""
+    return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
+
+
+def _resolve(annotation: Any, keys: Keys) -> Keys | None:
+    """Return `keys` with the current names, None if the schema has no such key."""
+    if not keys:
+        return ()
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        for name, field in annotation.model_fields.items():
+            if keys[0] in (name, *_former_names(field.validation_alias)):
+                rest = _resolve(field.annotation, keys[1:])
+                return None if rest is None else (name, *rest)
+        return None
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        rest = _resolve(arguments[1], keys[1:]) if keys[0] else None
+        return None if rest is None else (keys[0], *rest)
+    return next((rest for part in arguments if (rest := _resolve(part, keys)) is not None), None)
+
+
+def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
+    """All keys of a schema, but for those below free-form tables and lists."""
+    for name, field in schema.model_fields.items():
+        section = next(_sections(field.annotation), None)
+        if section is None:
+            yield (name,)
+        else:
+            yield from ((name, *rest) for rest in _paths(section))
+
+
+def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) not in (dict, list):
+        for part in get_args(annotation):
+            yield from _sections(part)
+
+
+def _rename_tables(tree: dict[str, Any], schema: type[BaseModel]) -> None:
+    for name, field in schema.model_fields.items():
+        for former in _former_names(field.validation_alias):
+            if former in tree and name not in tree:
+                tree[name] = tree.pop(former)
+        section = next(_sections(field.annotation), None)
+        if section is not None and isinstance(tree.get(name), dict):
+            _rename_tables(tree[name], section)
+
+
+def _former_names(alias: Any) -> list[str]:
+    return [choice for choice in alias.choices if isinstance(choice, str)] if isinstance(alias, AliasChoices) else []
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,32 @@
+"""The item that stands for a compacted conversation: opaque to clients, and the summary to whoever serves it."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.core.errors import invalid_body
+
+_MARK = "helexa1."
+
+
+def compaction_item(id: str, summary: str) -> dict[str, str]:
+    """Return the item that holds `summary`."""
+    content = _MARK + base64.urlsafe_b64encode(summary.encode()).decode()
+    return {"type": "compaction", "id": id, "encrypted_content": content}
+
+
+def summary_in(item: Mapping[str, Any], field: str) -> str:
+    """Return the summary that an item holds.
+
+    Raises:
+        ApiError: 400 `invalid_request_body`: it is not an item of `compaction_item`.
+    """
+    content = item.get("encrypted_content")
+    if isinstance(content, str) and content.startswith(_MARK):
+        try:
+            return base64.urlsafe_b64decode(content[len(_MARK) :]).decode()
+        except (binascii.Error, UnicodeDecodeError, ValueError):
+            pass
+    name = f"{field}.encrypted_content"
+    raise invalid_body(f"{name}: must be from this server's /v1/responses/compact", name)
