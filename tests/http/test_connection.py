@@ -238,6 +238,11 @@ async def test_who_is_idle_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None
         assert (await said(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
 
 
+async def test_idle_connections_are_kept_longer_than_reverse_proxies_keep_them() -> None:
+    async with listening(hello) as (listener, _):
+        assert listener._service.keep_alive_secs > 60
+
+
 async def test_the_end_waits_for_answers_and_for_nobody_else() -> None:
     asked, answered = asyncio.Event(), asyncio.Event()
 

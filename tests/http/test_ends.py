@@ -125,6 +125,33 @@ async def test_one_read_makes_no_more_requests_than_may_wait() -> None:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
 
 
+LATE = b"POST /0 HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (1 << 20)
+
+
+async def test_one_read_with_the_end_of_an_unwanted_body_makes_no_more_requests_than_may_wait() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/0":
+            await asyncio.Event().wait()
+        await hello(scope, receive, send)
+
+    async with listening(answer) as (listener, connect):
+        reader, writer = await connect()
+        writer.write(LATE)
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(bytes(1 << 20) + b"".join(GET % b"%d" % number for number in range(1, 4000)))
+        await eventually(lambda: only(listener)._paused)
+        assert len(only(listener)._calls) < 500
+
+
+async def test_head_behind_an_unwanted_body_is_limited_like_any_other() -> None:
+    async with listening(hello) as (_, connect):
+        reader, writer = await connect()
+        writer.write(LATE)
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(bytes(1 << 20) + b"GET / HTTP/1.1\r\nHost: x\r\nX-A: %s\r\n\r\n" % (b"a" * (40 << 10)))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+
+
 @pytest.mark.parametrize("behind", [GET % b"b", b"what?\r\n\r\n", bytes(1 << 20)], ids=["one", "none", "much"])
 async def test_what_comes_behind_the_last_request_is_dropped(behind: bytes) -> None:
     async def answer(scope: Any, receive: Any, send: Any) -> None:

@@ -135,11 +135,11 @@ class Call:
         Returns:
             How many bytes of it are held now; none if it comes too late to be of use.
         """
+        self._received += len(piece)
         if self.complete:
             return 0
         self._pieces.append(piece)
         self._size += len(piece)
-        self._received += len(piece)
         self._tell()
         return len(piece)
 

@@ -23,7 +23,9 @@ from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-_KEEP_ALIVE_SECS = 5
+# Longer than reverse proxies (nginx, AWS: 60) and gateways (4) keep an idle connection: a server that closes first can
+# close just as the next request comes, and a proxy that gets no response to a POST answers 502.
+_KEEP_ALIVE_SECS = 75
 _LAST_WORDS_SECS = 1
 
 

@@ -3,8 +3,8 @@
 import errno
 import os
 
-OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_LOCAL = OUT_OF_DESCRIPTORS | {errno.EADDRNOTAVAIL}  # the last: no port is left to connect from
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no port is left
 
 
 def is_local_error(error: Exception) -> bool:
@@ -19,5 +19,5 @@ def _descriptor_left() -> bool:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        return error.errno not in OUT_OF_DESCRIPTORS
+        return error.errno not in _LOCAL
     return True
