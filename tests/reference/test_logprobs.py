@@ -7,7 +7,7 @@ import torch
 from driving import scheduler_of
 from transformers import PreTrainedModel
 
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.messages import EngineOptions, Generate, Logprob, SamplingParams, TokenOutput
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
 from tiny_models import tiny_model
@@ -63,12 +63,14 @@ def answers(runner: Runner, requests: list[Generate], **options: object) -> dict
     while not scheduler.idle:
         plan = scheduler.plan()
         outcome = runner.run(plan)
-        for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs):
+        for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
             before = said[output.id]
             said[output.id] = TokenOutput(
                 id=output.id,
                 tokens=before.tokens + output.tokens,
                 logprobs=before.logprobs + output.logprobs,
+                prompt_logprobs=before.prompt_logprobs + output.prompt_logprobs,
+                finish=output.finish,
                 cached_tokens=before.cached_tokens + 1,
             )
     return said
@@ -125,3 +127,54 @@ def test_drafts_that_were_right_have_them_too(reference: PreTrainedModel, runner
     assert_right(reference, asked, guessed)
     (plain,) = answers(runner, [asked], speculation=False).values()
     assert guessed.tokens == plain.tokens
+
+
+def assert_scored(reference: PreTrainedModel, prompt: list[int], alternatives: int, scores: list[Logprob]) -> None:
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+    assert len(scores) == len(prompt) - 1
+    for token, (logprob, top), row in zip(prompt[1:], scores, expected, strict=True):
+        assert logprob == pytest.approx(float(row[token]), abs=1e-4)
+        assert [value for _, value in top] == pytest.approx(row.topk(alternatives).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_prompt_tokens_have_the_models_log_probabilities(
+    reference: PreTrainedModel, runner: Runner, max_tokens: int
+) -> None:
+    """In chunks that share steps."""
+    sampling = SamplingParams(temperature=0, logprobs=1)
+    requests = [
+        Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, prompt_logprobs=number)
+        for number, prompt in enumerate(PROMPTS)
+    ]
+    for number, said in answers(runner, requests, max_step_tokens=48).items():
+        assert_scored(reference, PROMPTS[number], number, said.prompt_logprobs)
+        assert (len(said.tokens), len(said.logprobs), said.finish) == (max_tokens, max_tokens, "length")
+
+
+def test_scores_are_the_same_after_a_preemption_and_beside_a_cached_prefix(
+    reference: PreTrainedModel, runner: Runner
+) -> None:
+    prompt = PROMPTS[3]
+    scheduler = scheduler_of(runner, max_step_tokens=48)
+    scores: list[Logprob] = []
+
+    def step() -> None:
+        plan = scheduler.plan()
+        outcome = runner.run(plan)
+        for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
+            scores.extend(output.prompt_logprobs)
+
+    scheduler.add(Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=SamplingParams(temperature=0))))
+    while not scheduler.idle:
+        step()
+    scheduler.add(Sequence(Generate(id=1, prompt=prompt, max_tokens=0, sampling=SamplingParams(), prompt_logprobs=2)))
+    step()
+    plan = scheduler.plan()
+    runner.run(plan)
+    scheduler.isolate(plan * 2, "failed")  # it begins anew
+    while not scheduler.idle:
+        step()
+    assert_scored(reference, prompt, 2, scores)
+    scheduler.check_idle()

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import random
 import select
 import threading
 import weakref
@@ -19,8 +20,10 @@ from llguidance import LLMatcher
 
 from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.grammars import Failure, Grammars
+from helexa.neuron.engine.guide import Guide
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer
 
@@ -123,6 +126,33 @@ def fetched(grammars: Grammars, count: int) -> list[tuple[int, Failure | None]]:
         assert select.select([grammars], [], [], 60)[0]
         found += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
     return found
+
+
+def test_a_guide_at_a_limit_does_not_fail_later_sequences_with_its_grammar(
+    smollm2_gguf: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 500)
+    states = LLMatcher.grammar_from_regex("([abc]*a[abc]{20}d)[abc]*")
+    *letters, forbidden = (tokenizer.encode(letter)[0] for letter in "abcz")
+
+    def guide_of(number: int) -> Guide:
+        one = sequence(number, states)
+        grammars.begin(one)
+        assert fetched(grammars, 1) == [(number, None)]
+        assert one.guide is not None
+        return one.guide
+
+    with closing(Grammars(smollm2_gguf, 49152)) as grammars:
+        exhausted, draw = guide_of(0), random.Random(1)
+        for _ in range(500):
+            exhausted.advance(draw.choice(letters))
+            exhausted.refused((forbidden,), ())
+        assert "too many states" in exhausted.error
+        later = guide_of(1)
+        for letter in letters:
+            later.advance(letter)
+            assert later.refused((forbidden,), ())
+        assert later.error == ""
 
 
 class Panic(BaseException):

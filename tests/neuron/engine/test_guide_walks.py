@@ -1,6 +1,5 @@
 """Random walks with drafts over real vocabularies: a guide stays where its output is, whatever it looks ahead to."""
 
-import os
 import random
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.walking import byte_level
+from nightly import cases
 
-WALKS = int(os.environ.get("HELEXA_TEST_WALKS", "8"))
+WALKS = cases(3, 40, "HELEXA_TEST_WALKS")
 LENGTH = 60
 MOST_DRAFTS = 7
 TOOLS = {

@@ -44,6 +44,10 @@ async def test_an_engine_that_is_hurt(
                 assert (tokens, output.finish, output.retry) == ([], "error", False)
                 assert words in (output.error or "")
             assert (await answer(client, prompts[2]))[0] == alone[2][0]
+        # Steps without one finite logit end their requests alone, as long as the model computes another token.
+        for _ in range(4):
+            for _, output in await asyncio.gather(*(answer(client, [bad, NAN] * 50) for bad in (7, 8, 9))):
+                assert (output.finish, output.retry) == ("error", False)
         assert client.alive
         assert (client.running, client.free_pages) == (0, client.ready.kv_pages)
 
@@ -56,5 +60,19 @@ async def test_an_engine_that_is_hurt(
         assert (await beside)[1].retry
         assert await died == "the engine made no progress for 2 s and was killed"
         assert "debug_fault.py" in caplog.text
+    finally:
+        await client.close()
+
+
+async def test_an_engine_whose_device_computes_no_finite_numbers_ends(
+    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_DEBUG_FAULT", "nan@every=1")
+    died = asyncio.get_running_loop().create_future()
+    client = await EngineClient.start(smollm2_gguf, OPTIONS, on_exit=died.set_result)
+    try:
+        _, output = await answer(client, FRANCE)
+        assert (output.finish, output.retry) == ("error", True)
+        assert "no finite numbers" in await died
     finally:
         await client.close()

@@ -132,3 +132,9 @@ def test_speculation_gives_the_same_tokens(runner: Runner, sampling: SamplingPar
     tokens = 3 * TOKENS
     assert generate(runner, guessing, prompts, tokens, sampling) == generate(runner, plain, prompts, tokens, sampling)
     assert drafted, "nothing was guessed"
+
+
+def test_tokens_with_a_repetition_penalty_are_the_same_where_steps_overlap(runner: Runner) -> None:
+    penalty = SamplingParams(temperature=0, repetition_penalty=1.5)
+    plain = generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty)
+    assert generate(runner, scheduler_of(runner, speculation=False), PROMPTS, TOKENS, penalty, overlap=True) == plain

@@ -126,7 +126,15 @@ def test_native_tokens_are_the_references_unless_it_hesitates(
         near_the_reference(native, reference, prompt, tokens)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"max_sequences": 1}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"max_step_tokens": 16}, marks=pytest.mark.nightly),
+        pytest.param({"max_sequences": 1}, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
 def test_tokens_of_stock_torch_are_the_references_unless_it_hesitates(
     stock: Runner, reference: Reference, options: dict[str, int]
 ) -> None:

@@ -56,6 +56,9 @@ class Simulated(SimulatedCache):
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
 
+    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
+        return True
+
 
 class Late(SimulatedStep):
     """One that is found to have failed when it is read."""
@@ -255,12 +258,22 @@ def test_a_drafter_that_sees_no_draft_coming_has_none_whatever_comes(seed: int):
     chance = random.Random(seed)
     seen: Counter[bool] = Counter()
     for _ in range(300):
-        tokens = [chance.randrange(4) for _ in range(chance.randrange(3, 30))]
+        tokens = [chance.randrange(4) for _ in range(chance.randrange(3, 30))] * chance.choice((1, 1, 2, 3))
         drafter = Drafter(tokens)
-        drafter._match = chance.choice((3, 4, 5, 8))
+        drafter._match = chance.choice((3, 4, 5, 8, 9, 10, 16))
         coming = drafter.may_draft
-        tokens.append(chance.randrange(4))
+        tokens.append(chance.choice((chance.randrange(4), tokens[len(tokens) // 2])))
         found = bool(drafter.draft(4))
         assert coming or not found
         seen[coming] += 1
     assert min(seen.values()) > 10
+
+
+def test_after_failed_drafts_steps_overlap_where_only_a_short_match_promises_another():
+    tokens = [*range(20), 5, 6, 7]
+    drafter = Drafter(tokens)
+    assert drafter.may_draft
+    drafter.learn(4, 0)
+    assert not drafter.may_draft
+    tokens += range(8, 13)
+    assert drafter.may_draft, "eight tokens match"

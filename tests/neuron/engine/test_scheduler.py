@@ -50,6 +50,21 @@ def test_a_prompt_longer_than_the_budget_advances_in_chunks_and_samples_once() -
     scheduler.check_idle()
 
 
+def test_a_prompt_of_several_steps_reports_its_cached_tokens_after_the_first_step_and_once() -> None:
+    scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
+    outputs: list[list[tuple[bool, int, int]]] = []
+    for number in (1, 2):
+        prompt = [7] * (20 if number == 1 else 45)
+        request = Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams(), reports_start=True)
+        scheduler.add(Sequence(request))
+        told = []
+        while not scheduler.idle:
+            plan = scheduler.plan()
+            told += scheduler.commit(plan, [9 for entry in plan if entry.samples])
+        outputs.append([(output.started, output.cached_tokens, len(output.tokens)) for output in told])
+    assert outputs == [[(True, 0, 0), (False, 0, 1)], [(True, 20, 0), (False, 0, 1)]]
+
+
 def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
     pool = PagePool(10, 4)
     scheduler = Scheduler(options(), pool)
@@ -219,12 +234,11 @@ def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
         plan = scheduler.plan()
         assert sum(entry.count for entry in plan) <= max(limits.max_step_tokens, limits.max_sequences)
         assert len(scheduler.running) <= limits.max_sequences
-        # Everything is in the order of arrival, and whoever decoded goes on, unless a newer one had to yield.
-        order = [s.id for s in (*scheduler.running, *scheduler.waiting)]
+        # Sequences run in the order of arrival, and whoever decoded goes on, unless a newer one had to yield.
+        order = [s.id for s in scheduler.running]
         assert order == sorted(order)
         assert decoding <= {entry.sequence for entry in plan} | set(scheduler.waiting)
         assert not scheduler.running or scheduler.running[0] in {entry.sequence for entry in plan}
-        assert sum(0 < s.computed < len(s.request.prompt) for s in scheduler.running) <= 2
         held = [page for s in scheduler.running for page in s.pages]
         assert len(held) == len(set(held))
         assert len(held) + pool.free == pool.total
@@ -233,3 +247,39 @@ def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
         scheduler.check_idle()
     assert scheduler.idle
     assert finished | cancelled == set(range(40))
+
+
+def scored(number: int, prompt: int, max_tokens: int = 0) -> Sequence:
+    return Sequence(
+        Generate(id=number, prompt=[5] * prompt, max_tokens=max_tokens, sampling=SamplingParams(), prompt_logprobs=0)
+    )
+
+
+def test_a_sequence_without_output_ends_with_its_prompt() -> None:
+    pool = PagePool(100, 4)
+    scheduler = Scheduler(options(max_step_tokens=10), pool)
+    scheduler.add(sequence(1, 25, max_tokens=0))
+    assert [step(scheduler), step(scheduler), step(scheduler)] == [{}, {}, {1: "length"}]
+    assert pool.free == 100
+
+
+def test_scores_that_are_not_finite_end_their_sequence_alone() -> None:
+    scheduler = Scheduler(options(), PagePool(100, 4))
+    scheduler.add(scored(1, 3))
+    scheduler.add(scored(2, 3, max_tokens=1))
+    scheduler.add(scored(3, 3, max_tokens=1))
+    score = (-1.0, [])
+    outputs = scheduler.commit(
+        scheduler.plan(), [8, 9], scores={1: [score] * 2, 2: [score, (float("nan"), [])], 3: [score] * 2}
+    )
+    assert [(output.finish, output.tokens) for output in outputs] == [("length", []), ("error", []), ("length", [9])]
+    assert scheduler.take_unsound()
+    scheduler.check_idle()
+
+
+def test_a_scored_prompt_is_not_looked_up_in_the_cache() -> None:
+    scheduler = Scheduler(options(), PagePool(100, 4))
+    for number in (1, 2):
+        scheduler.add(scored(number, 20))
+        assert planned(scheduler) == [(number, 20)]
+        scheduler.commit(scheduler.plan(), [])

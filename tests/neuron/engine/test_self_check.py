@@ -84,13 +84,13 @@ def test_what_the_first_try_held_is_given_back_before_the_second(
     """On an accelerator there is no room for both, and torch keeps what is not used any more."""
     tried: list[weakref.ref[Runner]] = []
     left: list[int] = []
-    check = Runner._check
+    check = Runner.computes_finite_logits
 
-    def checked(runner: Runner, *arguments: Any) -> None:
+    def checked(runner: Runner, *arguments: Any) -> bool:
         tried.append(weakref.ref(runner))
-        check(runner, *arguments)
+        return check(runner, *arguments)
 
-    monkeypatch.setattr(Runner, "_check", checked)
+    monkeypatch.setattr(Runner, "computes_finite_logits", checked)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(one() is not None for one in tried)))
     load(checkpoint(tmp_path, too_large_for_float16), options("float16"))
     assert (len(tried), left) == (2, [0])
@@ -123,7 +123,7 @@ def test_a_checked_model_computes_what_an_unchecked_one_does(tmp_path: Path, mon
     """What the check leaves behind in the cache is nobody's."""
     folder = checkpoint(tmp_path, lambda tensors: None)
     checked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
-    monkeypatch.setattr(Runner, "_check", lambda *arguments: None)
+    monkeypatch.setattr(Runner, "computes_finite_logits", lambda *arguments: True)
     unchecked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
     for (tokens, logits), (others, expected) in zip(checked, unchecked, strict=True):
         assert tokens == others

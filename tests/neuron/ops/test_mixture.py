@@ -1,8 +1,11 @@
 """Mixtures of experts in a few native kernels, against expert after expert by the kernels' own products."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.native import NativeOps
@@ -95,3 +98,23 @@ def test_what_passes_a_gate_is_added(native: NativeOps) -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps.add_gated(native, out.clone(), x, gate)
     torch.testing.assert_close(native.add_gated(out, x, gate), expected)
+
+
+class NoFloat64(TorchFunctionMode):
+    """Refuses float64, as MPS does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            raise TypeError(
+                "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64."
+            )
+        return result
+
+
+def test_a_gate_needs_no_float64_on_mps() -> None:
+    out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
+    expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
+    with NoFloat64():
+        added = ReferenceOps(torch.device("mps"), torch.float32).add_gated(out, x, gate)
+    torch.testing.assert_close(added, expected)

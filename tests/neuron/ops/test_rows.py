@@ -134,6 +134,21 @@ def test_an_8_bit_cache_keeps_each_head_to_half_a_step(
         assert ((kept[slots] - whole).abs() <= half_a_step * (1 + 2.0**-12)).all()
 
 
+@pytest.mark.parametrize("place", [0, 17, 32, 63])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_an_8_bit_cache_keeps_no_finite_numbers_of_a_head_with_others(
+    native_8: NativeOps, place: int, number: float
+) -> None:
+    rows, dim = 3, 64
+    qkv, still = torch.randn(rows, 3, dim), (torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2))
+    qkv[1, 1:, place] = number
+    cache = native_8.new_cache(1, 1, dim)
+    native_8.rotate_store(qkv, 1, still, cache, torch.arange(rows))
+    for kept in paged.unlaid(cache, dim, 8):
+        assert kept[[0, 2]].isfinite().all()
+        assert not kept[1].isfinite().any()
+
+
 @pytest.mark.parametrize(
     "change",
     [

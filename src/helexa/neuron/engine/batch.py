@@ -126,11 +126,11 @@ class Batch:
         tokens: [T] token ids.
         positions: [T] position of each token in its sequence.
         slots: [T] where its K and V go: page * PAGE_SIZE + offset.
-        sample_rows: [S] rows whose logits are needed, in plan order; behind them [P] rows that are pooled, too.
+        sample_rows: [S] rows whose logits are needed, in plan order; behind them [P] rows that are pooled or scored.
         pooled: P.
         spans: the sequences' rows; those of one row come first, the shortest first.
         capacity: of the buffers that the tensors are views of.
-        samples: rows whose logits are needed, and those that are pooled.
+        samples: rows whose logits are needed, and those that are pooled or scored.
         bucket: of a recorded step that this one is filled up to; `spans` has only those that stand for something, and
             `samples` counts only such. None for a step of a shape of its own.
         laid: the tables, if they lie on the device already.
@@ -217,7 +217,7 @@ class Rows:
         slots: list[int] = []
         spans: list[Span] = []
         samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
-        pooled: dict[int, list[int]] = {}  # the same for the rows that are pooled
+        pooled: dict[int, list[int]] = {}  # the same for the rows that are pooled or scored
         for entry in sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages))):
             sequence, drafts, start = entry.sequence, entry.drafts, len(tokens)
             computed = sequence.computed
@@ -234,8 +234,7 @@ class Rows:
                 slots += [pages[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
             spans.append(Span(slice(start, len(tokens)), computed, pages, sequence.slot or 0, entry.count))
             samples[sequence.request.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
-            if sequence.pooled is not None:
-                wanted = sequence.pooled.wanted(computed, end)
+            if wanted := sequence.wanted(computed, computed + entry.count):
                 pooled[sequence.id] = [start + place - computed for place in wanted]
         sample_rows = [row for entry in plan if entry.samples for row in samples[entry.sequence.request.id]]
         pooled_rows = [row for entry in plan for row in pooled.get(entry.sequence.id, ())] if pooled else []

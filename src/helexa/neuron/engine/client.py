@@ -170,6 +170,8 @@ class EngineClient:
         turn: int = 0,
         said: int = 0,
         grammar: str = "",
+        prompt_logprobs: int | None = None,
+        reports_start: bool = False,
         gather: int = 1,
     ) -> TokenStream:
         """Continue `prompt`. The request is sent when the stream is first awaited.
@@ -190,6 +192,8 @@ class EngineClient:
             turn=turn,
             said=said,
             grammar=grammar,
+            prompt_logprobs=prompt_logprobs,
+            reports_start=reports_start,
         )
         return TokenStream(self, message, gather)
 

@@ -28,7 +28,7 @@ def let_go(error: BaseException) -> None:
 
 
 class Strikes:
-    """Counts steps in a row that ran out of memory or whose logits were no numbers.
+    """Counts steps in a row that ran out of memory.
 
     One such step may be its requests' doing; if nothing succeeds any more, it is not.
     """

@@ -4,7 +4,7 @@ import queue
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +49,7 @@ class Grammars:
         self._open: set[int] = set()
         self._changed = threading.Condition()  # for the two that the thread looks at, too
         self._new: dict[int, Sequence] = {}
+        self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
         self._done: queue.SimpleQueue[tuple[Sequence, Guide | Failure]] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
@@ -117,7 +118,7 @@ class Grammars:
                 if matcher.is_error():
                     result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
                 else:
-                    result = Guide(matcher)
+                    result = Guide(matcher, on_limit=partial(self._discard, grammar))
             except HelexaError as problem:
                 result = Failure(str(problem))
             except BaseException as problem:  # a panic in llguidance is no Exception
@@ -136,12 +137,19 @@ class Grammars:
         tokenizer = read_vocabulary(self._model, self._width)
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
-    def _next(self, kept: Container[str]) -> Sequence | None:
+    def _discard(self, grammar: str) -> None:
+        """Have the grammar compiled anew for later sequences."""
+        with self._changed:
+            self._exhausted.add(grammar)
+
+    def _next(self, kept: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
         """Whose turn it is, once there is anybody: those whose grammars are known cost nothing and come first."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:
                 return None
+            while self._exhausted:
+                kept.pop(self._exhausted.pop(), None)
             known = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
             sequence = next(known, None) or next(iter(self._new.values()))
             return self._new.pop(sequence.id)

@@ -28,6 +28,8 @@ class Guide:
     Args:
         matcher: at the beginning of the grammar; it is copied and never changed.
         clock: CPU seconds of the calling thread.
+        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer, so a limit of the lexer
+            that one copy has reached ends the others and all later copies, too.
 
     Attributes:
         error: why the sequence cannot continue; empty if it can.
@@ -35,7 +37,12 @@ class Guide:
         ahead: how many of the drafts that `refused` received last may be kept at most.
     """
 
-    def __init__(self, matcher: "LLMatcher", clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        clock: Callable[[], float] = time.thread_time,
+        on_limit: Callable[[], None] = lambda: None,
+    ) -> None:
         self.error = ""
         self.bad_grammar = False
         self.ahead = 0
@@ -44,6 +51,7 @@ class Guide:
         self._taken: list[int] = []
         self._looks_ahead = True
         self._clock = clock
+        self._on_limit = on_limit
         self._debt = 0.0
 
     @property
@@ -56,6 +64,7 @@ class Guide:
         begun = self._clock()
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
+                self._on_limit()
                 self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)
             else:
                 self._fail(f"the engine chose token {token}, which the grammar does not allow", bad_grammar=False)
@@ -135,6 +144,7 @@ class Guide:
                 break
         if matcher.is_error():
             self._looks_ahead = False  # the next look ahead would fail again, and cost as much
+            self._on_limit()
         return masks
 
     def _recovered(self) -> bool:
@@ -146,6 +156,7 @@ class Guide:
         if not self._matcher.is_error():
             return True
         self._looks_ahead = False
+        self._on_limit()
         self._matcher = self._replayed()
         if self._matcher.is_error():
             self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)

@@ -32,9 +32,9 @@ class Memory:
     def computed_before(self, sequence: Sequence) -> list[int]:
         """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits.
 
-        Whose vector is wanted is computed whole: pages hold no hidden states.
+        A sequence that is to be embedded or scored is computed whole: pages hold no hidden states.
         """
-        if not self._reuses or sequence.pooled is not None:
+        if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
         full = (len(sequence.tokens) - 1) // self._pages.page_size
         page_hash.extend(sequence.chain, sequence.tokens, full, self._pages.page_size)
@@ -43,6 +43,10 @@ class Memory:
             count, sequence.restore = self._states.longest(sequence.chain[1 : len(pages) + 1])
             return pages[:count]
         return pages
+
+    def missing(self, sequence: Sequence) -> int:
+        """Return how many tokens of a sequence that has not started would have to be computed."""
+        return len(sequence.tokens) - len(self.computed_before(sequence)) * self._pages.page_size
 
     def has_room(self, sequence: Sequence, prefix: list[int], running: Iterable[Sequence]) -> bool:
         """Whether a sequence can begin with `prefix`: not with pages that one of those that run was begun for."""

@@ -109,7 +109,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Server -> engine: continue `prompt` by at most `max_tokens` tokens.
+    """Server -> engine: continue `prompt` by at most `max_tokens` tokens; with 0 the sequence ends with its prompt.
 
     The end-of-sequence token that ends a sequence is reported in its last `TokenOutput` like any other.
 
@@ -120,6 +120,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             keeps its state there. 0 if that is not known.
         said: tokens at the prompt's end that are output already, of a request before this one.
         grammar: of the output, as llguidance's JSON; empty for none. When it is complete, the sequence ends.
+        prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports
+            neither. The KV cache is not searched for the prompt then.
+        reports_start: a prompt that takes several steps has a `TokenOutput` with `started` after the first of them.
     """
 
     id: int
@@ -131,6 +134,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
     said: Annotated[int, msgspec.Meta(ge=0)] = 0
     grammar: str = ""
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    reports_start: bool = False
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
@@ -291,7 +296,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     Attributes:
         logprobs: of each of the tokens, if the request asks for them: those of the model itself, at temperature 1 and
             before anything else that has a say in the choice.
-        cached_tokens: prompt tokens that need not be computed; comes with the first tokens only.
+        prompt_logprobs: of the next prompt tokens, if the request asks for them. The first token of a prompt has none.
+        cached_tokens: prompt tokens that need not be computed; comes with the first tokens, or with `started`.
+        started: the first part of the prompt is computed; see `Generate.reports_start`.
         vector: of a prompt that was to be embedded; comes with `finish`.
         retry: the error is none of the request's doing; the same may succeed in a moment.
         bad_grammar: the request causes the error: its grammar cannot be compiled, or exceeds a limit on the way.
@@ -300,7 +307,9 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     id: int
     tokens: list[int] = []
     logprobs: list[Logprob] = []
+    prompt_logprobs: list[Logprob] = []
     cached_tokens: int = 0
+    started: bool = False
     vector: list[float] = []
     finish: FinishReason | None = None
     timing: Timing | None = None

@@ -31,7 +31,8 @@ class Drafter:
     def may_draft(self) -> bool:
         """Whether there may be guesses when one more token is known; else there are none, whichever it is."""
         self._read()
-        return self._match <= _SHORT or tuple(self._tokens[-_SHORT:]) in self._index
+        known = _LONG if self._match > _LONG else _SHORT  # of the tokens that must match, all but the next one
+        return self._match <= _SHORT or tuple(self._tokens[-known:]) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
         """Guesses of the next tokens, at most `limit`; none when nothing promising was found."""

@@ -41,7 +41,9 @@ def as_after(plan: Plan) -> Iterator[None]:
 
 def _foreseeable(entry: PlanEntry) -> bool:
     sequence, sampling = entry.sequence, entry.sequence.request.sampling
+    if sequence.request.prompt_logprobs is not None:
+        return False
     if not entry.samples:
-        return sequence.pooled is None
-    penalties = sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty
+        return sequence.pooled is None and not entry.completes
+    penalties = sampling.frequency_penalty or sampling.presence_penalty
     return not (entry.drafts or sequence.guide is not None or penalties)

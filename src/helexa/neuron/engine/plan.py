@@ -39,7 +39,7 @@ class PlanEntry:
 
     def __post_init__(self) -> None:
         self.completes = self.count == self.sequence.pending
-        self.samples = self.completes and self.sequence.pooled is None
+        self.samples = self.completes and self.sequence.pooled is None and self.sequence.request.max_tokens > 0
         self.decoding = self.sequence.decoding
 
 

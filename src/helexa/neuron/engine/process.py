@@ -12,6 +12,7 @@ from pathlib import Path
 
 from helexa.neuron import heartbeat, lifeline
 from helexa.neuron.engine.messages import Load, receive
+from helexa.neuron.file_use import mark_used
 
 
 def main() -> None:
@@ -44,6 +45,7 @@ def _run(connection: socket.socket) -> None:
 
     asked = receive(connection, Load)
     model = Path(asked.model)
+    mark_used(model)
     runner = load_reporting(connection, model, asked.options)
     if runner is not None:
         gc.collect()

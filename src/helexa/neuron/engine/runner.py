@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -27,6 +26,7 @@ from helexa.neuron.engine.needs import needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
+from helexa.neuron.engine.prompt_scores import MOST_ROWS, begin_scores
 from helexa.neuron.engine.sampler import launch, rows_of
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
@@ -153,7 +153,11 @@ class Runner:
             state = asked.state / 2**20
             _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", state, grant.snapshots)
         begun = time.perf_counter()
-        self._check(config.get("bos_token_id"), model_path.name)
+        bos = config.get("bos_token_id")
+        self._probe_token = bos if type(bos) is int and 0 <= bos < self._model.vocab_size else 0
+        if not self.computes_finite_logits(0, 0):
+            dtype = str(self.ops.dtype).removeprefix("torch.")
+            raise NotFiniteError(f"{model_path.name}: its logits are not finite numbers in {dtype}")
         self.facts = replace(self.facts, token_seconds=time.perf_counter() - begun)
 
     def _allocate(self, asked: Needs, grant: Grant) -> None:
@@ -214,15 +218,17 @@ class Runner:
         """
         rows = rows_of(plan)
         self._copy_states((entry.restore, entry.sequence.slot) for entry in plan)
-        logits, hidden = self.compute(plan, None if after is None or after.sampled is None else after.sampled.tokens)
+        last = None if after is None or after.sampled is None else after.sampled.tokens
+        logits, hidden = self.compute(plan, last)
         self._copy_states((entry.sequence.slot, entry.save) for entry in plan)
         sums = begin_sums(plan, hidden)
+        scores = begin_scores(plan, hidden, self._model.head, min(MOST_ROWS, self._options.max_sequences))
         if not rows:
-            return Launched(plan, hidden=sums)
+            return Launched(plan, hidden=sums, scores=scores)
         logprobs = Logprobs(logits, rows)
-        sampled = launch(self.ops, logits, rows)
+        sampled = launch(self.ops, logits, rows, last)
         logprobs.begin(sampled.tokens)
-        return Launched(plan, sampled, logprobs, sums)
+        return Launched(plan, sampled, logprobs, sums, scores)
 
     def forward(self, plan: Plan) -> Tensor:
         """Logits [S, vocabulary] of the entries that sample, in plan order; K and V of all go to the cache."""
@@ -230,7 +236,7 @@ class Runner:
 
     @torch.inference_mode()
     def compute(self, plan: Plan, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What `forward` returns, and the hidden states [P, H] that are pooled, if any, in plan order.
+        """What `forward` returns, and the hidden states [P, H] that are pooled or scored, if any, in plan order.
 
         Args:
             last: int64 [N], the tokens that the step before yields, if any are still to come from there.
@@ -278,14 +284,20 @@ class Runner:
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
                 by_page[pages] = 0
 
-    def _check(self, token: Any, name: str) -> None:
-        """Compute one token, which must come out as numbers."""
-        known = type(token) is int and 0 <= token < self._model.vocab_size
-        request = Generate(id=0, prompt=[token if known else 0], max_tokens=1, sampling=SamplingParams())
-        logits = self.forward([PlanEntry(Sequence(request, pages=[0], slot=0), 1)])
-        if not bool(logits.isfinite().all()):
-            dtype = str(self.ops.dtype).removeprefix("torch.")
-            raise NotFiniteError(f"{name}: its logits are not finite numbers in {dtype}")
+    @torch.inference_mode()
+    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
+        """Compute one token; return whether all its logits are finite.
+
+        Args:
+            page: a KV page that no sequence reads any more; it is zero afterwards.
+            slot: a slot for recurrent state that no sequence reads any more, where the model has such state.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a step in flight still reads its inputs
+        request = Generate(id=0, prompt=[self._probe_token], max_tokens=1, sampling=SamplingParams())
+        logits = self.forward([PlanEntry(Sequence(request, pages=[page], slot=slot), 1)])
+        self.clear([page])
+        return bool(logits.isfinite().all())
 
     def _copy_states(self, pairs: Iterable[tuple[int | None, int | None]]) -> None:
         for source, target in pairs:

@@ -91,14 +91,15 @@ class Sampled:
         return tokens
 
 
-def launch(ops: ReferenceOps, logits: Tensor, rows: Rows[Row]) -> Sampled:
+def launch(ops: ReferenceOps, logits: Tensor, rows: Rows[Row], last: Tensor | None = None) -> Sampled:
     """Choose a token for each row, without waiting for the device.
 
     Args:
         logits: [S, vocabulary], any float dtype; may be changed, and is kept for what a grammar refuses.
         rows: what the S rows are for.
+        last: int64 [N], the tokens of the step before, if sequences stand `as_after` it.
     """
-    logits = _adjust(logits, rows)
+    logits = _adjust(logits, rows, last)
     return Sampled(ops, logits, rows, ops.choose(logits, _settings(rows)))
 
 
@@ -147,15 +148,20 @@ class _Cells:
         return upload(np.concatenate(self._places), device), upload(np.concatenate(self._values), device)
 
 
-def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:
+def _adjust(logits: Tensor, rows: Rows[Row], last: Tensor | None) -> Tensor:
     """Bias and penalties, only on rows that ask for them; float32 if there is any."""
     bias, repeated, said = _Cells(), _Cells(), _Cells()
+    coming: list[tuple[int, int, float]] = []  # where a row starts, the place in `last` of its last token, its penalty
     for place, row in enumerate(rows):
         p, start = row.params, place * logits.shape[1]
         if p.logit_bias:
             bias.add(start, np.array(list(p.logit_bias)), np.array(list(p.logit_bias.values())))
         if p.repetition_penalty != 1.0:
-            repeated.add(start, np.array(list({*row.sequence.tokens, *row.drafts})), p.repetition_penalty)
+            repeated.add(start, row.sequence.distinct.array(), p.repetition_penalty)
+            if row.drafts:
+                repeated.add(start, np.array(row.drafts), p.repetition_penalty)
+            if (place_in_last := row.sequence.tokens[-1]) < 0:
+                coming.append((start, place_in_last, p.repetition_penalty))
         if (p.frequency_penalty or p.presence_penalty) and (output := [*row.sequence.said, *row.drafts]):
             tokens, times = np.unique(output, return_counts=True)
             said.add(start, tokens, p.presence_penalty + p.frequency_penalty * times)
@@ -168,6 +174,11 @@ def _adjust(logits: Tensor, rows: Rows[Row]) -> Tensor:
         flat[cells] += values
     if repeated:
         cells, values = repeated.on(logits.device)
+        if coming and last is not None:
+            starts, places, penalties = (np.array(column) for column in zip(*coming, strict=True))
+            tokens = last[upload(places, logits.device)].clamp(min=0)  # `UNSOUND` must not reach the row before
+            cells = torch.cat((cells, upload(starts, logits.device) + tokens))
+            values = torch.cat((values, upload(penalties.astype(np.float32), logits.device)))
         flat[cells] = torch.where(flat[cells] > 0, flat[cells] / values, flat[cells] * values)
     if said:
         cells, values = said.on(logits.device)

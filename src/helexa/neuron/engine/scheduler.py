@@ -5,13 +5,19 @@ running sequences first. Decode is n = 1, prefill is a chunk; preemption sets `c
 at the head of the queue. A prefix that other sequences have computed before only moves `computed`, too. There is no
 second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
 
-The order is that of arrival: `running` and `waiting` together are sorted by age, the oldest starts first, and the
-newest is preempted first, never an older one for a newer one. When there are sequences of several principals, each
-one's first comes first, then each one's second; and a step may leave out some of those that decode (see `turns`).
+`running` and `waiting` are each sorted by arrival. The newest sequence is preempted first, never an older one for a
+newer one. Prompts are read in the order of arrival. A prompt that does not fit into a step is cut, and leaves half of
+the step's prompt tokens to the other prompts, the shortest first. So a short prompt does not wait for the end of a
+long one, and no prompt starves: the oldest gets half of every step at least.
+
+When there are sequences of several principals, each one's first comes first, then each one's second; and a step may
+leave out some of those that decode (see `turns`).
 """
 
+import itertools
 import logging
 import time
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -27,6 +33,7 @@ from helexa.neuron.engine.overlap import foreseeable
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import MOST_DRAFTS, UNSOUND, Plan, PlanEntry
+from helexa.neuron.engine.prompt_scores import are_finite
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_budget import StepBudget
@@ -65,6 +72,7 @@ class Scheduler:
         self._memory = Memory(pages, states, options.prefix_reuse)
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
+        self._arrivals = itertools.count()
         self._pace = Pace(options.max_prefill_beside_decode)
         self._turns = Turns(self._pace)
         self._budget = budget or StepBudget(options.max_step_tokens)
@@ -94,6 +102,7 @@ class Scheduler:
         if self._left(sequence) < 0:
             return self.refusal(sequence, f"the prompt is longer than the context of {self.options.context_length}")
         sequence.chain = page_hash.chain_of(sequence.request.salt if self.options.prefix_reuse == "principal" else "")
+        sequence.arrival = next(self._arrivals)
         self.waiting.append(sequence)
         return None
 
@@ -148,6 +157,7 @@ class Scheduler:
         seconds: float | None = None,
         logprobs: Mapping[int, Logprob] = MappingProxyType({}),
         hidden: Mapping[int, Tensor] = MappingProxyType({}),
+        scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
         """Record a finished step.
 
@@ -159,14 +169,19 @@ class Scheduler:
                 ends its sequence; nobody will find what it has computed.
             logprobs: of those whose sequences ask, by their place in `sampled`.
             hidden: what the vectors that are wanted get of this step, by the ids of their sequences.
+            scores: the log-probabilities of the next prompt tokens, by the ids of the sequences that ask for them.
         """
-        prompts = sum(entry.count for entry in plan if not entry.decoding)
+        by_principal: Counter[str] = Counter()
+        for entry in plan:
+            if not entry.decoding:
+                by_principal[entry.sequence.principal] += entry.count
+        prompts = by_principal.total()
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
         if seconds is not None and prompts:
             self._budget.learn(rows + prompts, seconds)
-        if seconds is not None and rows:
-            self._turns.learn(rows, prompts, seconds)
-        elif seconds is not None:
+        if seconds is not None:
+            self._turns.learn(rows, by_principal, seconds)
+        if seconds is not None and not rows:
             for entry in plan:
                 entry.sequence.read_tokens += entry.count
                 entry.sequence.read_seconds += seconds * entry.count / prompts
@@ -184,8 +199,18 @@ class Scheduler:
                 if entry.completes:
                     outputs.append(self._end_pooled(sequence, sequence.pooled.finish()))
                     continue
+            scored = scores.get(sequence.id, [])
+            sequence.scored += len(scored)
+            if not are_finite(scored):
+                row += entry.samples
+                outputs.append(self._end_unsound(sequence))
+                continue
             if not entry.samples:
                 self._memory.advance(sequence, entry.count)
+                if entry.completes:
+                    outputs.append(self._end_prompt(sequence, scored))
+                elif scored or (sequence.request.reports_start and not sequence.cached_reported):
+                    outputs.append(self._progress(sequence, scored))
                 continue
             first, row = row, row + len(entry.drafts) + 1
             ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
@@ -197,7 +222,8 @@ class Scheduler:
                 continue
             if entry.drafter is not None:
                 entry.drafter.learn(len(entry.drafts), len(kept) - 1)
-            cached = 0 if sequence.generated else sequence.cached
+            cached = 0 if sequence.cached_reported else sequence.cached
+            sequence.cached_reported = True
             said: list[int] = []
             finish: FinishReason | None = None
             for token in kept:
@@ -220,6 +246,7 @@ class Scheduler:
                     id=sequence.id,
                     tokens=said,
                     logprobs=[logprobs[first + i] for i in range(len(said))] if first in logprobs else [],
+                    prompt_logprobs=scored,
                     cached_tokens=cached,
                     finish=finish,
                     timing=timing,
@@ -309,6 +336,8 @@ class Scheduler:
 
     def _end_unsound(self, sequence: Sequence) -> TokenOutput:
         """End a sequence whose logits were no numbers; its pages and snapshots are no use to anybody."""
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
         self.running.remove(sequence)
         self._unsound += self._memory.discard(sequence)
         return self.refusal(sequence, "the model computed no numbers for this request")
@@ -322,6 +351,22 @@ class Scheduler:
         self.running.remove(sequence)
         self._memory.release(sequence)
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
+
+    def _end_prompt(self, sequence: Sequence, scored: list[Logprob]) -> TokenOutput:
+        """End a sequence that wants no output."""
+        if sequence in self._suspects:
+            self._suspects.remove(sequence)
+        self.running.remove(sequence)
+        self._memory.release(sequence)
+        cached, timing = sequence.cached, sequence.timing()
+        return TokenOutput(id=sequence.id, prompt_logprobs=scored, cached_tokens=cached, finish="length", timing=timing)
+
+    def _progress(self, sequence: Sequence, scored: list[Logprob]) -> TokenOutput:
+        """What a step tells of a prompt that it did not complete."""
+        if not sequence.request.reports_start or sequence.cached_reported:
+            return TokenOutput(id=sequence.id, prompt_logprobs=scored)
+        sequence.cached_reported = True
+        return TokenOutput(id=sequence.id, prompt_logprobs=scored, cached_tokens=sequence.cached, started=True)
 
     def _end_astray(self, sequence: Sequence) -> TokenOutput:
         """End a sequence whose guide has an error."""
@@ -339,7 +384,7 @@ class Scheduler:
             self._suspects.remove(sequence)
 
     def _start(self, sequence: Sequence, prefix: list[int]) -> None:
-        self.running.append(sequence)
+        insort(self.running, sequence, key=lambda one: one.arrival)
         self._memory.begin(sequence, prefix)
         if sequence.started is None:
             sequence.started = time.perf_counter()
@@ -361,8 +406,8 @@ class Scheduler:
         while room and (sequence := next(prompts, None)):
             allowed = ration.tokens_for(sequence)
             if sequence.pending > room and allowed >= room:
-                # It is cut anyway, so those behind it get half: no short prompt waits for the end of a long one.
-                room -= self._fill(room // 2, prompts, plan, ration)
+                ration.widen(sequence, room // 2)
+                room -= self._add_shortest(room // 2, sequence, plan, ration)
                 self._place(sequence, room, plan)
                 break
             room -= self._take(sequence, min(sequence.pending, allowed, room), plan, ration)
@@ -383,8 +428,8 @@ class Scheduler:
         while True:
             new = None if full else self._newcomer(places, ration)
             if new is not None and (not begun or places[new.principal] < begun[0][0]):
-                prefix = self._memory.computed_before(new)
-                if not self._memory.has_room(new, prefix, self.running):
+                prefix = self._prefix_to_start(new)
+                if prefix is None:
                     full = True
                     continue
                 self.waiting.remove(new)
@@ -400,17 +445,43 @@ class Scheduler:
 
     def _newcomer(self, places: Counter[str], ration: Ration) -> Sequence | None:
         """Who starts next, if anybody may: of the principal that has fewest running, whoever waits longest."""
-        if len(self.running) >= self.options.max_sequences:
-            return None
         candidates = (sequence for sequence in self.waiting if ration.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
-    def _fill(self, room: int, prompts: Iterator[Sequence], plan: dict[Sequence, int], ration: Ration) -> int:
-        """Give `room` tokens to `prompts`, in order; how many were taken."""
+    def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], ration: Ration) -> int:
+        """Give `room` tokens to prompts other than `cut`, the shortest first; return how many tokens they took."""
         left = room
-        while left and (sequence := next(prompts, None)):
+        shortest = self._shortest(cut, plan, ration)
+        while left and (sequence := next(shortest, None)):
             left -= self._take(sequence, min(sequence.pending, left, ration.tokens_for(sequence)), plan, ration)
         return room - left
+
+    def _shortest(self, cut: Sequence, plan: dict[Sequence, int], ration: Ration) -> Iterator[Sequence]:
+        """Yield prompts other than `cut` that are not in `plan`, those with the fewest tokens to compute first.
+
+        Waiting prompts start when their turn comes. None of them starts while the first of them finds no pages: others
+        would take the pages that it waits for.
+        """
+        begun = [one for one in self.running if not one.decoding and one is not cut and one not in plan]
+        may_start = bool(self.waiting) and self._prefix_to_start(self.waiting[0]) is not None
+        missing = {one: self._memory.missing(one) for one in self.waiting} if may_start else {}
+        for sequence in sorted([*begun, *missing], key=lambda one: missing.get(one, one.pending)):
+            if not ration.tokens_for(sequence):
+                continue
+            if sequence in missing:
+                prefix = self._prefix_to_start(sequence)
+                if prefix is None:
+                    continue
+                self.waiting.remove(sequence)
+                self._start(sequence, prefix)
+            yield sequence
+
+    def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
+        """Return the pages that a waiting sequence can start with, or None if there is no place or no memory for it."""
+        if len(self.running) >= self.options.max_sequences:
+            return None
+        prefix = self._memory.computed_before(sequence)
+        return prefix if self._memory.has_room(sequence, prefix, self.running) else None
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], ration: Ration) -> int:
         """Plan `count` tokens of a prompt, out of its principal's ration."""

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from helexa.neuron.engine.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.guide import Guide
 from helexa.neuron.engine.messages import Embed, FinishReason, Generate, SamplingParams, Timing
 from helexa.neuron.engine.ngram import Drafter
@@ -17,9 +18,11 @@ class Sequence:
         tokens: prompt and output.
         computed: leading tokens whose K and V are in `pages`.
         cached: prompt tokens that were found in the KV cache when the sequence was first started.
+        cached_reported: the server knows `cached`.
         pooled: its vector in the making, if that is what is wanted of it, and no output.
         guide: where its output stands in its grammar, if it has one.
         chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
+        scored: leading prompt tokens whose log-probabilities are reported, if the request asks for them.
         drafter: guesses its next tokens; made when there is a use for it.
         fresh: tokens that the last step brought; until they are computed, too, it is decoding.
         slot: of its recurrent state while it runs, where the model has such.
@@ -27,6 +30,8 @@ class Sequence:
         stepped: the number of the last step in which it was while decoding.
         follower: hash of the page at whose end its latest snapshot while decoding was taken.
         read_tokens, read_seconds: see `Timing`.
+        distinct: its tokens without repetitions.
+        arrival: number of the sequence in the order in which the scheduler received them.
     """
 
     request: Generate
@@ -34,9 +39,11 @@ class Sequence:
     computed: int = 0
     pages: list[int] = field(default_factory=list[int])
     cached: int = 0
+    cached_reported: bool = False
     pooled: PooledVector | None = None
     guide: Guide | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
+    scored: int = 1  # the first token has none
     drafter: Drafter | None = None
     fresh: int = 0
     slot: int | None = None
@@ -48,9 +55,12 @@ class Sequence:
     first_token: float | None = None
     read_tokens: int = 0
     read_seconds: float = 0.0
+    arrival: int = 0
+    distinct: DistinctTokens = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.distinct = DistinctTokens(self.tokens)
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
@@ -69,6 +79,14 @@ class Sequence:
     def principal(self) -> str:
         """Who it is for; empty for anonymous callers."""
         return self.request.salt
+
+    def wanted(self, start: int, stop: int) -> range:
+        """Return the positions from `start` to `stop` whose hidden states are wanted: to be pooled, or to be scored."""
+        if self.pooled is not None:
+            return self.pooled.wanted(start, stop)
+        if self.request.prompt_logprobs is None:
+            return range(0)
+        return range(max(start, self.scored - 1), min(stop, len(self.request.prompt) - 1))
 
     @property
     def pending(self) -> int:

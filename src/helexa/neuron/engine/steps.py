@@ -99,20 +99,18 @@ class Steps:
         begun, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - begun
         sound = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
-        if all(sound):
-            if sound:  # a piece of a prompt proves nothing
-                self._strikes.sound()
-            return self._commit(plan, outcome, seconds)
-        _log.error("%d of %d rows of logits and vectors are no finite numbers", sound.count(False), len(sound))
-        several = sum(entry.completes and bool(entry.sequence.pages) for entry in plan) > 1
-        if self._strikes.out() or (several and not any(sound)):
-            raise ArithmeticError("the device computes no numbers any more")
-        return self._commit(plan, outcome, seconds)
-
-    def _commit(self, plan: Plan, outcome: Outcome, seconds: float) -> list[TokenOutput]:
-        outputs = self._scheduler.commit(plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden)
-        if unsound := self._scheduler.take_unsound():
-            self._runner.clear(unsound)
+        if any(sound):  # a piece of a prompt proves nothing
+            self._strikes.sound()
+        elif sound:
+            owner = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
+            if not self._runner.computes_finite_logits(owner.pages[-1], owner.slot):
+                raise ArithmeticError("the device computes no finite numbers any more")
+        outputs = self._scheduler.commit(
+            plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
+        )
+        if pages := self._scheduler.take_unsound():
+            self._runner.clear(pages)
+            _log.error("%d of %d rows of logits and vectors are not finite", sound.count(False), len(sound))
         return outputs
 
 

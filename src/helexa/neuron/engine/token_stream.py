@@ -39,6 +39,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._news = asyncio.Event()
         self._tokens: list[int] = []
         self._logprobs: list[Logprob] = []
+        self._prompt_logprobs: list[Logprob] = []
         self._cached_tokens = 0
         self._last: TokenOutput | None = None
         self._ended = False
@@ -61,20 +62,26 @@ class TokenStream(AsyncIterator[TokenOutput]):
         self._wanted = self._gather
         tokens, self._tokens = self._tokens, []
         logprobs, self._logprobs = self._logprobs, []
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
         cached, self._cached_tokens = self._cached_tokens, 0
-        if self._last is None:
-            return TokenOutput(id=self._message.id, tokens=tokens, logprobs=logprobs, cached_tokens=cached)
-        self._ended = True
-        return msgspec.structs.replace(self._last, tokens=tokens, logprobs=logprobs, cached_tokens=cached)
+        self._ended = self._last is not None
+        return msgspec.structs.replace(
+            self._last or TokenOutput(id=self._message.id),
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            cached_tokens=cached,
+        )
 
     def put(self, output: TokenOutput) -> None:
         """Take the next output; never waits."""
         self._tokens += output.tokens
         self._logprobs += output.logprobs
+        self._prompt_logprobs += output.prompt_logprobs
         self._cached_tokens += output.cached_tokens
         if output.finish is not None:
             self._last = output
-        if self._last is not None or len(self._tokens) >= self._wanted:
+        if self._last is not None or output.started or len(self._tokens) >= self._wanted:
             self._news.set()
 
     async def aclose(self) -> None:

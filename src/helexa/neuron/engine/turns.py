@@ -10,7 +10,7 @@ One principal alone is not held back at all.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from helexa.neuron.engine.pace import Pace
@@ -44,6 +44,11 @@ class Ration:
         """Prompt tokens that a sequence may have."""
         return self.tokens if sequence.principal in self.heavy else sequence.pending
 
+    def widen(self, cut: Sequence, tokens: int) -> None:
+        """Let heavy principals have `tokens` beside the prompt of a light one that fills the step and is cut."""
+        if cut.principal not in self.heavy:
+            self.tokens = max(self.tokens, tokens)
+
     def take(self, sequence: Sequence, tokens: int) -> None:
         """Count what it got."""
         if sequence.principal in self.heavy:
@@ -61,6 +66,7 @@ class Turns:
     pace: Pace
     _step: int = 0
     _most: int = 0
+    _heavy: frozenset[str] = frozenset()
     _usual: float | None = None
     _debt: float = 0.0
 
@@ -70,13 +76,14 @@ class Turns:
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
         prompts.update(sequence.principal for sequence in waiting)
         present = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
-        self._usual = None
+        self._usual, self._heavy = None, frozenset()
         if len(present) < 2:
             self._debt = 0.0
             return Ration()
         lightest = min(present.values())
         measure = lightest * len(present)
         heavy = frozenset(principal for principal, count in present.items() if count > lightest)
+        self._heavy = heavy
         usual = self.pace.cost.seconds(measure)
         self._usual = usual
         if self._step % _SMALL_EVERY == 0 or self._debt > 0:
@@ -109,12 +116,19 @@ class Turns:
             sequence.stepped = self._step
         return chosen
 
-    def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
-        """Take note of a step in which so many rows decoded."""
+    def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
+        """Record a finished step.
+
+        Args:
+            rows: sequences that decoded in it.
+            prompts: its prompt tokens by principal. Heavy principals do not owe the time of a light one's prompt.
+        """
         if self._usual is not None:
-            owed = self._debt + seconds - _STRETCH * self._usual
+            owed = min(seconds, self._usual) if prompts.keys() - self._heavy else seconds
+            owed += self._debt - _STRETCH * self._usual
             self._debt = min(max(owed, 0.0), _MOST_DEBT * self._usual)
-        self.pace.learn(rows, prompt_tokens, seconds)
+        if rows:
+            self.pace.learn(rows, sum(prompts.values()), seconds)
 
     def _rows(self, seconds: float, measure: int) -> int:
         """Rows that fit into so many seconds; at most twice as many as before, since far off a line is a guess."""

@@ -67,7 +67,7 @@ class Rope:
         if factors is not None:
             if factors.shape != frequencies.shape:
                 raise ModelFileError(f"{len(factors)} rope factors for {len(frequencies)} frequencies")
-            frequencies /= factors.double().cpu()
+            frequencies /= factors.cpu().double()  # MPS has no float64
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
 

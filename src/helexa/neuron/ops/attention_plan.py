@@ -23,15 +23,18 @@ class AttentionPlan:
         self._tiles = np.zeros((capacity.rows + self._spans, 7), dtype=np.int64)
         self._splits = np.zeros((_SPLIT_ROWS, 3), dtype=np.int64)
         self._pages = np.zeros(capacity.sequences * capacity.pages_per_sequence, dtype=np.int64)
-        self._partials: np.ndarray | None = None
+        self._partials: dict[tuple[int, int], np.ndarray] = {}
         self.addresses = (self._counts.ctypes.data, self._tiles.ctypes.data, self._pages.ctypes.data)
         self.splits_address = self._splits.ctypes.data
 
     def partials(self, heads: int, dim: int) -> int:
-        """Address of room for what the spans of split rows leave; all layers use the same."""
-        if self._partials is None:
-            self._partials = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
-        return self._partials.ctypes.data
+        """Return the address of room for the partial results of split rows, which all layers of these sizes share.
+
+        Recorded steps keep the address, so the room for one size is never replaced.
+        """
+        if (heads, dim) not in self._partials:
+            self._partials[heads, dim] = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
+        return self._partials[heads, dim].ctypes.data
 
     def lay(self, batch: Batch, group: int) -> None:
         """Fill the tables for a batch.

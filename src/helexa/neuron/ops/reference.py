@@ -187,8 +187,9 @@ class ReferenceOps:
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """`out + x * sigmoid(gate)` for out and x of [T, H] and a gate [T, 1]; may change `out`."""
-        # In float32 the sigmoid of a number depends on how many others are beside it.
-        return out.add_(x * gate.double().sigmoid().to(x.dtype))
+        # On a CPU, the sigmoid of a float32 number depends on how many others are beside it. MPS has no float64.
+        wide = gate.float() if self.device.type == "mps" else gate.double()
+        return out.add_(x * wide.sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Rows [S] of x [T, H]."""

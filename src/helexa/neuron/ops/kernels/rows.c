@@ -105,11 +105,16 @@ static void prepare_head(const float *from, const float *weight, float eps, cons
     }
 }
 
-/* 8 bits and a scale, where the largest number becomes 127. */
+/* 8 bits and a scale, where the largest number becomes 127. A scale is NaN if any number is infinite or NaN, which
+ * `larger` may lose. */
 static float scale_of(const float *from, int64_t count) {
-    lanes size = {0};
-    for (int64_t i = 0; i < count; i += LANES) size = larger(size, (lanes)((bits)load(from + i) & 0x7fffffff));
-    return largest(size) / 127.0f;
+    lanes size = {0}, nothing = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        lanes value = load(from + i);
+        size = larger(size, (lanes)((bits)value & 0x7fffffff));
+        nothing = fused(value, all(0.0f), nothing);
+    }
+    return largest(size) / 127.0f + sum(nothing);
 }
 
 /* Heads of qkv [rows, heads + 2 * kv_heads, dim]: queries normalised, rotated by cos and sin [rows, half], rounded to

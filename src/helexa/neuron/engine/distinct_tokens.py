@@ -1,0 +1,36 @@
+"""The distinct tokens of a list that only grows, as an array."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FIRST_ROOM = 256
+
+
+class DistinctTokens:
+    """Reads each token of a sequence once, so that a penalty on all of them costs little Python per step.
+
+    Args:
+        tokens: only grows. A negative number stands for a token that is not known yet, and is replaced by the token.
+    """
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+        self._read = 0
+        self._known: set[int] = set()
+        self._array = np.empty(_FIRST_ROOM, np.int64)
+
+    def array(self) -> NDArray[np.int64]:
+        """Return the known tokens without repetitions, in the order of occurrence; valid until the next call."""
+        new = self._tokens[self._read :]
+        while new and new[-1] < 0:
+            new.pop()
+        self._read += len(new)
+        fresh = [token for token in dict.fromkeys(new) if token not in self._known]
+        count = len(self._known)
+        if count + len(fresh) > len(self._array):
+            grown = np.empty(2 * (count + len(fresh)), np.int64)
+            grown[:count] = self._array[:count]
+            self._array = grown
+        self._array[count : count + len(fresh)] = fresh
+        self._known.update(fresh)
+        return self._array[: len(self._known)]

@@ -1,0 +1,66 @@
+"""Distinct tokens of a sequence, and the penalty on them."""
+
+import random
+
+import pytest
+import torch
+
+from helexa.neuron.engine.distinct_tokens import DistinctTokens
+from helexa.neuron.engine.messages import Generate, SamplingParams
+from helexa.neuron.engine.overlap import foreseeable
+from helexa.neuron.engine.plan import UNSOUND, PlanEntry
+from helexa.neuron.engine.sampler import Row, launch
+from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.reference import ReferenceOps
+
+PENALTY = SamplingParams(temperature=0, repetition_penalty=2.0)
+
+
+def sequence(prompt: list[int]) -> Sequence:
+    return Sequence(Generate(id=0, prompt=prompt, max_tokens=99, sampling=PENALTY))
+
+
+def test_a_growing_list_has_the_distinct_tokens_of_a_set() -> None:
+    chance = random.Random(1)
+    tokens: list[int] = []
+    distinct = DistinctTokens(tokens)
+    for _ in range(200):
+        tokens += chance.choices(range(2000), k=chance.randrange(12))
+        tokens.append(-1)
+        distinct.array()
+        tokens[-1] = chance.randrange(2000)
+        assert sorted(distinct.array().tolist()) == sorted(set(tokens))
+
+
+def test_each_token_is_read_once() -> None:
+    class Counting(list[int]):
+        read = 0
+
+        def __getitem__(self, place: object) -> object:  # type: ignore[override]
+            part = super().__getitem__(place)  # type: ignore[index]
+            self.read += len(part) if isinstance(part, list) else 1
+            return part
+
+    tokens = Counting(range(1000))
+    distinct = DistinctTokens(tokens)
+    for token in range(100):
+        distinct.array()
+        tokens.append(token)
+    assert tokens.read < 1200
+
+
+@pytest.mark.parametrize(("last", "chosen"), [([5, 3], 4), ([3, 5], 3), ([3, UNSOUND], 3)])
+def test_a_penalty_covers_a_token_that_is_still_on_the_device(last: list[int], chosen: int) -> None:
+    one = sequence([1])
+    one.tokens.append(-1)
+    logits = torch.full((2, 8), -50.0)
+    logits[:, 3], logits[:, 4], logits[0, 7] = 2.0, 1.5, 1.9
+    rows = [Row(sequence([2])), Row(one)]
+    ops = ReferenceOps(torch.device("cpu"), torch.float32)
+    assert launch(ops, logits, rows, torch.tensor(last)).read() == [3, chosen]
+
+
+def test_steps_overlap_beside_a_repetition_penalty() -> None:
+    one = sequence([1, 2])
+    one.computed = 1
+    assert foreseeable([PlanEntry(one, 1)])
