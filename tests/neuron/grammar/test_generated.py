@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from helexa.neuron.text.tokenizer import Tokenizer
 from neuron.grammar.schemas import Schema, schemas, tool_schemas
 from neuron.grammar.test_tools import SPELLED
 from neuron.parsers.streams import parser, said
+from nightly import cases
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-SCHEMAS = int(os.environ.get("HELEXA_TEST_GENERATED", "12"))
+SCHEMAS = cases(8, 100, "HELEXA_TEST_GENERATED")
 MAX_TOKENS = 120
 
 

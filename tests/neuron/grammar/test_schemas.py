@@ -1,7 +1,6 @@
 """Whatever a grammar of a schema lets through is accepted by that schema."""
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from helexa.neuron.grammar import for_schema
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.schemas import Schema, schemas
 from neuron.grammar.walking import Vocabulary, byte_level, of_model, walk
+from nightly import cases
 
-SCHEMAS = int(os.environ.get("HELEXA_TEST_SCHEMAS", "100"))
+SCHEMAS = cases(100, 2000, "HELEXA_TEST_SCHEMAS")
 BYTES = byte_level()
 
 

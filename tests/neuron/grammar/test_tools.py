@@ -1,7 +1,6 @@
 """Calls that a grammar lets through are read by the family's parser, and suit the tool's schema."""
 
 import json
-import os
 import random
 from typing import Any
 
@@ -17,8 +16,9 @@ from helexa.neuron.parsers.choice import FAMILIES
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.grammar.walking import accepts, byte_level, walk
 from neuron.parsers.streams import TOOLS, parser, said
+from nightly import cases
 
-WALKS = int(os.environ.get("HELEXA_TEST_SCHEMAS", "100"))
+WALKS = cases(40, 1000, "HELEXA_TEST_SCHEMAS")
 
 PLAN: Schema = {
     "type": "object",
@@ -67,7 +67,9 @@ def test_any_walk_is_calls(family: str, tokens: bool, parallel: bool):
     grammar = for_tools(family, OFFERED, "required", parallel, token_id=known.token_id)
     seen: set[str] = set()
     most = 0
-    for seed in range(WALKS // 2):
+    for seed in range(2 * WALKS):
+        if seed >= WALKS // 2 and seen == OFFERED.keys():
+            break
         text, whole = walk(known, grammar, random.Random(seed), 600)
         if whole:
             names = check(family, OFFERED, text, only_calls=True)
@@ -117,6 +119,7 @@ def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: 
 ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
+    "hermes_strict": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
     "qwen_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
     "</parameter>\n<parameter=metric>\ntrue\n</parameter>\n</function>\n</tool_call>",
     "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"

@@ -22,7 +22,7 @@ _HARMONY_GAP = (
 
 def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Matches each text that `events` may have been read from."""
-    empty = _EMPTY_CALL if family in ("hermes", "qwen_xml", "glm") else ""
+    empty = _EMPTY_CALL if family in ("hermes", "hermes_strict", "qwen_xml", "glm") else ""
     gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
@@ -51,9 +51,11 @@ def _call(family: str | None, name: str, arguments: str) -> str:
     json_call = _json_call(name, arguments)
     name, written = _e(name), _json(arguments)
     match family:
-        case "hermes" | "qwen_xml":
+        case "hermes" | "hermes_strict" | "qwen_xml":
             xml = rf"<function={name}>{_pairs(arguments, _PARAMETER, '(?:</function>)?')}"
-            return rf"(?:<tool_call>\s*)?(?:{json_call}|{xml})(?:[\s}}]*</tool_call>)?"
+            tagged = rf"(?:<tool_call>\s*)?(?:{json_call}|{xml})(?:[\s}}]*</tool_call>)?"
+            untagged = rf"(?:```(?:json)?\s*)?(?:\[\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?"
+            return rf"(?:{tagged}|{untagged})" if family == "hermes" else tagged
         case "glm":
             return rf"<tool_call>\s*{name}{_pairs(arguments, _ARGUMENT, '(?:</tool_call>)?')}"
         case "llama3_json":

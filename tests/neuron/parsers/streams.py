@@ -37,6 +37,7 @@ def parser(
         reasoning=None if family == "harmony" else THINK,
         in_reasoning=in_reasoning,
         reasoned=reasoned,
+        untagged=family == "hermes",
         tools=tools,
         new_id=lambda: f"call_{next(numbers)}",
     )

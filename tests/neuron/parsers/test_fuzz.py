@@ -1,4 +1,4 @@
-"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` says how many per family (300)."""
+"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` sets how many per family."""
 
 import json
 import os
@@ -16,10 +16,12 @@ from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.respelling import respelling
 from neuron.parsers.streams import TOOLS, Said, joined, parser, pieces_at, said
 from neuron.scripted_engine import byte_tokenizer
+from nightly import NIGHTLY, cases
 
-FUZZ = os.environ.get("HELEXA_FUZZ")
-STREAMS = settings(max_examples=int(FUZZ or 300), derandomize=FUZZ is None)
-CALLED = settings(max_examples=int(FUZZ or 300) // 8, derandomize=FUZZ is None)
+FUZZ = cases(100, 3000, "HELEXA_FUZZ")
+RANDOM = NIGHTLY or "HELEXA_FUZZ" in os.environ
+STREAMS = settings(max_examples=FUZZ, derandomize=not RANDOM)
+CALLED = settings(max_examples=FUZZ // 4, derandomize=not RANDOM)
 
 SHARED = ["text", " ", "\n", "<", "é日", "😀", "x<y", "<think>", "</think>", "ping", "get_weather", "rm"]
 JSON = [
@@ -52,6 +54,7 @@ XML = [
 ]
 XML += ["1", "true", "[1, 2]"]
 TAGS = ["<tool_call>", "</tool_call>"]
+CALLED_IN_LINES = ['\n{"name": "ping", "arguments": ', '\n[{"name": "ping", "arguments": {}}', "}\n```\n"]
 KEYWORDS = [
     "ping(",
     "rm(",
@@ -72,7 +75,8 @@ KEYWORDS = [
     "'",
 ]
 ALPHABETS = {
-    "hermes": SHARED + TAGS * 3 + JSON + XML,
+    "hermes": SHARED + TAGS * 3 + JSON + XML + ["```json\n", "\n```", "```", *CALLED_IN_LINES],
+    "hermes_strict": SHARED + TAGS * 3 + JSON + XML,
     "qwen_xml": SHARED + TAGS * 2 + XML * 2 + ['{"name": "ping", "arguments": {}}'],
     "glm": SHARED
     + TAGS * 3
@@ -170,6 +174,9 @@ def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: in
         case "hermes":
             bodies = (f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in texts)
             return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+        case "untagged":
+            bodies = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in texts]
+            return "\n".join(bodies) if indent is None else f"```json\n[{', '.join(bodies)}]\n```"
         case "llama3_json":
             return "; ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in texts)
         case "mistral" if indent is None:
@@ -195,14 +202,14 @@ def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: in
             return f"[{', '.join(inner)}]"
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
+@pytest.mark.parametrize("family", ["hermes", "untagged", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
 def test_calls_come_out_as_they_were_made(family: str):
     @CALLED
     @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
     def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
         text = _spelled(family, calls, indent)
         pieces = pieces_at(text, range(size, len(text), size))
-        items: list[Said] = said(parser(family), pieces)
+        items: list[Said] = said(parser("hermes" if family == "untagged" else family), pieces)
         assert [item[0] for item in items] == ["call"] * len(calls)
         assert [(item[1], json.loads(item[2])) for item in items] == calls
 

@@ -8,6 +8,7 @@ from neuron.parsers.streams import parser, pieces_at
 
 BODIES = {
     "hermes": ('<tool_call>{"name": "write_file", "arguments": {"content": "', '"}}</tool_call>'),
+    "untagged": ('```json\n{"name": "write_file", "arguments": {"content": "', '"}}\n```'),
     "qwen_xml": ("<tool_call><function=write_file><parameter=content>", "</parameter></function></tool_call>"),
     "glm": ("<tool_call>write_file<arg_key>content</arg_key><arg_value>", "</arg_value></tool_call>"),
     "llama3_json": ('{"name": "write_file", "parameters": {"content": "', '"}}'),
@@ -31,7 +32,7 @@ def work(family: str, text: str, piece: int) -> tuple[int, int]:
         lines += event == "line"
         return trace
 
-    reader = parser(family)
+    reader = parser("hermes" if family == "untagged" else family)
     pieces = pieces_at(text, range(piece, len(text), piece))
     before = sys.gettrace()
     sys.settrace(trace)

@@ -75,6 +75,63 @@ HERMES: list[tuple[str, list[Said]]] = [
     ("<tool_call>\n<function=ping>\n</function>\n</tool_call>", [PING]),
 ]
 
+BOTH = '{"name": "get_weather", "arguments": {"city": "Paris"}}', '{"name": "ping", "arguments": {}}'
+UNTAGGED: list[tuple[str, list[Said]]] = [
+    (BOTH[0], [PARIS]),
+    (f"\n {BOTH[0]}\n", [PARIS]),
+    (f"```json\n{BOTH[0]}\n```", [PARIS]),
+    (f"```\n{BOTH[0]}\n```\n", [PARIS]),
+    (f"```json\n{BOTH[0]}", [PARIS]),
+    (
+        f"I look.\n\n```json\n{BOTH[0]}\n```\nThen I say it.",
+        [("text", "I look.\n\n"), PARIS, ("text", "\nThen I say it.")],
+    ),
+    (f"I look:\n{BOTH[0]} Done.", [("text", "I look:\n"), PARIS, ("text", " Done.")]),
+    (f"{BOTH[0]}\n{BOTH[1]}", [PARIS, PING]),
+    (f"```json\n{BOTH[0]}\n{BOTH[1]}\n```", [PARIS, PING]),
+    (f"```json\n{BOTH[0]}\n```\n\n```json\n{BOTH[1]}\n```", [PARIS, PING]),
+    (f"[{BOTH[0]}, {BOTH[1]}]", [PARIS, PING]),
+    (f"```json\n[\n  {BOTH[0]},\n  {BOTH[1]}\n]\n```\n", [PARIS, PING]),
+    (f"[{BOTH[0]}] \n.", [PARIS, ("text", " \n.")]),
+    (f"{BOTH[0]}\nand\n{BOTH[1]}", [PARIS, ("text", "\nand\n"), PING]),
+    (f"{BOTH[0]}\n<tool_call>\n{BOTH[1]}\n</tool_call>", [PARIS, PING]),
+    (f"<tool_call>{BOTH[1]}</tool_call>\n{BOTH[0]}", [PING, ("text", f"\n{BOTH[0]}")]),
+    (f"<think>I call.</think>\n{BOTH[0]}", [("thought", "I call."), PARIS]),
+    ('{"arguments": {"city": "Paris"}, "name": "get_weather"}', [PARIS]),
+    ('{"id": 1, "type": "function", "name": "get_weather", "arguments": {"city": "Paris"}, "why": "so"}', [PARIS]),
+    ('{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', [PARIS]),
+    ('{"name": "get_weather", "arguments": {"city": "Paris"}}}}', [PARIS]),
+    ('{"name": "get_weather", "arguments": {"city": "Paris"}', [PARIS]),
+    ('{"name": "ping", "arguments": {"a": tru', [("call", "ping", '{"a": '), ("text", "tru")]),
+]
+UNTAGGED += [
+    (text, [("text", text)])
+    for text in (
+        "{",
+        "{}",
+        "[",
+        "[1, 2]",
+        "```",
+        "```json\n",
+        "```python\nprint({})\n```\n{1}",
+        "{x}\n{ y }\n[z]",
+        '{"name": "Bob", "age": 3}',
+        '{"name": "rm", "arguments": {}}',
+        '{"name": "ping"}',
+        '{"name": "ping", "description": "", "parameters": {"type": "object"}}',
+        '{"name": "ping", "parameters": {}}',
+        '{"arguments": {"name": "ping", "a": 1}}',
+        '{"arguments": {}, "why": "x", "name": "ping"}',
+        '{"name": "pingping", "arguments": {}}',
+        '```json\n{"name": "Bob", "arguments": {}}\n```\nThat is Bob.',
+        '[{"name": "Bob", "arguments": {}}]',
+        'A call is {"name": "ping", "arguments": {}}.',
+        '  {"name": "ping", "argu',
+        "```jsonc\n{}",
+    )
+]
+HERMES += UNTAGGED
+
 QWEN_XML: list[tuple[str, list[Said]]] = [
     (
         "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
@@ -295,6 +352,7 @@ NONE: list[tuple[str, list[Said]]] = [
 
 WRITTEN: dict[str | None, list[tuple[str, list[Said]]]] = {
     "hermes": HERMES,
+    "hermes_strict": [(text, [("text", text)]) for text in (BOTH[0], f"```json\n{BOTH[0]}\n```")],
     "qwen_xml": QWEN_XML,
     "glm": GLM,
     "llama3_json": LLAMA,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from helexa.neuron.grammar.digits import bounded
+
 TokenId = Callable[[str], int | None]
 """The id of the token that is spelled so, None where the vocabulary has none."""
 
@@ -45,7 +47,7 @@ class Rules:
         return f"{text} {self.marker(marker)}"
 
     def schema(self, name: str, schema: Any, *, spaced: bool = False, lenient: bool = False) -> str:
-        """What refers to JSON of this schema.
+        """What refers to JSON of this schema, whose numbers have bounded digits.
 
         Args:
             name: what a complaint about it calls it, with `_` for blanks.
@@ -57,7 +59,7 @@ class Rules:
         stated = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )
-        return self._part({"name": name, "json_schema": stated | {"x-guidance": options}})
+        return self._part({"name": name, "json_schema": bounded(stated) | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
         """What refers to a whole grammar in Lark."""

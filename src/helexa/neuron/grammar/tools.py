@@ -150,6 +150,7 @@ def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str, re
 
 _FRAMES: dict[str, Callable[[Rules, list[Offer], int], _Calls]] = {
     "hermes": _tagged(json_call, literal("\n")),
+    "hermes_strict": _tagged(json_call, literal("\n")),
     "qwen_xml": _tagged(xml_call, literal("\n")),
     "glm": _tagged(glm_call, ""),
     "llama3_json": _llama,

@@ -6,7 +6,7 @@ from helexa.neuron.parsers.deepseek import DeepSeek
 from helexa.neuron.parsers.family import Family
 from helexa.neuron.parsers.glm import Glm
 from helexa.neuron.parsers.harmony import Harmony
-from helexa.neuron.parsers.hermes import Hermes
+from helexa.neuron.parsers.hermes import Hermes, HermesStrict
 from helexa.neuron.parsers.llama import LlamaJson
 from helexa.neuron.parsers.mistral import Mistral
 from helexa.neuron.parsers.pythonic import Pythonic
@@ -14,7 +14,17 @@ from helexa.neuron.parsers.qwen_xml import QwenXml
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (Hermes(), QwenXml(), LlamaJson(), Pythonic(), Mistral(), DeepSeek(), Harmony(), Glm())
+    for family in (
+        Hermes(),
+        HermesStrict(),
+        QwenXml(),
+        LlamaJson(),
+        Pythonic(),
+        Mistral(),
+        DeepSeek(),
+        Harmony(),
+        Glm(),
+    )
 }
 """All notations by name."""
 

@@ -21,6 +21,8 @@ class Hermes:
     markers = frozenset({OPEN, CLOSE})
     openers: tuple[str, ...] = (OPEN,)
     leading: tuple[str, ...] = ()
+    untagged = True
+    """Whether calls count that stand in the text as JSON without tags; see `untagged_calls`."""
 
     def read(self, source: Source, output: Output) -> Reading[None]:
         """As `Family` says."""
@@ -36,3 +38,10 @@ class Hermes:
         yield from take_surplus(source)
         if (yield from source.marker(_CLOSE)):
             source.settle()
+
+
+class HermesStrict(Hermes):
+    """As Hermes, without calls that stand in the text as JSON."""
+
+    name = "hermes_strict"
+    untagged = False

@@ -12,6 +12,7 @@ _OPEN, _COLON, _NEXT = Markers(["{"]), Markers([":"]), Markers([",", "}"])
 _CLOSE, _QUOTE = Markers(["}"]), Markers(['"'])
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("id", "type")
+_UNTAGGED_KEYS = Markers(['"name"', '"arguments"', '"id"', '"type"'])
 _MAX_SURPLUS = 3
 
 
@@ -33,7 +34,7 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
     output.end()
 
 
-def read_call(source: Source, output: Output, *, known: bool = False) -> Reading[None]:
+def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
     """Take one call. Its arguments are passed on as they come where its name is before them, else when it is complete.
 
     Repaired are: no arguments at all, arguments written as a string, the name of a tool inside the arguments, and no
@@ -41,6 +42,9 @@ def read_call(source: Source, output: Output, *, known: bool = False) -> Reading
 
     Args:
         known: there must be such a tool.
+        untagged: nothing but the object shows that this is a call. The object must have the name of an offered tool and
+            `arguments`, and no other key before the arguments but `id` and `type`. The first character that rules a
+            call out ends the reading.
 
     Raises:
         NotACall: the text is no call; what was passed on of it then stays, incomplete.
@@ -52,8 +56,10 @@ def read_call(source: Source, output: Output, *, known: bool = False) -> Reading
     yield from source.space()
     more = not (yield from source.marker(_CLOSE))
     while more:
-        key = yield from _key(source)
+        key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else _QUOTE)
         if key == "name" and name is None:
+            if untagged and not (yield from source.upcoming(output.quoted_names)):
+                raise NotACall
             name = _loaded_name((yield from read_json_text(source)))
             output.check(name, known=known)
         elif key in _ARGUMENTS and arguments is None:
@@ -75,7 +81,7 @@ def read_call(source: Source, output: Output, *, known: bool = False) -> Reading
         if more:
             yield from source.space()
     if not started:
-        if crowded and arguments is None:
+        if (arguments is None and crowded) or (untagged and None in (name, arguments)):
             raise NotACall
         name, arguments = _repaired(output, name, arguments)
         output.check(name, known=known)
@@ -94,8 +100,9 @@ def take_surplus(source: Source) -> Reading[None]:
         yield from source.space()
 
 
-def _key(source: Source) -> Reading[str]:
-    if not (yield from source.upcoming(_QUOTE)):
+def _key(source: Source, beginnings: Markers) -> Reading[str]:
+    """Take a key, which must begin with one of `beginnings`, and its colon."""
+    if not (yield from source.upcoming(beginnings)):
         raise NotACall
     key = json.loads((yield from read_json_text(source)))
     yield from source.space()

@@ -1,10 +1,13 @@
 """What was read of a model's text, on its way out as events."""
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
+from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.schema_types import with_definitions
 from helexa.neuron.parsers.source import MAX_NAME, NotACall
 
@@ -67,6 +70,11 @@ class Output:
     def calls_count(self) -> bool:
         """Whether there are tools to call, as far as that is known."""
         return self._tools is None or bool(self._tools)
+
+    @cached_property
+    def quoted_names(self) -> Markers:
+        """The names of the offered tools as JSON strings; none where the tools are not known."""
+        return Markers(json.dumps(name, ensure_ascii=False) for name in self._tools or ())
 
     def check(self, name: str, *, known: bool = False) -> None:
         """Refuse what is no name.

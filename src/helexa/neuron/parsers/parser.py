@@ -8,6 +8,7 @@ from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output, Tools, random_call_id
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.untagged_calls import LEADING, LINES, read_untagged
 
 
 class OutputParser:
@@ -26,6 +27,7 @@ class OutputParser:
         reasoning: the marks around its reasoning; None looks for none.
         in_reasoning: the prompt has opened such a block already.
         reasoned: the prompt has opened and closed one.
+        untagged: calls as JSON in the text count, until a call in the family's notation comes.
         tools: the tools that may be called; None where they are not known.
         new_id: makes the id of a call.
 
@@ -40,6 +42,7 @@ class OutputParser:
         reasoning: ReasoningMarks | None = None,
         in_reasoning: bool = False,
         reasoned: bool = False,
+        untagged: bool = False,
         tools: Tools | None = None,
         new_id: Callable[[], str] = random_call_id,
     ) -> None:
@@ -48,6 +51,10 @@ class OutputParser:
         marks = {reasoning.open, reasoning.close} if reasoning else set[str]()
         self.markers: frozenset[str] = (family.markers if family else frozenset()) | marks
         openers, leading = (family.openers, family.leading) if family else ((), ())
+        self._untagged = frozenset((*LINES, *LEADING) if untagged else ())
+        self._tagged_calls = False
+        if untagged:
+            openers, leading = (*openers, *LINES), (*leading, *LEADING)
         self._call_openers = Markers(openers)
         self._openers = self._call_openers if reasoned else Markers([*openers, *marks])
         self._first_openers = Markers([*openers, *leading, *marks])
@@ -112,9 +119,14 @@ class OutputParser:
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
             return (yield from self._mark(self._reasoning, opener))
-        assert self._family is not None
         try:
-            yield from self._family.read(source, self._output)
+            if opener not in self._untagged:
+                yield from self._tagged()
+            elif self._tagged_calls:
+                source.take(source.at + len(opener))
+                raise NotACall
+            else:
+                yield from read_untagged(source, self._output)
         except NotACall:
             self._say(source.give_back())
             return ""
@@ -122,6 +134,14 @@ class OutputParser:
             self._say(source.give_back())
             return ""
         return (yield from self._margin(self._openers))
+
+    def _tagged(self) -> Reading[None]:
+        assert self._family is not None
+        calls = self._output.calls
+        try:
+            yield from self._family.read(self._source, self._output)
+        finally:
+            self._tagged_calls |= self._output.calls > calls
 
     def _mark(self, marks: ReasoningMarks, mark: str) -> Reading[str]:
         source = self._source

@@ -36,7 +36,7 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use, special_tokens=special_tokens)
-        self._special_tokens = dict(special_tokens or {})
+        self.special_tokens = dict(special_tokens or {})
         self._shaper = MessageShaper(self._attempt)
 
     def render(
@@ -94,7 +94,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
     ) -> str:
         given = {"tools": tools or None, "messages": messages, "add_generation_prompt": add_generation_prompt}
-        return _RENDERER.render(self.source, {"documents": None, **self._special_tokens, **variables, **given})
+        return _RENDERER.render(self.source, {"documents": None, **self.special_tokens, **variables, **given})
 
     def _attempt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from helexa.neuron.parsers.choice import find_family
 from helexa.neuron.parsers.family import Family
 from helexa.neuron.parsers.harmony import Harmony
+from helexa.neuron.parsers.hermes import Hermes
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
@@ -65,13 +66,24 @@ class Notation:
         """Whether `prompt` has ended the reasoning, or says that there is to be none."""
         return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
-    def parser(self, prompt: Sequence[int], tools: Tools) -> OutputParser | None:
-        """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart."""
+    def parser(self, prompt: Sequence[int], tools: Tools, *, untagged: bool = True) -> OutputParser | None:
+        """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart.
+
+        Args:
+            untagged: calls without the family's tags count, if the family has such calls.
+        """
         family = self.family if tools or self.frames_calls else None
         if family is None and self.reasoning is None:
             return None
         inside, reasoned = self.is_inside(prompt), self.is_over(prompt)
-        return OutputParser(family, reasoning=self.reasoning, in_reasoning=inside, reasoned=reasoned, tools=tools)
+        return OutputParser(
+            family,
+            reasoning=self.reasoning,
+            in_reasoning=inside,
+            reasoned=reasoned,
+            untagged=untagged and isinstance(family, Hermes) and family.untagged,
+            tools=tools,
+        )
 
     def _turn(self, prompt: Sequence[int]) -> str:
         """What a prompt has of the answer already: all behind its last marker but those of reasoning.

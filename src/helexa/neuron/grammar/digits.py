@@ -1,0 +1,55 @@
+"""Bounds on the digits of numbers: weak models write digits until their output limit ends them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.neuron.grammar.schema import type_names
+
+LARGEST = 10**18
+"""Of numbers whose schema states no bound: near the most that llguidance can bound."""
+
+DECIMALS = 1e-10
+"""The step of numbers whose schema states none: the smallest that llguidance takes."""
+
+_LEAST_RANGE = 1e-6  # a smaller one may hold no multiple of a step
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_NUMERIC = frozenset({"integer", "number"})
+_ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})  # where bounds may contradict
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
+
+
+def bounded(schema: Any) -> Any:
+    """Return a schema whose numbers have at most 18 digits before the point and 10 after it, but for stated bounds."""
+    if isinstance(schema, list):
+        return [bounded(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = dict(schema)
+    for key in _BY_NAME:
+        if isinstance(named := schema.get(key), Mapping):
+            parts[key] = {name: bounded(part) for name, part in named.items()}
+    for key in _SCHEMAS:
+        if key in schema:
+            parts[key] = bounded(schema[key])
+    numeric = _NUMERIC & type_names(schema)
+    if not numeric or schema.keys() & _ELSEWHERE:
+        return parts
+    return parts | _bounds(schema, integer="number" not in numeric)
+
+
+def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
+    """Return the bounds that a numeric schema lacks."""
+    stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
+    if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
+        return {}
+    lower = [schema[key] for key in _LOWER if key in schema] or [-LARGEST]
+    upper = [schema[key] for key in _UPPER if key in schema] or [LARGEST]
+    bounds: dict[str, Any] = {}
+    if lower == [-LARGEST]:
+        bounds["minimum"] = -LARGEST
+    if upper == [LARGEST]:
+        bounds["maximum"] = LARGEST
+    if not integer and "multipleOf" not in schema and min(upper) - max(lower) >= _LEAST_RANGE:
+        bounds["multipleOf"] = DECIMALS
+    return bounds
