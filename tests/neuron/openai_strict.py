@@ -6,7 +6,11 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-_MORE = {"store", "name", "helexa_timing"}  # what OpenAI sends beside its types, and what is ours
+_MORE = {
+    *("store", "name"),  # OpenAI sends these beside its types
+    *("frequency_penalty", "presence_penalty", "bytes"),  # Open Responses demands these; `bytes` of logprobs in events
+    "helexa_timing",
+}
 
 
 def response(data: bytes | str) -> Response:

@@ -53,6 +53,7 @@ def folded(data: list[str]) -> dict[str, Any]:
                 choice["stop_reason"] = stop
     if calls:
         message["tool_calls"] = calls
+        message["content"] = message["content"] or None
     return {"choice": choice, "usage": json.loads(data[-2])["usage"]}
 
 
@@ -84,6 +85,34 @@ async def test_a_call_is_told_from_the_text_around_it() -> None:
         ]
         prompt = TOKENIZER.decode(node.engine.requests[0].prompt)
         assert '"name": "weather"' in prompt and '"place"' in prompt and "null" not in prompt
+
+
+BARE = '{"name": "weather", "arguments": {"place": "Köln"}}'
+
+
+@pytest.mark.parametrize("text", [BARE, f"```json\n{BARE}\n```"])
+async def test_a_call_as_json_in_the_text_is_a_call(text: str) -> None:
+    async with serve(answer(text), AGENT_TEMPLATE) as node:
+        choice = (await both(node, AGENT))["choice"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"place": "Köln"}'}
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    "change", [{"tools": None}, {"tool_choice": "none"}, {"response_format": {"type": "json_object"}}]
+)
+async def test_json_that_looks_like_a_call_is_text_where_no_call_is_possible(change: dict[str, Any]) -> None:
+    async with serve(answer(BARE), AGENT_TEMPLATE) as node:
+        choice = (await both(node, {**AGENT, **change}))["choice"]
+    assert choice["message"] == {"role": "assistant", "content": BARE, "refusal": None}
+
+
+async def test_json_text_is_streamed_from_the_character_that_rules_a_call_out() -> None:
+    async with serve(answer('{"name": "Bob"}'), AGENT_TEMPLATE) as node:
+        data = await node.events(PATH, AGENT)
+    pieces = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in data[:-2]]
+    assert [piece for piece in pieces if piece] == ['{"name": "B', "o", "b", '"', "}"]
 
 
 async def test_arguments_come_while_they_are_generated() -> None:
@@ -221,7 +250,7 @@ async def test_thinking_and_calling() -> None:
     async with serve(answer(f"The weather.\n</think>\n\n{CALL}"), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "enable_thinking": True}))["choice"]
         assert choice["message"]["reasoning_content"] == "The weather."
-        assert choice["message"]["content"] == ""
+        assert choice["message"]["content"] is None
         assert choice["finish_reason"] == "tool_calls"
 
 

@@ -16,8 +16,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
+from helexa.neuron.engine.messages import Generate
 from helexa.neuron.routes import body, reply
-from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, answer, endless, failing
+from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Say, answer, endless, failing
 from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve
 
 USER = CHAT["messages"][0]
@@ -347,97 +348,101 @@ BAD_CHATS = [
     (_with(CHAT, model="Org/Other"), 404, "model_not_found", "'Org/Other'"),
     (_with(CHAT, model=None), 400, "missing_model_field", "model"),
     ({"messages": [USER]}, 400, "missing_model_field", "model"),
-    (_with(CHAT, model=5), 422, "invalid_request_body", "model: "),
-    ({"model": MODEL}, 422, "invalid_request_body", "messages: "),
-    (_with(CHAT, messages=[]), 422, "invalid_request_body", "messages: "),
-    (_with(CHAT, messages="hi"), 422, "invalid_request_body", "messages: "),
-    (_with(CHAT, messages=[USER, 5]), 422, "invalid_request_body", "messages.1: "),
-    (_message(content=5), 422, "invalid_request_body", "messages.0.content: "),
-    (_message(content=[5]), 422, "invalid_request_body", "messages.0.content: "),
-    (_message(content=[{"type": "text"}]), 422, "invalid_request_body", "messages.0.content: part 0"),
-    (_message(content=[{"type": "smell"}]), 422, "invalid_request_body", "'smell'"),
-    (_with(CHAT, messages=[{"role": "robot", "content": "x"}]), 422, "invalid_request_body", "messages.0.role: "),
-    (_with(CHAT, messages=[{"content": "x"}]), 422, "invalid_request_body", "messages.0.role: "),
+    (_with(CHAT, model=5), 400, "invalid_request_body", "model: "),
+    ({"model": MODEL}, 400, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages=[]), 400, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages="hi"), 400, "invalid_request_body", "messages: "),
+    (_with(CHAT, messages=[USER, 5]), 400, "invalid_request_body", "messages.1: "),
+    (_message(content=5), 400, "invalid_request_body", "messages.0.content: "),
+    (_message(content=[5]), 400, "invalid_request_body", "messages.0.content: "),
+    (_message(content=[{"type": "text"}]), 400, "invalid_request_body", "messages.0.content: part 0"),
+    (_message(content=[{"type": "smell"}]), 400, "invalid_request_body", "'smell'"),
+    (_with(CHAT, messages=[{"role": "robot", "content": "x"}]), 400, "invalid_request_body", "messages.0.role: "),
+    (_with(CHAT, messages=[{"content": "x"}]), 400, "invalid_request_body", "messages.0.role: "),
     (_message(content=[{"type": "image_url", "image_url": {"url": "data:,"}}]), 400, "vision_unsupported", MODEL),
     (_message(content="x" * CONTEXT), 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
-    (_with(CHAT, max_tokens=0), 422, "invalid_request_body", "max_tokens: "),
-    (_with(CHAT, max_tokens=-1), 422, "invalid_request_body", "max_tokens: "),
-    (_with(CHAT, max_completion_tokens=0), 422, "invalid_request_body", "max_completion_tokens: "),
-    (_with(CHAT, max_tokens="many"), 422, "invalid_request_body", "max_tokens: "),
-    (_with(CHAT, max_tokens=True), 422, "invalid_request_body", "max_tokens: "),
-    (_with(CHAT, temperature=float("nan")), 422, "invalid_request_body", "temperature: "),
-    (_with(CHAT, temperature=float("inf")), 422, "invalid_request_body", "temperature: "),
-    (_with(CHAT, temperature=2.1), 422, "invalid_request_body", "temperature: "),
-    (_with(CHAT, temperature="hot"), 422, "invalid_request_body", "temperature: "),
-    (_with(CHAT, top_p=0), 422, "invalid_request_body", "top_p: "),
-    (_with(CHAT, top_k=-2), 422, "invalid_request_body", "top_k: "),
-    (_with(CHAT, min_p=1.1), 422, "invalid_request_body", "min_p: "),
-    (_with(CHAT, repetition_penalty=0), 422, "invalid_request_body", "repetition_penalty: "),
-    (_with(CHAT, presence_penalty=3), 422, "invalid_request_body", "presence_penalty: "),
-    (_with(CHAT, stream="yes"), 422, "invalid_request_body", "stream: "),
-    (_with(CHAT, stop=""), 422, "invalid_request_body", "stop.0: "),
-    (_with(CHAT, stop=["x" * 257]), 422, "invalid_request_body", "stop.0: "),
-    (_with(CHAT, stop=["x"] * 17), 422, "invalid_request_body", "stop: "),
-    (_with(CHAT, stop=5), 422, "invalid_request_body", "stop: "),
-    (_with(CHAT, logit_bias={"a": 1}), 422, "invalid_request_body", "logit_bias.a: "),
-    (_with(CHAT, logit_bias={"1": 101}), 422, "invalid_request_body", "logit_bias.1: "),
-    (_with(CHAT, logit_bias={"100000": 1}), 422, "invalid_request_body", "logit_bias.100000: "),
-    (_with(CHAT, n=0), 422, "invalid_request_body", "n: "),
-    (_with(CHAT, n=17), 422, "invalid_request_body", "n: "),
-    (_with(CHAT, tools=[{"type": "function"}]), 422, "invalid_request_body", "tools.0: 'function' must be"),
-    (_with(CHAT, tools=[{"type": "function", "function": {"name": ""}}]), 422, "invalid_request_body", "tools.0: "),
+    (_with(CHAT, max_tokens=0), 400, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_tokens=-1), 400, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_completion_tokens=0), 400, "invalid_request_body", "max_completion_tokens: "),
+    (_with(CHAT, max_tokens="many"), 400, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, max_tokens=True), 400, "invalid_request_body", "max_tokens: "),
+    (_with(CHAT, temperature=float("nan")), 400, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature=float("inf")), 400, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature=2.1), 400, "invalid_request_body", "temperature: "),
+    (_with(CHAT, temperature="hot"), 400, "invalid_request_body", "temperature: "),
+    (_with(CHAT, top_p=0), 400, "invalid_request_body", "top_p: "),
+    (_with(CHAT, top_k=-2), 400, "invalid_request_body", "top_k: "),
+    (_with(CHAT, min_p=1.1), 400, "invalid_request_body", "min_p: "),
+    (_with(CHAT, repetition_penalty=0), 400, "invalid_request_body", "repetition_penalty: "),
+    (_with(CHAT, presence_penalty=3), 400, "invalid_request_body", "presence_penalty: "),
+    (_with(CHAT, stream="yes"), 400, "invalid_request_body", "stream: "),
+    (_with(CHAT, stop=""), 400, "invalid_request_body", "stop.0: "),
+    (_with(CHAT, stop=["x" * 257]), 400, "invalid_request_body", "stop.0: "),
+    (_with(CHAT, stop=["x"] * 17), 400, "invalid_request_body", "stop: "),
+    (_with(CHAT, stop=5), 400, "invalid_request_body", "stop: "),
+    (_with(CHAT, logit_bias={"a": 1}), 400, "invalid_request_body", "logit_bias.a: "),
+    (_with(CHAT, logit_bias={"1": 101}), 400, "invalid_request_body", "logit_bias.1: "),
+    (_with(CHAT, logit_bias={"100000": 1}), 400, "invalid_request_body", "logit_bias.100000: "),
+    (_with(CHAT, n=0), 400, "invalid_request_body", "n: "),
+    (_with(CHAT, n=17), 400, "invalid_request_body", "n: "),
+    (_with(CHAT, tools=[{"type": "function"}]), 400, "invalid_request_body", "tools.0: 'function' must be"),
+    (_with(CHAT, tools=[{"type": "function", "function": {"name": ""}}]), 400, "invalid_request_body", "tools.0: "),
     (_with(CHAT, tools=[{"type": "web_search"}]), 400, "unsupported_parameter", "'tools.0.type'"),
     (_with(CHAT, tools=[TOOL]), 400, "unsupported_parameter", "was not made for tools"),
-    (_with(CHAT, tools=[TOOL] * 513), 422, "invalid_request_body", "tools: "),
-    (_with(CHAT, parallel_tool_calls="no"), 422, "invalid_request_body", "parallel_tool_calls: "),
-    (_with(CHAT, reasoning_effort="enormous"), 422, "invalid_request_body", "reasoning_effort: "),
-    (_with(CHAT, tool_choice="required"), 422, "invalid_request_body", "tool_choice: asks for a call"),
+    (_with(CHAT, tools=[TOOL] * 513), 400, "invalid_request_body", "tools: "),
+    (_with(CHAT, parallel_tool_calls="no"), 400, "invalid_request_body", "parallel_tool_calls: "),
+    (_with(CHAT, reasoning_effort="enormous"), 400, "invalid_request_body", "reasoning_effort: "),
+    (_with(CHAT, tool_choice="required"), 400, "invalid_request_body", "tool_choice: asks for a call"),
     (_with(CHAT, tools=[TOOL], tool_choice="always"), 400, "unsupported_parameter", "'tool_choice' cannot be 'always'"),
     (_with(CHAT, tools=[TOOL], tool_choice={"type": "custom"}), 400, "unsupported_parameter", "'custom'"),
-    (_with(CHAT, tools=[TOOL], tool_choice=NAMED), 422, "invalid_request_body", "there is no tool 'other'"),
-    (_with(CHAT, logprobs=1), 422, "invalid_request_body", "logprobs: "),
-    (_with(CHAT, top_logprobs=2), 422, "invalid_request_body", "top_logprobs: "),
-    (_with(CHAT, logprobs=True, top_logprobs=21), 422, "invalid_request_body", "top_logprobs: "),
+    (_with(CHAT, tools=[TOOL], tool_choice=NAMED), 400, "invalid_request_body", "there is no tool 'other'"),
+    (_with(CHAT, logprobs=1), 400, "invalid_request_body", "logprobs: "),
+    (_with(CHAT, top_logprobs=2), 400, "invalid_request_body", "top_logprobs: "),
+    (_with(CHAT, logprobs=True, top_logprobs=21), 400, "invalid_request_body", "top_logprobs: "),
     (_with(CHAT, response_format={"type": "xml"}), 400, "unsupported_parameter", "type of 'response_format'"),
-    (_with(CHAT, response_format={"type": "json_schema"}), 422, "invalid_request_body", "response_format.json_schema"),
-    (_with(CHAT, guided_choice=[]), 422, "invalid_request_body", "guided_choice: "),
-    (_with(CHAT, guided_json="{"), 422, "invalid_request_body", "guided_json: is no JSON"),
-    (_with(CHAT, guided_json="[]"), 422, "invalid_request_body", "guided_json: must be"),
-    (_with(CHAT, guided_regex="a", guided_choice=["b"]), 422, "invalid_request_body", "'guided_regex' says already"),
+    (_with(CHAT, response_format={"type": "json_schema"}), 400, "invalid_request_body", "response_format.json_schema"),
+    (_with(CHAT, guided_choice=[]), 400, "invalid_request_body", "guided_choice: "),
+    (_with(CHAT, guided_json="{"), 400, "invalid_request_body", "guided_json: is no JSON"),
+    (_with(CHAT, guided_json="[]"), 400, "invalid_request_body", "guided_json: must be"),
+    (_with(CHAT, guided_regex="a", guided_choice=["b"]), 400, "invalid_request_body", "'guided_regex' says already"),
     (_with(CHAT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
     (_with(CHAT, guided_grammar="root ::= x"), 400, "invalid_grammar", "Lark"),
     (_with(CHAT, guided_whitespace_pattern="x"), 400, "unsupported_parameter", "'guided_whitespace_pattern'"),
-    (_with(CHAT, structured_outputs={"regex": 5}), 422, "invalid_request_body", "structured_outputs.regex: "),
+    (_with(CHAT, structured_outputs={"regex": 5}), 400, "invalid_request_body", "structured_outputs.regex: "),
     (_with(CHAT, structured_outputs={"structural_tag": "x"}), 400, "unsupported_parameter", "structural_tag"),
     (_with(CHAT, response_format=_schema({"type": "strange"})), 400, "invalid_schema", "response_format"),
     (_with(CHAT, modalities=["text", "audio"]), 400, "unsupported_parameter", "'modalities'"),
     (_with(CHAT, audio={"voice": "x"}), 400, "unsupported_parameter", "'audio'"),
     (_with(CHAT, chat_template_kwargs={"messages": []}), 400, "unsupported_parameter", "'messages'"),
-    ([1], 422, "invalid_request_body", "object"),
-    (None, 422, "invalid_request_body", "object"),
+    ([1], 400, "invalid_request_body", "object"),
+    (None, 400, "invalid_request_body", "object"),
 ]
 
 BAD_TEXTS = [
-    ({"model": MODEL}, 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=""), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=[]), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=[[]]), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=None), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=[1, "a"]), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=[True]), 422, "invalid_request_body", "prompt: "),
-    (_with(TEXT, prompt=[3, -1]), 422, "invalid_request_body", "prompt.1: "),
-    (_with(TEXT, prompt=[10**30]), 422, "invalid_request_body", "prompt.0: "),
+    ({"model": MODEL}, 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=""), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[]), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[[]]), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=None), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[1, "a"]), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[True]), 400, "invalid_request_body", "prompt: "),
+    (_with(TEXT, prompt=[3, -1]), 400, "invalid_request_body", "prompt.1: "),
+    (_with(TEXT, prompt=[10**30]), 400, "invalid_request_body", "prompt.0: "),
     (_with(TEXT, prompt=[1] * CONTEXT), 400, "context_length_exceeded", f"{CONTEXT} tokens"),
-    (_with(TEXT, prompt=["a", "b"]), 400, "unsupported_parameter", "several prompts"),
-    (_with(TEXT, prompt=[[1], [2]]), 400, "unsupported_parameter", "several prompts"),
+    (_with(TEXT, prompt=["a", ""]), 400, "invalid_request_body", "prompt: prompt 1 must not be empty"),
+    (_with(TEXT, prompt=[[1], 2]), 400, "invalid_request_body", "prompt: must be a string or"),
+    (_with(TEXT, prompt=[[1], [True]]), 400, "invalid_request_body", "prompt: prompt 1 must be"),
+    (_with(TEXT, prompt=[[1], [2, -1]]), 400, "invalid_request_body", "prompt.1.1: -1 is not a token id"),
+    (_with(TEXT, prompt=["a"] * 129), 400, "invalid_request_body", "at most 128 prompts"),
+    (_with(TEXT, prompt=["a"] * 65, n=2), 400, "invalid_request_body", "n: 65 prompts with 2 answers"),
     (_with(TEXT, suffix="x"), 400, "unsupported_parameter", "'suffix'"),
-    (_with(TEXT, echo=True, logprobs=0), 400, "unsupported_parameter", "'echo' with 'logprobs'"),
-    (_with(TEXT, echo=True, prompt=[3, -1]), 422, "invalid_request_body", "prompt.1: "),
+    (_with(TEXT, echo=True, logprobs=20, prompt=["a" * 900] * 64), 400, "unsupported_parameter", "logprobs"),
+    (_with(TEXT, echo=True, prompt=[3, -1]), 400, "invalid_request_body", "prompt.1: "),
     (_with(TEXT, best_of=2), 400, "unsupported_parameter", "'best_of'"),
-    (_with(TEXT, logprobs=21), 422, "invalid_request_body", "logprobs: "),
-    (_with(TEXT, logprobs=True), 422, "invalid_request_body", "logprobs: "),
+    (_with(TEXT, logprobs=21), 400, "invalid_request_body", "logprobs: "),
+    (_with(TEXT, logprobs=True), 400, "invalid_request_body", "logprobs: "),
     (_with(TEXT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
-    (_with(TEXT, max_tokens=0), 422, "invalid_request_body", "max_tokens: "),
+    (_with(TEXT, max_tokens=-1), 400, "invalid_request_body", "max_tokens: "),
 ]
 
 
@@ -465,7 +470,7 @@ async def test_bad_requests_are_refused_by_name(caplog: pytest.LogCaptureFixture
         (b'{"model": "\xff"}', "application/json", 400, "malformed_json"),
         (b"{}", "text/plain", 415, "unsupported_media_type"),
         (b"{}", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
-        (b"{}", "application/json; charset=utf-8", 422, "invalid_request_body"),
+        (b"{}", "application/json; charset=utf-8", 400, "invalid_request_body"),
     ],
 )
 async def test_bodies_that_are_not_json(data: bytes, content_type: str, status: int, code: str) -> None:
@@ -538,3 +543,22 @@ async def test_the_openai_client_lists_models() -> None:
         assert (await node.openai.models.retrieve(MODEL)).id == MODEL
         with pytest.raises(openai.NotFoundError, match="not found"):
             await node.openai.models.retrieve("Org/Other")
+
+
+async def test_prompt_counts_come_before_the_answer_for_a_gateway_that_asks() -> None:
+    async def slow(request: Generate, say: Say) -> None:
+        say(started=True, cached_tokens=2)
+        await asyncio.sleep(0)
+        await answer("hi")(request, say)
+
+    for script in (slow, answer("hi", cached=2)):
+        async with serve(script) as node:
+            node.http.headers["x-helexa-include-usage"] = "prompt"
+            chunks = [json.loads(event) for event in (await node.events("/v1/chat/completions", CHAT))[:-1]]
+        prompt = chunks[-1]["usage"]["prompt_tokens"]
+        assert [chunk.get("helexa_prompt") for chunk in chunks[:2]] == [
+            None,
+            {"prompt_tokens": prompt, "cached_tokens": 2},
+        ]
+        assert not any("helexa_prompt" in chunk for chunk in chunks[2:])
+        assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}

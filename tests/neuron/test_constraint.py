@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import llguidance
 import pytest
+import pytest_asyncio
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
@@ -162,11 +163,11 @@ async def test_calls_of_a_model_without_a_notation_cannot_be_forced(fields: dict
 # With a real model
 
 
-@asynccontextmanager
-async def smol(path: Path) -> AsyncIterator[ServedModel]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def smol(smollm2_gguf: Path) -> AsyncIterator[ServedModel]:
     """SmolLM2 with a chat template that has tools and thinking."""
-    engine = await EngineClient.start(path, EngineOptions(kv_cache_mb=64, context_length=1024, threads=1))
-    text = ModelText(ModelText.open(path).tokenizer, AGENT_TEMPLATE, {})
+    engine = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64, context_length=1024, threads=1))
+    text = ModelText(ModelText.open(smollm2_gguf).tokenizer, AGENT_TEMPLATE, {})
     model = ServedModel(MODEL, ModelSpec(model_id=MODEL), text, engine)
     try:
         yield model
@@ -192,35 +193,36 @@ async def said(model: ServedModel, **fields: Any) -> tuple[str, str, list[tuple[
     return thoughts, "".join(event.text for event in events if isinstance(event, TextDelta)), calls, last
 
 
-async def test_a_real_model_is_held_to_what_is_asked_for(smollm2_gguf: Path) -> None:
-    async with smol(smollm2_gguf) as model:
-        _, text, _, end = await said(model, response_format=FORMAT)
-        jsonschema.validate(json.loads(text), SCHEMA)
-        assert end.reason == "stop"
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_real_model_is_held_to_what_is_asked_for(smol: ServedModel) -> None:
+    _, text, _, end = await said(smol, response_format=FORMAT)
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert end.reason == "stop"
 
-        _, text, calls, end = await said(model, tools=[TOOL, OTHER], tool_choice=NAMED)
-        assert (text, [name for name, _ in calls], end.reason) == ("", ["draw"], "tool_calls")
-        jsonschema.validate(json.loads(calls[0][1]), SCHEMA)
+    _, text, calls, end = await said(smol, tools=[TOOL, OTHER], tool_choice=NAMED)
+    assert (text, [name for name, _ in calls], end.reason) == ("", ["draw"], "tool_calls")
+    jsonschema.validate(json.loads(calls[0][1]), SCHEMA)
 
-        thoughts, text, _, end = await said(model, response_format=FORMAT, thinking_budget=8)
-        assert thoughts and "</think>" not in thoughts
-        jsonschema.validate(json.loads(text), SCHEMA)
-        assert end.reason == "stop" and 8 <= end.reasoning_tokens < 20
+    thoughts, text, _, end = await said(smol, response_format=FORMAT, thinking_budget=8)
+    assert thoughts and "</think>" not in thoughts
+    jsonschema.validate(json.loads(text), SCHEMA)
+    assert end.reason == "stop" and 8 <= end.reasoning_tokens < 20
 
-        eager = {model.text.tokenizer.eos_id: 100.0}  # but no answer ends before its shape has begun
-        thoughts, text, _, end = await said(model, response_format=FORMAT, thinking_budget=8, logit_bias=eager)
-        assert thoughts and end.reason == "stop"
-        jsonschema.validate(json.loads(text), SCHEMA)
-
-
-async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smollm2_gguf: Path) -> None:
-    async with smol(smollm2_gguf) as model:
-        for seed in range(4):
-            _, text, calls, _ = await said(model, tools=[TOOL, OTHER], guided_regex="(cat|dog)s", seed=seed)
-            assert text in ("cats", "dogs") if not calls else not text.strip()
+    eager = {smol.text.tokenizer.eos_id: 100.0}  # but no answer ends before its shape has begun
+    thoughts, text, _, end = await said(smol, response_format=FORMAT, thinking_budget=8, logit_bias=eager)
+    assert thoughts and end.reason == "stop"
+    jsonschema.validate(json.loads(text), SCHEMA)
 
 
-async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smollm2_gguf: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smol: ServedModel) -> None:
+    for seed in range(4):
+        _, text, calls, _ = await said(smol, tools=[TOOL, OTHER], guided_regex="(cat|dog)s", seed=seed)
+        assert text in ("cats", "dogs") if not calls else not text.strip()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smol: ServedModel) -> None:
     closed = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}},
@@ -229,17 +231,17 @@ async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smollm2_gguf:
     }
     loose = {**closed, "not": {}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": loose}}
-    async with smol(smollm2_gguf) as model:
-        with pytest.raises(ApiError, match="not"):
-            await said(model, response_format=wanted)
-        wanted["json_schema"] = {"name": "x", "schema": loose, "strict": False}
-        _, text, _, _ = await said(model, response_format=wanted)
-        assert isinstance(json.loads(text)["a"], bool)
+    with pytest.raises(ApiError, match="not"):
+        await said(smol, response_format=wanted)
+    wanted["json_schema"] = {"name": "x", "schema": loose, "strict": False}
+    _, text, _, _ = await said(smol, response_format=wanted)
+    assert isinstance(json.loads(text)["a"], bool)
 
 
-async def test_several_real_answers_and_their_logprobs(smollm2_gguf: Path) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_several_real_answers_and_their_logprobs(smol: ServedModel) -> None:
     chat = ChatRequest.of({**CHAT, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True})
-    async with smol(smollm2_gguf) as model, aclosing(await converse(model, chat, "")) as stream:
+    async with aclosing(await converse(smol, chat, "")) as stream:
         events: list[Any] = [event async for event in stream]
     pieces = [(event.index, event.event) for event in events[1:-1]]
     deltas = [(of, piece) for of, piece in pieces if isinstance(piece, TextDelta)]

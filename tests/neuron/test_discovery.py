@@ -67,8 +67,6 @@ def test_a_file_with_the_former_engine_name_is_understood(tmp_path: Path):
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"NEURON_PROT": "1"}, "NEURON_PROT: unknown key 'prot'; did you mean 'port'?"),
-        ({"NEURON_HARNESS__TORCH__DEVICES": "cpu"}, "did you mean 'device'?"),
         ({"NEURON_HARNESS__TORCH__DEVICE": "tpu"}, "NEURON_HARNESS__TORCH__DEVICE"),
         ({"NEURON_DEFAULT_MODELS": '[{model_id = "a/b", quantt = "q4"}]'}, "did you mean 'quant'?"),
         ({"NEURON_HARNESSES": '[{name = "vulkan"}]'}, "torch"),

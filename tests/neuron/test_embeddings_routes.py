@@ -128,8 +128,8 @@ async def test_a_principal_is_a_salt(node: Node) -> None:
     ("fields", "status", "code", "words"),
     [
         ({"model": "no"}, 404, "model_not_found", "'no'"),
-        ({"input": [[10**6]]}, 422, "invalid_request_body", "input.0: 1000000"),
-        ({"input": ["a", [1, -1]]}, 422, "invalid_request_body", "input.1: -1"),
+        ({"input": [[10**6]]}, 400, "invalid_request_body", "input.0: 1000000"),
+        ({"input": ["a", [1, -1]]}, 400, "invalid_request_body", "input.1: -1"),
         ({"input": "x" * (CONTEXT + 1)}, 400, "context_length_exceeded", f"maximum context length is {CONTEXT} tokens"),
         ({"dimensions": 2}, 400, "unsupported_parameter", "'dimensions'"),
     ],

@@ -75,3 +75,36 @@ def test_steps_are_larger_on_gpus_unless_their_size_is_stated() -> None:
     assert sizes == [64, 64, 2048, 512]
     beside = [unset.engine_options(device).max_prefill_beside_decode for device in ("cuda:1", "mps")]
     assert beside == [2048, 128]
+
+
+@pytest.mark.parametrize(
+    ("environ", "tokens"),
+    [
+        ({}, 100),
+        ({"NEURON_HARNESS__TORCH__MAX_SEQUENCES": "8"}, 100),
+        ({"NEURON_MAX_PROMPT_TOKENS": "200"}, 200),
+        ({"NEURON_HARNESS__CANDLE__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "300", "NEURON_MAX_PROMPT_TOKENS": "200"}, 300),
+        (
+            {
+                "NEURON_HARNESS__TORCH__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "400",
+                "NEURON_HARNESS__CANDLE__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "300",
+                "NEURON_MAX_PROMPT_TOKENS": "200",
+            },
+            400,
+        ),
+    ],
+)
+def test_variables_override_a_file_with_the_former_name_of_the_engine(
+    tmp_path: Path, environ: dict[str, str], tokens: int
+) -> None:
+    path = tmp_path / "neuron.toml"
+    path.write_text("[harness.candle]\nmax_sequences = 3\n[harness.candle.context_limit]\nmax_prompt_tokens = 100\n")
+    torch = read_config(path, environ).harness.torch
+    assert torch.context_limit.max_prompt_tokens == tokens
+    assert torch.max_sequences == int(environ.get("NEURON_HARNESS__TORCH__MAX_SEQUENCES", 3))
+
+
+def test_variables_of_kubernetes_and_of_aws_neuron_do_not_keep_a_node_from_starting() -> None:
+    links = {"NEURON_PORT": "tcp://10.0.0.1:13131", "NEURON_SERVICE_HOST": "10.0.0.1"}
+    links |= {"NEURON_PORT_13131_TCP": "tcp://10.0.0.1:13131", "NEURON_RT_VISIBLE_CORES": "0", "NEURON_CC_FLAGS": "-O1"}
+    assert read_config(None, links) == NeuronConfig()

@@ -47,7 +47,7 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
             "answered method=POST path=/tokenize status=200",
         ),
         (node.post("/v1/completions", asked), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
-        (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=422"),
+        (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=400"),
         (node.post("/v1/completions", asked | {"model": "x"}), "refused path=/v1/completions status=404"),
         (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=model_not_found"),
         (node.get("/nowhere%20else"), "refused path='/nowhere else' status=404 type=invalid_request_error"),

@@ -10,7 +10,7 @@ from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
 from helexa.neuron.engine.messages import Generate, TokenOutput
 from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
-from helexa.neuron.inference import DEFAULT_OUTPUT_TOKENS, output_limit, run, sampling_params
+from helexa.neuron.inference import output_limit, run, sampling_params
 from helexa.neuron.model import ServedModel
 from neuron.fake_models import until
 from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model
@@ -21,7 +21,7 @@ def request(**fields: object) -> GenerationRequest:
 
 
 async def events_of(model: ServedModel, prompt: list[int], **fields: object) -> list[InferenceEvent]:
-    async with aclosing(run(model, prompt, request(**fields))) as events:
+    async with aclosing(run(model, [prompt], request(**fields))) as events:
         return [event async for event in events]
 
 
@@ -76,7 +76,7 @@ async def test_cached_tokens_are_known_of_a_run_that_a_stop_string_ended() -> No
 
 async def test_the_principal_reaches_the_engine() -> None:
     model = scripted_model(answer("x"))
-    async with aclosing(run(model, [1], request(), principal="s")) as events:
+    async with aclosing(run(model, [[1]], request(), principal="s")) as events:
         assert isinstance([event async for event in events][-1], Finished)
     assert [sent.salt for sent in model.engine.requests] == ["s"]  # type: ignore[attr-defined]
 
@@ -86,7 +86,7 @@ async def test_a_token_that_only_the_tokenizer_has_is_refused() -> None:
     model.engine.ready = msgspec.structs.replace(model.engine.ready, vocab_size=END)
     with pytest.raises(ApiError, match=r"<\|im_end\|>") as refused:
         await events_of(model, [1, END])
-    assert refused.value.status == 422
+    assert refused.value.status == 400
 
 
 async def test_a_run_that_reaches_its_limit_shows_what_was_held_back() -> None:
@@ -113,7 +113,7 @@ async def test_a_stop_string_ends_the_run_in_the_engine(caplog: pytest.LogCaptur
 
 async def test_the_engine_is_free_before_the_last_text_is_read() -> None:
     model = scripted_model(endless("one two three"))
-    async with aclosing(run(model, [1], request(stop=["three"]))) as events:
+    async with aclosing(run(model, [[1]], request(stop=["three"]))) as events:
         assert isinstance(await anext(events), Started)
         assert await anext(events) == TextDelta("one two ")
         assert model.engine.cancelled.is_set()  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ async def test_a_stop_string_may_end_with_the_answer() -> None:
 
 async def test_closing_cancels_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(endless("hello"))
-    async with aclosing(run(model, [1], request())) as events:
+    async with aclosing(run(model, [[1]], request())) as events:
         await anext(events)
         await anext(events)
     assert model.engine.cancelled.is_set()  # type: ignore[attr-defined]
@@ -231,7 +231,7 @@ async def test_an_error_that_a_retry_may_escape_says_so() -> None:
 
 async def test_the_start_does_not_wait_for_the_prefill() -> None:
     model = scripted_model(endless(""))
-    async with aclosing(run(model, [1], request())) as events:
+    async with aclosing(run(model, [[1]], request())) as events:
         assert await anext(events) == Started(1)
         assert len(model.engine.requests) == 1  # type: ignore[attr-defined]
 
@@ -244,9 +244,14 @@ def test_prompt_and_answer_fit_the_context(prompt_tokens: int, asked: int | None
     assert output_limit([1] * prompt_tokens, asked, CONTEXT) == limit
 
 
-def test_the_default_limit_bounds_a_long_context() -> None:
-    assert output_limit([1], None, 1_000_000) == DEFAULT_OUTPUT_TOKENS
-    assert output_limit([1], 100_000, 1_000_000) == 100_000
+def test_an_answer_without_a_stated_limit_may_fill_the_context() -> None:
+    assert output_limit([1], None, 1_000_000) == 999_999
+
+
+def test_a_configured_default_bounds_answers_without_a_stated_limit_only() -> None:
+    assert output_limit([1], None, 1_000_000, default=8192) == 8192
+    assert output_limit([1], 100_000, 1_000_000, default=8192) == 100_000
+    assert output_limit([1] * 90, None, 100, default=8192) == 10
 
 
 @pytest.mark.parametrize("prompt_tokens", [CONTEXT, CONTEXT + 1])
@@ -262,13 +267,13 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(prompt_tokens: int
 async def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(ApiError, match="no tokens") as refused:
         await events_of(scripted_model(answer("x")), [])
-    assert refused.value.status == 422
+    assert refused.value.status == 400
 
 
 async def test_bias_of_an_unknown_token_is_refused() -> None:
     with pytest.raises(ApiError, match=r"logit_bias\.9999") as refused:
         await events_of(scripted_model(answer("x")), [1], logit_bias={9999: 1.0})
-    assert (refused.value.status, refused.value.param) == (422, "logit_bias")
+    assert (refused.value.status, refused.value.param) == (400, "logit_bias")
 
 
 @pytest.mark.parametrize(("ignore", "stop_ids"), [(None, [END]), (True, [])])

@@ -141,12 +141,12 @@ async def test_an_unknown_model_is_a_flat_404(node: Node):
     ("body", "headers", "status", "code"),
     [
         (b"{", {}, 400, "malformed_json"),
-        (b"[]", {}, 422, "invalid_request_body"),
-        (b'{"model_id": ""}', {}, 422, "invalid_request_body"),
-        (b'{"model_id": "a", "devices": "all"}', {}, 422, "invalid_request_body"),
-        (b'{"model_id": "%s"}' % (b"a" * 1001), {}, 422, "invalid_request_body"),
-        (b'{"model_id": "a", "source": "%s"}' % (b"a" * 1001), {}, 422, "invalid_request_body"),
-        (b'{"model_id": "a", "quant": "%s"}' % (b"a" * 1001), {}, 422, "invalid_request_body"),
+        (b"[]", {}, 400, "invalid_request_body"),
+        (b'{"model_id": ""}', {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "devices": "all"}', {}, 400, "invalid_request_body"),
+        (b'{"model_id": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "source": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "quant": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
 )

@@ -64,7 +64,7 @@ async def test_a_dead_engine_serves_nothing() -> None:
     engine_of(model).alive = False
     assert model.servable == Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
     with pytest.raises(ApiError) as refused:
-        await anext(run(model, [1], GenerationRequest(model="m")))
+        await anext(run(model, [[1]], GenerationRequest(model="m")))
     assert (refused.value.status, refused.value.retry_after) == (503, 5)
 
 

@@ -135,7 +135,7 @@ async def test_one_failure_is_a_failure_of_all() -> None:
 async def test_a_refusal_of_the_first_is_one_of_all(stream: bool) -> None:
     async with serve(answer("x")) as node:
         refused = await node.error("/v1/completions", {**TEXT, "n": 2, "stream": stream, "logit_bias": {"9999": 1}})
-        assert refused[:2] == (422, "invalid_request_body")
+        assert refused[:2] == (400, "invalid_request_body")
 
 
 LIMITS = {

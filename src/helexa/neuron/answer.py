@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from helexa.neuron.engine.messages import TokenOutput
+from helexa.neuron.engine.messages import Logprob, TokenOutput
 from helexa.neuron.events import (
     FinishReason,
     OutputEvent,
+    PromptScores,
     ReasoningDelta,
     TextDelta,
     ToolCallDelta,
@@ -31,6 +32,8 @@ class AnswerForm:
         must_call: the answer is calls only, and ends where a call repeats an earlier call of the same answer.
         spelled_thoughts: reasoning is part of the text, between the model's marks.
         thinking_budget: most tokens of reasoning; then it is ended, and the answer begins. None for no bound.
+        untagged_calls: calls may stand in the text as JSON, if the model's family has such calls. No grammar holds the
+            answer, whose JSON would be what the client asked for.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
@@ -38,6 +41,7 @@ class AnswerForm:
     must_call: bool = False
     spelled_thoughts: bool = False
     thinking_budget: int | None = None
+    untagged_calls: bool = True
 
     @property
     def runs_on(self) -> bool:
@@ -55,6 +59,8 @@ class AnswerReader:
         form: of an assistant's answer; None where all is text.
         room: reasoning is not ended where so many tokens have been said, because nothing could follow.
         logprobs: the outputs have log-probabilities, to be told.
+        scored: they have those of the prompt's tokens, too. Then each token of the answer is told, also one that ends
+            it, so that a client can count from the end.
 
     Attributes:
         tokens: how many the answer has, with the one that ended it, and without what was said beyond its end.
@@ -75,6 +81,7 @@ class AnswerReader:
         form: AnswerForm | None = None,
         room: int = 0,
         logprobs: bool = False,
+        scored: bool = False,
     ) -> None:
         self.tokens = 0
         self.reasoning_tokens = 0
@@ -86,10 +93,13 @@ class AnswerReader:
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
-        self._parser = None if form is None else text.notation.parser(prompt, form.tools)
+        self._parser = None if form is None else text.notation.parser(prompt, form.tools, untagged=form.untagged_calls)
         self._detokenizer = text.notation.detokenizer(self._parser)
         self._marks = text.notation.thought_marks if form is not None and form.spelled_thoughts else None
-        self._logprobs = TokenLogprobs(text.tokenizer) if logprobs else None
+        self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
+        self._tells_all = self._scores_missing = scored
+        self._unscored = prompt if scored else ()
+        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # that of the first token means nothing
         self._spelling = False
         self._calls = 0
         self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
@@ -114,8 +124,11 @@ class AnswerReader:
         """What can be shown by now."""
         tokens = output.tokens
         self.tokens += len(tokens)
+        if self._scores_missing:
+            self._score(output)
+        ending: int | None = None
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
-            tokens = tokens[:-1]
+            *tokens, ending = tokens
         if self._logprobs is not None and len(output.logprobs) < len(tokens):
             raise ValueError("the engine told too few log-probabilities")
         for index, token in enumerate(tokens):
@@ -127,7 +140,23 @@ class AnswerReader:
                 return self._shown()
         if output.finish is not None:
             self._end(cut=output.finish == "length")
+            if self._tells_all and self._logprobs is not None:
+                if ending is not None:
+                    self._logprobs.add(ending, output.logprobs[-1])
+                if rest := self._logprobs.rest():
+                    self._show(TextDelta("", rest))
         return self._shown()
+
+    def _score(self, output: TokenOutput) -> None:
+        """Show the log-probabilities of the prompt's tokens as soon as all are there."""
+        assert self._logprobs is not None
+        self._prompt_logprobs += output.prompt_logprobs
+        if len(self._prompt_logprobs) == len(self._unscored):
+            told = map(self._logprobs.told, self._unscored, self._prompt_logprobs)
+            self._show(PromptScores(tuple(told)))
+            self._scores_missing = False
+        elif output.tokens:
+            raise ValueError("the engine told too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
         """Go on as if the model had said `tokens`, which end its reasoning; what can be shown by now."""

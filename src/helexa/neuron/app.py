@@ -53,7 +53,6 @@ MAX_PROMPT_TOKENS = 131072
 _DRAIN_SECONDS = 5
 _DRAIN_POLL_SECONDS = 0.05
 _ENDING_SECONDS = 3
-_KEEP_ALIVE_SECONDS = 75  # longer than any gateway keeps an idle connection, so that it is never the node that hangs up
 
 
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
@@ -152,7 +151,6 @@ class NodeServer(Listener):
             connection=NodeConnection,
             limits=ConnectionLimits.within(descriptors, others=descriptors // 2),  # the rest is for engines and files
             grace_secs=_ENDING_SECONDS,
-            keep_alive_secs=_KEEP_ALIVE_SECONDS,
         )
         self._registry: Registry = app.state.registry
         self._leaving: asyncio.Task[None] | None = None

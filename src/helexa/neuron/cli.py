@@ -10,6 +10,7 @@ from cyclopts import App, Parameter, validators
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
+from helexa.core.extras import missing_extra
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig
@@ -25,6 +26,11 @@ def main() -> None:
         app()
     except HelexaError as error:
         print(f"neuron: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except ImportError as error:
+        if (lack := missing_extra(error)) is None:
+            raise
+        print(f"neuron: {lack}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
@@ -66,7 +72,7 @@ def serve(
     from helexa.neuron import heap
     from helexa.neuron.access import exposure
     from helexa.neuron.app import NodeServer, create_app
-    from helexa.neuron.config import DefaultModel, read_config
+    from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
 
     heap.bound()
     settings = read_config(config)
@@ -81,6 +87,7 @@ def serve(
         ModelSource.parse(name, settings.harness.torch.default_source)
         settings.default_models.append(DefaultModel(model_id=name))
     logs.configure(log_format or settings.log.format, settings.log.level)
+    log_unknown_variables()
     _prepare_engines(settings)
     listener = _listen(settings.host, settings.port)
     log = logging.getLogger("helexa.neuron")

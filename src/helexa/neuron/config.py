@@ -1,15 +1,16 @@
 """neuron.toml: where the node listens, which models it loads at start, and how its engines run.
 
-Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`.
+Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`. The former names
+`[harness.candle]` and `NEURON_HARNESS__CANDLE__...` mean `torch`; if two variables set one key, the current name wins.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
 
+from helexa.core import variables
 from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
@@ -19,7 +20,7 @@ from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOption
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64
 
-_SHORT = {"NEURON_MAX_PROMPT_TOKENS": "NEURON_HARNESS__TORCH__CONTEXT_LIMIT__MAX_PROMPT_TOKENS"}
+_SHORT_NAMES = {"NEURON_MAX_PROMPT_TOKENS": ("harness", "torch", "context_limit", "max_prompt_tokens")}
 
 HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" if name == "candle" else name)]
 
@@ -111,6 +112,7 @@ class ContextLimitConfig(Section):
         activation_headroom_mb, min_free_floor_mb: MiB of free memory that no model is given: for what was not foreseen,
             and for others.
         output_reserve_tokens: of the context that `limit.input` leaves to the answer, at most a quarter of it.
+        default_output_tokens: most tokens of an answer whose request states no limit; 0 for what the context leaves.
         max_prompt_tokens: of any context, 0 for no such bound; `NEURON_MAX_PROMPT_TOKENS` sets it.
     """
 
@@ -120,6 +122,7 @@ class ContextLimitConfig(Section):
     activation_headroom_mb: int = Field(default=256, ge=0)
     min_free_floor_mb: int = Field(default=512, ge=0)
     output_reserve_tokens: int = Field(default=8192, ge=1)
+    default_output_tokens: int = Field(default=0, ge=0)
     max_prompt_tokens: int = Field(default=0, ge=0)
 
 
@@ -257,7 +260,9 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
     Raises:
         ConfigError: one line naming what is wrong and where.
     """
-    environ = os.environ if environ is None else environ
-    # One is for engines, another is short for a key.
-    keys = {_SHORT.get(name, name): value for name, value in environ.items() if name != DEBUG_FAULT}
-    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, environ=keys)
+    return load(NeuronConfig, path, env_prefix=ENV_PREFIX, short_names=_SHORT_NAMES, environ=environ)
+
+
+def log_unknown_variables() -> None:
+    """Log one line about `NEURON_` variables that set nothing."""
+    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT,))

@@ -1,5 +1,7 @@
 """What a run of the engine says, in no dialect: `Started`, any number of `OutputEvent`, then `Finished` or `Failed`.
 
+Runs that are asked to count their prompt say `PromptCounted` before the first `OutputEvent`.
+
 Where several answers to one prompt were asked for, `OfChoice` says whose each event is, and a last `Finished` speaks of
 all.
 """
@@ -22,6 +24,13 @@ class Started(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+class PromptCounted(msgspec.Struct, frozen=True):
+    """The engine has begun to read the prompt: `cached_tokens` of its `prompt_tokens` were found in the KV cache."""
+
+    prompt_tokens: int
+    cached_tokens: int
+
+
 class TokenLogprob(msgspec.Struct, frozen=True):
     """How likely a token of the answer was, and the likeliest in its place."""
 
@@ -31,8 +40,17 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     top: tuple[Alternative, ...] = ()
 
 
+class PromptScores(msgspec.Struct, frozen=True):
+    """The log-probabilities of the prompt's tokens. The first token has none: its `logprob` and `top` mean nothing."""
+
+    tokens: tuple[TokenLogprob, ...]
+
+
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of the answer: never empty, never half a character. `logprobs` are of its tokens, if asked for."""
+    """The next piece of the answer: never half a character. `logprobs` are of its tokens, if asked for.
+
+    It is empty only at the end, for tokens without text that are reported all the same.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -87,7 +105,7 @@ class Failed(msgspec.Struct, frozen=True):
     error: ApiError
 
 
-OutputEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | WasReasoning
+OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | WasReasoning
 
 
 class OfChoice(msgspec.Struct, frozen=True):
@@ -97,4 +115,4 @@ class OfChoice(msgspec.Struct, frozen=True):
     event: OutputEvent | Finished
 
 
-InferenceEvent = Started | OutputEvent | OfChoice | Finished | Failed
+InferenceEvent = Started | PromptCounted | OutputEvent | OfChoice | Finished | Failed

@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 
@@ -24,7 +24,6 @@ from helexa.neuron.model import ServedModel
 from helexa.neuron.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
-DEFAULT_OUTPUT_TOKENS = 8192
 
 _GATHERED = 64  # tokens: no more than a page, as the gate is to know what is held
 _GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
@@ -36,30 +35,37 @@ logger = logging.getLogger(__name__)
 
 def run(
     model: ServedModel,
-    prompt: list[int],
+    prompts: Sequence[list[int]],
     request: GenerationRequest,
     *,
     form: AnswerForm | None = None,
     constraint: Constraint | None = None,
     principal: str = "",
     turn: int = 0,
+    counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Answer `prompt`, as often as is asked for; closing the iterator cancels it in the engine.
+    """Answer each of `prompts`, as often as is asked for; closing the iterator cancels it in the engine.
 
     Args:
+        prompts: one at least. The answers to one prompt come one after the other among the choices.
         form: of an assistant's answer; None where all is text.
         constraint: what it must be; None for anything.
         principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
             is shared with requests of the same principal only.
         turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
 
+        counts_prompt: a single answer has a `PromptCounted` event before its first output.
+
     Raises:
         ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
             or the engine is down. Later failures are a `Failed` event.
     """
-    one = partial(_one, model, prompt, request, form, constraint, principal, turn)
-    runs = [partial(one, choice) for choice in range(request.n or 1)]
-    return runs[0]() if len(runs) == 1 else all_choices(runs)
+    runs = [
+        partial(_one, model, prompt, request, form, constraint, principal, turn, choice)
+        for prompt in prompts
+        for choice in range(request.n or 1)
+    ]
+    return runs[0](counts_prompt) if len(runs) == 1 else all_choices(runs, request.n or 1)
 
 
 async def _one(
@@ -71,10 +77,11 @@ async def _one(
     principal: str,
     turn: int,
     choice: int,
+    counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
     model.require_servable()
-    limit = output_limit(prompt, request.output_limit, model.context_length)
-    request.check_logprobs(limit)
+    limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
+    request.check_logprobs(len(prompt), limit)
     vocab_size = model.engine.ready.vocab_size
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
@@ -91,6 +98,7 @@ async def _one(
         form=form,
         room=limit - len(closing),
         logprobs=sampling.logprobs is not None,
+        scored=request.scores_prompt,
     )
     end = RunEnd(model, len(prompt), reader)
     # Whoever wants the whole answer is not woken for each token, unless the reader may end it at any.
@@ -108,11 +116,13 @@ async def _one(
             turn=turn,
             said=len(reader.written),
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
+            prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
+            reports_start=counts_prompt,
             gather=gather,
         )
 
     try:
-        async with model.admission.seat(principal, len(prompt), limit) as seat:
+        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as seat:
             outputs = generate()
             yield end.started()
             while True:
@@ -121,6 +131,9 @@ async def _one(
                         output = await anext(outputs)
                         said = reader.read(output)
                         seat.hold(end.count(output))
+                        if counts_prompt and output.finish != "error":
+                            counts_prompt = False
+                            yield end.prompt_counted()
                         if reader.stopped or reader.overthought or output.finish is not None:
                             break
                         for event in said:
@@ -151,8 +164,12 @@ async def _one(
         end.abandon(0 if outputs is None else outputs.unread)
 
 
-def output_limit(prompt: list[int], requested: int | None, context_length: int) -> int:
-    """How many tokens the answer may have: what was asked for or the default, as far as the context has room.
+def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
+    """Return how many tokens the answer may have: `requested` or `default`, and what the context leaves at most.
+
+    Args:
+        requested: None if the request states no limit.
+        default: 0 for all that the context leaves.
 
     Raises:
         ApiError: the prompt is empty, or leaves no room in the context.
@@ -160,9 +177,9 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int) 
     if not prompt:
         raise invalid_body("the prompt has no tokens")
     room = context_length - len(prompt)
-    if room <= 0:
+    if room < 0 or (room == 0 and requested != 0):
         raise context_length_exceeded(len(prompt), context_length)
-    return min(requested or DEFAULT_OUTPUT_TOKENS, room)
+    return min((default or room) if requested is None else requested, room)
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:

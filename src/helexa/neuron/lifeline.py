@@ -4,13 +4,15 @@ Standard input is a pipe whose other end the server holds and never writes to; t
 gone, and a thread waits for that.
 
     python -m helexa.neuron.lifeline MODULE ARGUMENTS...
+    python -m helexa.neuron.lifeline /PATH/OF/PROGRAM ARGUMENTS...
 
-runs a module of somebody else's so.
+runs a module or a program of somebody else's so.
 """
 
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -34,9 +36,11 @@ def _watch() -> None:
 
 
 def main() -> None:
-    """Hold on, then be the module that is named."""
+    """Hold on, then be the module or run the program that is named."""
     hold()
     del sys.argv[0]
+    if sys.argv[0].startswith("/"):
+        sys.exit(subprocess.call(sys.argv, stdin=subprocess.DEVNULL))
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

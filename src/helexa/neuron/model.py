@@ -58,6 +58,11 @@ class ServedModel:
         return self.limit.context
 
     @property
+    def default_output(self) -> int:
+        """Most tokens of an answer whose request states no limit; 0 for all that the context leaves."""
+        return self._context_limit.default_output_tokens
+
+    @property
     def limit(self) -> Limit:
         """What requests may ask for now; never waits for the engine."""
         readings = Readings(self.engine.missing_bytes, self._steady_rate.told)

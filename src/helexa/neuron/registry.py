@@ -230,8 +230,9 @@ class Registry:
     ) -> ServedModel:
         begun = self._clock()
         log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
-        path = await self._sources.resolve(source, quant=spec.quant, progress=report)
-        options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, spec.quant))
+        quant = source.quant(spec.quant)
+        path = await self._sources.resolve(source, quant=quant, progress=report)
+        options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
         report("tokenizer", 0, 0)
         async with Spare(self._spawn) as spare:  # a process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)

@@ -7,7 +7,7 @@ from helexa.core.errors import ApiError
 from helexa.core.logs import tell
 from helexa.neuron.answer import AnswerReader
 from helexa.neuron.engine.messages import Timing, TokenOutput
-from helexa.neuron.events import Failed, Finished, FinishReason, Started
+from helexa.neuron.events import Failed, Finished, FinishReason, PromptCounted, Started
 from helexa.neuron.exchange import RunRecord, current
 from helexa.neuron.model import ServedModel
 
@@ -38,6 +38,10 @@ class RunEnd:
         """The run begins."""
         self._entered = time.perf_counter()
         return Started(self._prompt_tokens)
+
+    def prompt_counted(self) -> PromptCounted:
+        """The engine has begun to read the prompt."""
+        return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
         """Take note of an output that was read; how many tokens of prompt and answer the engine holds now."""

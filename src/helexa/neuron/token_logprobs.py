@@ -6,17 +6,31 @@ from helexa.neuron.text.tokenizer import Tokenizer
 
 
 class TokenLogprobs:
-    """Keeps those of tokens whose text has not been shown yet."""
+    """Keeps those of tokens whose text has not been shown yet.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        complete: tokens that were left out of the text are told, too.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._complete = complete
         self._waiting: list[TokenLogprob] = []
 
     def add(self, token: int, logprob: Logprob) -> None:
         """Take the next token's."""
+        self._waiting.append(self.told(token, logprob))
+
+    def told(self, token: int, logprob: Logprob) -> TokenLogprob:
+        """Return the log-probability of a token, spelled."""
         chosen, likeliest = logprob
         top = tuple((*self._spelled(other), value) for other, value in likeliest)
-        self._waiting.append(TokenLogprob(*self._spelled(token), chosen, top))
+        return TokenLogprob(*self._spelled(token), chosen, top)
+
+    def rest(self) -> tuple[TokenLogprob, ...]:
+        """Take all that wait."""
+        rest, self._waiting = tuple(self._waiting), []
+        return rest
 
     def clear(self) -> None:
         """What the tokens so far have said is no text."""
@@ -38,6 +52,7 @@ class TokenLogprobs:
             if at >= start + len(shown):
                 last = index + 1
                 break
+        first = 0 if self._complete else first
         taken, self._waiting = tuple(self._waiting[first:last]), self._waiting[last:]
         return taken
 

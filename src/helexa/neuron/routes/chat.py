@@ -18,7 +18,7 @@ from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat_projector import ChatProjector
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
-from helexa.neuron.routes.usage import reports_usage
+from helexa.neuron.routes.usage import counts_prompt, reports_usage
 from helexa.neuron.text.chat_template import TemplateError
 
 _THINKING_HEADER = "x-include-thinking"
@@ -30,7 +30,10 @@ async def chat_completions(request: Request) -> Reply:
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
-    events = await converse(model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled)
+    counts = chat.stream is True and counts_prompt(request)
+    events = await converse(
+        model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
+    )
     asked = chat.includes_usage
     projector = ChatProjector(
         model.id, choices=chat.n or 1, include_usage=asked or reports_usage(request), null_usage=asked
@@ -45,6 +48,7 @@ async def converse(
     *,
     thinks: bool | None = None,
     spelled_thoughts: bool = False,
+    counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
     """Go on with a conversation, in no dialect.
 
@@ -52,22 +56,46 @@ async def converse(
         thinks: whether the model is to think before it answers if the client does not say; None leaves it to the chat
             template.
         spelled_thoughts: what it thinks is part of the text.
+        counts_prompt: see `run`.
 
     Raises:
         ApiError: the conversation is nothing that the model's template can render, or has images, or the answer cannot
             be held to what is asked for.
     """
-    if chat.has_image:
-        raise vision_unsupported(model.id)
     tools = chat.offered_tools
-    variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
-    # Long conversations take a while to cut into tokens.
-    prompt, turn = await asyncio.to_thread(_prompt, model, chat.messages, tools, variables)
+    prompt, turn = await rendered(model, chat, thinks=thinks)
     constraint = await chat_constraint(model, chat, tools, prompt, chat.thinks(thinks) is not False)
     form = AnswerForm(
-        schemas_of(tools), chat.parallel_tool_calls is not False, chat.must_call, spelled_thoughts, chat.most_thoughts
+        schemas_of(tools),
+        parallel=chat.parallel_tool_calls is not False,
+        must_call=chat.must_call,
+        spelled_thoughts=spelled_thoughts,
+        thinking_budget=chat.most_thoughts,
+        untagged_calls=constraint is None,
     )
-    return run(model, prompt, chat, form=form, constraint=constraint, principal=principal, turn=turn)
+    return run(
+        model,
+        [prompt],
+        chat,
+        form=form,
+        constraint=constraint,
+        principal=principal,
+        turn=turn,
+        counts_prompt=counts_prompt,
+    )
+
+
+async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
+    """Return the prompt that a conversation becomes, and where its last turn begins if the engine has a use for that.
+
+    Raises:
+        ApiError: the conversation has images, or the model's template cannot render it.
+    """
+    if chat.has_image:
+        raise vision_unsupported(model.id)
+    variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
+    # Long conversations take a while to cut into tokens.
+    return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables)
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:

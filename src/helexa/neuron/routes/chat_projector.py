@@ -1,6 +1,7 @@
 """A run rendered as a chat completion, or as its chunks."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from helexa.core.wire.openai_chat_answer import (
@@ -20,6 +21,7 @@ from helexa.core.wire.usage import Usage
 from helexa.neuron.events import (
     Finished,
     OutputEvent,
+    PromptScores,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -36,20 +38,10 @@ class ChatProjector(OpenAIProjector):
 
     id_prefix = "chatcmpl"
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        choices: int = 1,
-        include_usage: bool = False,
-        null_usage: bool = False,
-        id: str | None = None,
-        created: int | None = None,
-    ) -> None:
-        super().__init__(
-            model, choices=choices, include_usage=include_usage, null_usage=null_usage, id=id, created=created
-        )
-        self._tokens = [Encoded() for _ in range(choices)]
+    @cached_property
+    def _tokens(self) -> list[Encoded]:
+        """Log-probabilities of each whole answer."""
+        return [Encoded() for _ in range(self.choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
         """The chunk that says so of an answer; the first one names the role."""
@@ -98,7 +90,7 @@ class ChatProjector(OpenAIProjector):
                     arguments[number].append(piece)
         for call, pieces in zip(calls, arguments, strict=True):
             call["function"]["arguments"] = "".join(pieces)
-        message = ChatAnswer(role="assistant", content="".join(text), refusal=None)
+        message = ChatAnswer(role="assistant", content="".join(text) or (None if calls else ""), refusal=None)
         if thoughts:
             message["reasoning_content"] = "".join(thoughts)
         if calls:
@@ -119,12 +111,9 @@ class ChatProjector(OpenAIProjector):
         )
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        chunk = ChatChunk(
+        return ChatChunk(
             id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
         )
-        if self.null_usage:
-            chunk["usage"] = None
-        return chunk
 
 
 def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
@@ -140,7 +129,7 @@ def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
             return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
         case ToolCallDelta(index, arguments):
             return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
-        case Finished() | WasReasoning():
+        case Finished() | WasReasoning() | PromptScores():
             return {}
 
 

@@ -7,7 +7,7 @@ import orjson
 
 from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs
 from helexa.core.wire.usage import Usage
-from helexa.neuron.events import Finished, OutputEvent, Started, TextDelta, TokenLogprob
+from helexa.neuron.events import Finished, OutputEvent, PromptScores, Started, TextDelta, TokenLogprob
 from helexa.neuron.routes.projector import OpenAIProjector
 
 
@@ -15,7 +15,8 @@ class CompletionProjector(OpenAIProjector):
     """Renders a run as a text completion, or as its chunks.
 
     Args:
-        echo: what each continuation begins with.
+        echo: the text that each choice begins with, one per choice; none if empty.
+        scored: the log-probabilities of the prompts' tokens come first, and the echoed text with them.
     """
 
     id_prefix = "cmpl"
@@ -25,7 +26,8 @@ class CompletionProjector(OpenAIProjector):
         model: str,
         *,
         choices: int = 1,
-        echo: str = "",
+        echo: Sequence[str] = (),
+        scored: bool = False,
         include_usage: bool = False,
         null_usage: bool = False,
         id: str | None = None,
@@ -34,21 +36,27 @@ class CompletionProjector(OpenAIProjector):
         super().__init__(
             model, choices=choices, include_usage=include_usage, null_usage=null_usage, id=id, created=created
         )
-        self._echo = echo
+        self._echo = echo or [""] * choices
+        self._scored = scored
+        self._first_unscored = [scored] * choices  # the next token that is told is the first of a prompt
         self._told = [0] * choices  # characters that tokens with log-probabilities stand for
         self._kept = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
         """The chunk that says so of a continuation."""
         match event:
-            case Started() if self._echo:
-                return self._chunk([_choice(choice, self._echo)])
+            case Started() if self._echo[choice] and not self._scored:
+                return self._completion([_choice(choice, self._echo[choice])])
+            case PromptScores(tokens):
+                told = _no_logprobs()
+                self._add(choice, tokens, told)
+                return self._completion([_choice(choice, self._echo[choice], told)])
             case TextDelta(text, logprobs):
                 told = _no_logprobs()
                 self._add(choice, logprobs, told)
-                return self._chunk([_choice(choice, text, told if logprobs else None)])
+                return self._completion([_choice(choice, text, told if logprobs else None)])
             case Finished():
-                return self._chunk([_choice(choice, "", finish_reason=event.reason)])
+                return self._completion([_choice(choice, "", finish_reason=event.reason)])
             case _:
                 return None
 
@@ -62,7 +70,7 @@ class CompletionProjector(OpenAIProjector):
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
         """A whole continuation."""
-        text = "".join([self._echo, *(event.text for event in events if isinstance(event, TextDelta))])
+        text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
         told = self._kept[index]
         return _choice(index, text, told if told["tokens"] else None, end.reason)
 
@@ -73,19 +81,18 @@ class CompletionProjector(OpenAIProjector):
     def _add(self, choice: int, tokens: Sequence[TokenLogprob], told: CompletionLogprobs) -> None:
         for token in tokens:
             told["tokens"].append(token.token)
-            told["token_logprobs"].append(token.logprob)
-            # Tokens that read alike, halves of characters as a rule, have the likeliest one's.
-            alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
-            top = {token.token: token.logprob, **dict(alike)}
-            told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
+            if self._first_unscored[choice]:
+                self._first_unscored[choice] = False
+                told["token_logprobs"].append(None)
+                told["top_logprobs"].append(None)
+            else:
+                # Tokens that read alike, halves of characters as a rule, have the likeliest one's.
+                alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
+                top = {token.token: token.logprob, **dict(alike)}
+                told["token_logprobs"].append(token.logprob)
+                told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
             told["text_offset"].append(self._told[choice])
             self._told[choice] += len(token.token)
-
-    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
-        chunk = self._completion(choices)
-        if self.null_usage:
-            chunk["usage"] = None
-        return chunk
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)

@@ -17,27 +17,36 @@ from helexa.neuron.routes.usage import reports_usage
 
 
 async def completions(request: Request) -> Reply:
-    """Continue a text, or a list of token ids."""
+    """Continue texts, or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
-    prompt, echo, tokenizer = completion.prompt, "", model.text.tokenizer
-    if isinstance(prompt, str):
-        echo = prompt if completion.echo else ""
-        prompt = await asyncio.to_thread(tokenizer.encode, prompt, add_special=True)
-    elif completion.echo:
-        completion.check_vocabulary(tokenizer.vocab_size)
-        echo = await asyncio.to_thread(tokenizer.decode, prompt)
+    completion.check_vocabulary(model.text.tokenizer.vocab_size)
+    prompts = await asyncio.to_thread(_token_ids, model, completion)
+    echo = await asyncio.to_thread(_echo, model, completion) if completion.echo else []
     constraint = await completion_constraint(model, completion)
-    events = run(model, prompt, completion, constraint=constraint, principal=principal_of(request))
+    events = run(model, prompts, completion, constraint=constraint, principal=principal_of(request))
     asked = completion.includes_usage
     projector = CompletionProjector(
         model.id,
-        choices=completion.n or 1,
+        choices=completion.answers,
         echo=echo,
+        scored=completion.scores_prompt,
         include_usage=asked or reports_usage(request),
         null_usage=asked,
     )
     return Reply(events, projector, stream=bool(completion.stream))
+
+
+def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[int]]:
+    encode = model.text.tokenizer.encode
+    return [encode(one, add_special=True) if isinstance(one, str) else one for one in completion.prompt]
+
+
+def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
+    """The text that each choice begins with."""
+    decode = model.text.tokenizer.decode
+    texts = [one if isinstance(one, str) else decode(one) for one in completion.prompt]
+    return [text for text in texts for _ in range(completion.n or 1)]
 
 
 routes = [Route("/v1/completions", completions, methods=["POST"])]

@@ -16,6 +16,8 @@ from helexa.neuron.events import (
     InferenceEvent,
     OfChoice,
     OutputEvent,
+    PromptCounted,
+    PromptScores,
     ReasoningDelta,
     Started,
     TextDelta,
@@ -121,6 +123,8 @@ class OpenAIProjector(ABC):
                 return last + usage + DONE
             case Failed(error):
                 return _event(error.envelope()) + DONE
+            case PromptCounted(prompt, cached):
+                return _event({"choices": [], "helexa_prompt": {"prompt_tokens": prompt, "cached_tokens": cached}})
             case _:
                 return self._frame(0, event)
 
@@ -134,7 +138,7 @@ class OpenAIProjector(ABC):
                     self._take(index, said)
             case Finished():
                 self._ends[-1] = event
-            case Started() | Failed():
+            case Started() | PromptCounted() | Failed():
                 pass
             case _:
                 self._take(0, event)
@@ -149,6 +153,9 @@ class OpenAIProjector(ABC):
         return orjson.dumps(self.whole(choices, _usage(last)))
 
     def _take(self, choice: int, event: OutputEvent) -> None:
+        if isinstance(event, PromptScores):
+            self.keep_logprobs(choice, event.tokens)
+            return
         if isinstance(event, TextDelta) and event.logprobs:
             self.keep_logprobs(choice, event.logprobs)
             event = TextDelta(event.text)
@@ -171,7 +178,7 @@ class OpenAIProjector(ABC):
             return b""
         if isinstance(event, Finished):
             _with_stop_string(chunk["choices"][0], event)
-        return _event(chunk)
+        return _event({**chunk, "usage": None} if self.null_usage else chunk)
 
 
 def _event(value: Mapping[str, Any]) -> bytes:

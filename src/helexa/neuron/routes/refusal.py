@@ -3,7 +3,6 @@
 Hand `HANDLERS` to the application; what a route raises comes out as JSON of the right status.
 """
 
-import errno
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -15,11 +14,10 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError, internal_error, overloaded
 from helexa.core.logs import tell
+from helexa.http.local_errors import OUT_OF_DESCRIPTORS
 from helexa.neuron.exchange import current
 
 logger = logging.getLogger(__name__)
-
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def refusal(error: ApiError) -> Response:
@@ -56,7 +54,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
     """Return the refusal for an error that came from a lack of file descriptors, None for any other error."""
-    if isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
+    if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None
 

@@ -98,7 +98,6 @@ class MessageItem(ResponseItem):
         super().__init__(stem, index)
         self._texts: list[str] = []
         self._logprobs = Encoded()
-        self._told = Encoded()  # as events have them: without bytes
 
     @property
     def text(self) -> str:
@@ -107,12 +106,11 @@ class MessageItem(ResponseItem):
 
     def add(self, delta: TextDelta) -> Event:
         """Take the next piece."""
-        before = len(self._told)
+        before = len(self._logprobs)
         for one in delta.logprobs:
             self._logprobs.add(_logprob(one))
-            self._told.add(_without_bytes(one))
         self._texts.append(delta.text)
-        logprobs = self._told.fragment(before)
+        logprobs = self._logprobs.fragment(before)
         return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
@@ -128,7 +126,7 @@ class MessageItem(ResponseItem):
         """Its part ends."""
         part = self._part()
         return [
-            self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._told.fragment()),
+            self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._logprobs.fragment()),
             self._event("content_part.done", content_index=0, part=part),
         ]
 
@@ -180,8 +178,3 @@ def _is_object(arguments: str) -> bool:
 def _logprob(one: TokenLogprob) -> Logprob:
     top: Any = [{"token": token, "bytes": list(raw), "logprob": logprob} for token, raw, logprob in one.top]
     return Logprob(token=one.token, bytes=list(one.bytes), logprob=one.logprob, top_logprobs=top)
-
-
-def _without_bytes(one: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": token, "logprob": logprob} for token, _, logprob in one.top]
-    return {"token": one.token, "logprob": one.logprob, "top_logprobs": top}

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.core.wire.openai_responses_output import Event, ItemStatus
-from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
+from helexa.neuron.events import (
+    OutputEvent,
+    PromptScores,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
 from helexa.neuron.routes.response_items import CallItem, MessageItem, ReasoningItem, ResponseItem
 
 
@@ -45,7 +53,7 @@ class ResponseOutput:
             case ToolCallDelta():
                 assert isinstance(item, CallItem)
                 return [item.add(event)]
-            case WasReasoning():
+            case WasReasoning() | PromptScores():
                 return []
 
     def was_reasoning(self) -> None:

@@ -35,6 +35,7 @@ class ResponseProjector:
         model: the model's id.
         asked: the request.
         keep: is given the response when it is complete, before its client is.
+        temperature, top_p: the values that the model samples with.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class ResponseProjector:
         asked: ResponsesRequest,
         keep: Keep | None = None,
         *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
         stem: str | None = None,
         created: int | None = None,
     ) -> None:
@@ -50,7 +53,8 @@ class ResponseProjector:
         self.id = f"resp_{stem}"
         created_at = int(time.time()) if created is None else created
         head = {"id": self.id, "object": "response", "created_at": created_at, "model": model}
-        self._head = orjson.dumps(head)[:-1] + b"," + asked.shown(store=keep is not None)[1:-1] + b","
+        shown = asked.shown(store=keep is not None, temperature=temperature, top_p=top_p)
+        self._head = orjson.dumps(head)[:-1] + b"," + shown[1:-1] + b","
         self._keep = keep
         self._output = ResponseOutput(stem, asked.namespaces)
         self._sequence_number = 0
@@ -99,7 +103,7 @@ class ResponseProjector:
         status = "incomplete" if end.reason == "length" else "completed"
         events = self._output.end(status)
         details = {"reason": "max_output_tokens"} if end.reason == "length" else None
-        response = self._response(status, incomplete_details=details, usage=_usage(end))
+        response = self._response(status, incomplete_details=details, usage=usage_of(end))
         if self._keep is not None:
             self._keep(self.id, response, self._output.items)
         return events, response, status
@@ -107,6 +111,7 @@ class ResponseProjector:
     def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
         """The response as it is now. What a gateway looks for, the usage, stands at its end."""
         tail = {
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": error,
             "incomplete_details": incomplete_details,
@@ -130,7 +135,8 @@ def _error(error: ApiError) -> dict[str, str]:
     return {"code": code, "message": str(error)}
 
 
-def _usage(end: Finished) -> ResponseUsage:
+def usage_of(end: Finished) -> ResponseUsage:
+    """Return the usage of a run."""
     return response_usage(
         end.prompt_tokens,
         end.completion_tokens,

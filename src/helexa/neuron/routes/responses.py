@@ -1,4 +1,4 @@
-"""`POST /v1/responses`, and what is kept of it: `GET` and `DELETE /v1/responses/{id}`."""
+"""`/v1/responses`: answers, what is kept of them, and the prompts that requests become."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,15 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_responses import ResponsesRequest, renamed
+from helexa.core.wire.openai_responses_compaction import CompactRequest
 from helexa.core.wire.openai_responses_input import Item
+from helexa.neuron.inference import sampling_params
 from helexa.neuron.model import ServedModel
 from helexa.neuron.response_store import ResponseStore, StoredResponse
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.chat import converse
+from helexa.neuron.routes.chat import converse, rendered
+from helexa.neuron.routes.compaction_projector import CompactionProjector
+from helexa.neuron.routes.item_page import ItemPage
 from helexa.neuron.routes.item_references import referred, resolved
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
@@ -26,22 +30,41 @@ from helexa.neuron.routes.response_projector import Keep, ResponseProjector
 
 async def create_response(request: Request) -> Reply:
     """Answer a conversation, which may go on from a response that was kept."""
-    asked = ResponsesRequest.parse(await read_json(request))
-    model: ServedModel = request.app.state.registry.get(asked.model)
+    asked, model, history, chat = await _asked(request)
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
-    if asked.store and not store.enabled:
-        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
-    previous = _previous(store, asked.previous_response_id, principal)
-    sources = referred(store, asked.input, principal)
-    history, chat = await asyncio.to_thread(_conversation, previous, asked, sources)
     try:
         events = await converse(model, chat, principal)
     except ApiError as error:
         raise renamed(error) from None
     kept = store.enabled and asked.store is not False
     keep = _keep(store, principal, [*history, *asked.input]) if kept else None
-    return Reply(events, ResponseProjector(model.id, asked, keep, stem=store.new_stem()), stream=bool(asked.stream))
+    sampling = sampling_params(chat, model.text.sampling_defaults)
+    projector = ResponseProjector(
+        model.id, asked, keep, temperature=sampling.temperature, top_p=sampling.top_p, stem=store.new_stem()
+    )
+    return Reply(events, projector, stream=bool(asked.stream))
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """Count the tokens of the prompt that a request would become; the engine is not asked."""
+    _, model, _, chat = await _asked(request)
+    try:
+        prompt, _ = await rendered(model, chat)
+    except ApiError as error:
+        raise renamed(error) from None
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    return Response(orjson.dumps(counted), media_type="application/json")
+
+
+async def compact_conversation(request: Request) -> Reply:
+    """Have the model summarize a conversation, as an item that stands for it in later requests."""
+    _, model, _, chat = await _asked(request, CompactRequest)
+    try:
+        events = await converse(model, chat, principal_of(request), thinks=False)
+    except ApiError as error:
+        raise renamed(error) from None
+    return Reply(events, CompactionProjector(), stream=False)
 
 
 async def get_response(request: Request) -> Response:
@@ -56,6 +79,18 @@ async def get_response(request: Request) -> Response:
     return Response(entry.body, media_type="application/json")
 
 
+async def list_input_items(request: Request) -> Response:
+    """List the items that a response answered, its conversation before it included."""
+    page = ItemPage.of(request.query_params)
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    entry = store.find(id, principal_of(request))
+    if entry is None:
+        raise _unknown(id)
+    body = await asyncio.to_thread(page.listed, entry, id)
+    return Response(body, media_type="application/json")
+
+
 async def delete_response(request: Request) -> Response:
     """Forget a response. Those that went on from it stay as they are."""
     store: ResponseStore = request.app.state.responses
@@ -63,6 +98,22 @@ async def delete_response(request: Request) -> Response:
     if not store.remove(id, principal_of(request)):
         raise _unknown(id)
     return Response(orjson.dumps({"id": id, "object": "response", "deleted": True}), media_type="application/json")
+
+
+async def _asked(
+    request: Request, kind: type[ResponsesRequest] = ResponsesRequest
+) -> tuple[ResponsesRequest, ServedModel, list[Item], ChatRequest]:
+    """Return the request, its model, the items of earlier responses, and the chat completion that is asked for."""
+    asked = kind.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(asked.model)
+    store: ResponseStore = request.app.state.responses
+    principal = principal_of(request)
+    if asked.store and not store.enabled:
+        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
+    previous = _previous(store, asked.previous_response_id, principal)
+    sources = referred(store, asked.input, principal)
+    history, chat = await asyncio.to_thread(_conversation, previous, asked, sources)
+    return asked, model, history, chat
 
 
 def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
@@ -102,6 +153,9 @@ def _unknown(id: str) -> ApiError:
 
 routes = [
     Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", compact_conversation, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", list_input_items, methods=["GET"]),
     Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
     Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
 ]

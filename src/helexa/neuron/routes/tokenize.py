@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `POST /detokenize`: what a text or a conversation is to a model, in tokens."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`: a model's tokens."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.core.errors import ApiError, invalid_body, vision_unsupported
+from helexa.core.errors import ApiError, invalid_body, missing_model, unsupported_parameter, vision_unsupported
 from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
@@ -40,6 +40,29 @@ async def detokenize(request: Request) -> Response:
     return _json(Detokenized(prompt=text))
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """Return what the model's files say about its tokenizer, for clients that tokenize for themselves."""
+    for name in request.query_params:
+        if name != "model":
+            raise unsupported_parameter(name)
+    name = request.query_params.get("model")
+    if not name:
+        raise missing_model()
+    model: ServedModel = request.app.state.registry.get(name)
+    text = model.text
+    info = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.context_length,
+        "add_bos_token": text.tokenizer.add_bos,
+        "add_eos_token": text.tokenizer.add_eos,
+        "chat_template": text.template.source or None,
+        "bos_token": text.tokenizer.token_text(text.tokenizer.bos_id),
+        "eos_token": text.tokenizer.token_text(text.tokenizer.eos_id),
+        **text.template.special_tokens,
+    }
+    return Response(orjson.dumps(info), media_type="application/json")
+
+
 def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
     if asked.messages is None:
         return model.text.tokenizer.encode(asked.prompt or "", add_special=asked.add_special_tokens is not False)
@@ -61,4 +84,5 @@ def _json(value: Tokens | Detokenized) -> Response:
 routes = [
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
 ]

@@ -13,7 +13,7 @@ from helexa.neuron.usage_records import UsageRecords
 
 WAIT_SECONDS = 8.0
 
-_INCLUDE_USAGE = "x-helexa-include-usage"
+_INCLUDE_USAGE, _PROMPT = "x-helexa-include-usage", "prompt"
 
 
 def reports_usage(request: Request) -> bool:
@@ -22,7 +22,15 @@ def reports_usage(request: Request) -> bool:
     The gateway drops this header from its clients' requests, adds its own, and removes the chunk for clients that did
     not ask for it.
     """
-    return request.headers.get(_INCLUDE_USAGE) == "1"
+    return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
+
+
+def counts_prompt(request: Request) -> bool:
+    """Whether the gateway wants a stream's prompt counts before the answer, in a chunk with `helexa_prompt`.
+
+    The gateway asks for the Messages API, whose first event has these counts.
+    """
+    return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 
 
 async def get_usage(request: Request) -> Response:

@@ -12,20 +12,30 @@ from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
 
 SHARD_INDEX = "model.safetensors.index.json"
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_TAG = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_PREFERENCE = (
+    *("Q4_K_M", "Q4_K_L", "Q4_K_S", "IQ4_XS", "IQ4_NL", "MXFP4", "MXFP4_MOE", "Q4_1", "Q4_0"),
+    *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
+    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
+)
+"""Which quantization is used unless one is named: about 4 bits, then better ones, then those that lose much."""
+
 _BESIDE_SAFETENSORS = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
     """Of a repository's files those that make up the model: a GGUF model, or the checkpoint and what describes it.
 
-    Without `quant` a checkpoint is preferred; with one, the first GGUF file whose name has it (underscores aside), or
-    a checkpoint that can be quantised so while it loads.
+    Without `quant` a checkpoint is preferred, then the GGUF file of the most useful size. With `quant` it is the GGUF
+    file of that quantization, else one whose name contains `quant` (underscores aside), else a checkpoint that can be
+    quantised so while it loads.
 
     Raises:
         SourceError: `empty_repo`, or `quant_not_found` with the nearest name.
     """
     ggufs = sorted(
-        name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")
+        (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
+        key=lambda name: (_rank(name), name),
     )
     # Where there is an index, a file that it cannot name holds the same weights once more.
     twice = "consolidated" if SHARD_INDEX in names else "/"
@@ -39,7 +49,8 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     if quant and quant.lower() != AUTO:
         matching = [name for name in ggufs if _plain(quant) in _plain(_file_name(name))]
         if matching:
-            return part_names(matching[0])
+            exact = (name for name in matching if _plain(quant_tag(name)) == _plain(quant))
+            return part_names(next(exact, matching[0]))
         if not dense or not is_quant(quant):
             raise _quant_not_found(source, quant, ggufs, dense)
     if dense:
@@ -48,6 +59,17 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
         return part_names(ggufs[0])
     kind = "an image model" if "model_index.json" in names else "no model files: neither .safetensors nor .gguf"
     raise SourceError(f"{source} holds {kind}", kind="empty_repo", model_id=source)
+
+
+def quant_tag(name: str) -> str:
+    """The quantization in the name of a GGUF file, such as `Q4_K_M`; empty if there is none."""
+    match = _TAG.search(_file_name(name))
+    return match[1].upper() if match else ""
+
+
+def _rank(name: str) -> int:
+    tag = quant_tag(name)
+    return _PREFERENCE.index(tag) if tag in _PREFERENCE else len(_PREFERENCE)
 
 
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:

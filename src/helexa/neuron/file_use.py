@@ -1,0 +1,33 @@
+"""Marks model files that engines on this machine use, so that `helexa rm` leaves these files alone."""
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def mark_used(model: Path) -> None:
+    """Mark a model's file or folder as used until this process ends.
+
+    The mark is a shared lock. File systems without locks leave the model unmarked.
+    """
+    with suppress(OSError):
+        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)  # stays open: the process's end releases the lock
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_used(model: Path) -> bool:
+    """Return whether an engine has marked a model's file or folder as used."""
+    try:
+        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,134 @@
+"""Download a wheel with the user's own installer, which knows the indexes, proxies and certificates: pip or uv."""
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from helexa.core.errors import SourceError
+from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.trouble import disk_error, refusal
+
+_POLL_SECONDS = 0.2
+_TAIL_BYTES = 400
+_PIP_PROGRESS = re.compile(rb"^Progress (\d+) of (\d+)\s*$", re.MULTILINE)
+_PIP_WITH_PROGRESS = (24, 1)
+_NO_INSTALLER = (
+    "cannot be fetched: this Python has no pip, and there is no uv; install one of them "
+    "(python -m ensurepip, or uv pip install pip)"
+)
+
+
+def has_installer() -> bool:
+    """Return whether wheels can be downloaded."""
+    return find_spec("pip") is not None or _uv() is not None
+
+
+def downloaded(requirement: str, scratch: Path, fetch: Fetch) -> Path:
+    """Download the wheel of `requirement` without installing it; return the wheel, or the folder of its files.
+
+    Raises:
+        SourceError: there is no installer or the installer failed (`repo_fetch_failed`), or `disk_full`.
+    """
+    target = scratch / "wheel"
+    # uv sets this variable for the commands that it runs: then uv's configuration counts.
+    if "UV" in os.environ or find_spec("pip") is None:
+        uv = _uv()
+        if uv is None:
+            raise _refused(requirement, _NO_INSTALLER)
+        _run(_uv_command(uv, requirement, target, scratch / "uv"), "uv", requirement, scratch, fetch)
+        return target
+    _run(_pip_command(requirement, target), "pip", requirement, scratch, fetch)
+    (wheel,) = target.iterdir()
+    return wheel
+
+
+def _uv() -> str | None:
+    beside = str(Path(sys.executable).parent)
+    found = os.environ.get("UV") or shutil.which("uv") or shutil.which("uv", path=beside)
+    return str(Path(found).absolute()) if found else None
+
+
+def _uv_command(uv: str, requirement: str, target: Path, cache: Path) -> list[str]:
+    # The cache is a folder of ours: it is on the disk of the target, its growth is the progress, and it goes away.
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-progress"]
+    return [*command, "--python", sys.executable, "--cache-dir", str(cache), "--target", str(target), "--", requirement]
+
+
+def _pip_command(requirement: str, target: Path) -> list[str]:
+    command = ["pip", "download", "--no-input", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+    progress = ["--progress-bar", "raw"] if _pip_version() >= _PIP_WITH_PROGRESS else ["--quiet"]
+    return [*command, *progress, "--dest", str(target), "--", requirement]
+
+
+def _pip_version() -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2])
+    except PackageNotFoundError:
+        return (0,)
+
+
+def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path, fetch: Fetch) -> None:
+    errors, output = scratch / "errors", scratch / "output"
+    # Standard input is its lifeline: should the server die, so does the installer. Its temporary files go into our
+    # folder too: on one disk with the cache, and countable while they grow.
+    with errors.open("wb") as stderr, output.open("wb") as stdout:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "helexa.neuron.lifeline", *command],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=os.environ | {"TMPDIR": str(scratch)},
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                fetch.progress("download", *_progress(output, scratch))
+                fetch.wait(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    if process.returncode:
+        complaint = errors.read_text(errors="replace")
+        if os.strerror(errno.ENOSPC) in complaint:
+            raise refusal(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
+        raise _refused(requirement, f"cannot be fetched by {installer}: {_complaint(complaint)}")
+
+
+def _progress(output: Path, scratch: Path) -> tuple[int, int]:
+    """The bytes done and in all (0: unknown): as pip states them, else by the largest file, since copies count once."""
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - _TAIL_BYTES))
+        if stated := _PIP_PROGRESS.findall(file.read()):
+            done, total = stated[-1]
+            return int(done), int(total)
+    return _largest_file(scratch), 0
+
+
+def _largest_file(folder: Path) -> int:
+    largest = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # the installer has just moved it
+                largest = max(largest, (Path(path) / name).stat().st_size)
+    return largest
+
+
+def _complaint(text: str) -> str:
+    lines = [line.partition(": ")[2] for line in text.splitlines() if line.lower().startswith("error: ")]
+    return lines[-1] if lines else " ".join(text.split())[-300:] or "it said nothing"
+
+
+def _refused(requirement: str, reason: str) -> SourceError:
+    source = f"pypi:{requirement}"
+    return SourceError(f"{source} {reason}", kind="repo_fetch_failed", model_id=source, cause=reason)
