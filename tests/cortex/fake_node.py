@@ -103,9 +103,12 @@ class FakeNode:
         app.router.add_post("/v1/chat/completions", self._speak)
         for path in ("/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/images/generations"):
             app.router.add_post(path, self._speak)
-        app.router.add_post("/tokenize", self._speak)
+        for path in ("/tokenize", "/detokenize", "/v1/responses/input_tokens", "/v1/responses/compact"):
+            app.router.add_post(path, self._speak)
+        app.router.add_get("/tokenizer_info", self._speak)
         app.router.add_get("/usage/{id}", self._usage)
         app.router.add_route("*", "/v1/responses/{id}", self._kept)
+        app.router.add_get("/v1/responses/{id}/input_items", self._kept)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -177,7 +180,10 @@ class FakeNode:
             return web.Response(status=500)
         if request.headers.get("x-helexa-key-id") != "capped":
             return web.json_response({"error": {"message": "not found"}}, status=404)
-        return web.json_response({"id": request.match_info["id"], "object": "response", "by": request.method})
+        if request.query.get("limit") == "0":
+            return web.json_response({"error": {"message": "limit: must be 1 to 100"}}, status=400)
+        by = request.query_string or request.method
+        return web.json_response({"id": request.match_info["id"], "object": "response", "by": by})
 
     async def _speak(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.read())

@@ -83,27 +83,14 @@ class Postgres:
 
 
 @contextmanager
-def running_standby(primary: Postgres) -> Iterator[Postgres]:
-    """A hot standby; the caller may stop the primary, and promote the standby."""
-    folder = Path(tempfile.mkdtemp(prefix="helexa-pg-", dir="/tmp"))
+def running_postgres(primary: Postgres | None = None) -> Iterator[Postgres]:
+    """A server, or a hot standby of `primary`, which the caller may stop to promote the standby."""
+    folder = Path(tempfile.mkdtemp(prefix="helexa-pg-", dir="/tmp"))  # short: a socket's path has at most 107 bytes
     try:
         server = Postgres(folder, primary)
         server.start()
-        try:
-            yield server
-        finally:
-            server.stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def running_postgres() -> Iterator[Postgres]:
-    folder = Path(tempfile.mkdtemp(prefix="helexa-pg-", dir="/tmp"))  # short: a socket's path has at most 107 bytes
-    try:
-        server = Postgres(folder)
-        server.start()
-        server.do("postgres", f"CREATE DATABASE {_DATABASE}")
+        if primary is None:
+            server.do("postgres", f"CREATE DATABASE {_DATABASE}")
         try:
             yield server
         finally:

@@ -39,10 +39,12 @@ def test_defaults() -> None:
 def test_variables_overlay_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "cortex.toml", '[gateway]\nlisten = "127.0.0.1:1"\nmax_body_mb = 2\n')
     monkeypatch.setenv("CORTEX_GATEWAY__LISTEN", "[::1]:2")
-    monkeypatch.setenv("CORTEX_NEURONS", '[{name = "n", endpoint = "http://h:1/"}]')
+    node = '{name = "n", endpoint = "http://h:1/", allowed_hosts = ["GPU.lan", "[fe80::2]"]}'
+    monkeypatch.setenv("CORTEX_NEURONS", f"[{node}]")
     config = load(path)
     assert (config.gateway.listen, config.gateway.max_body_mb) == (Address("::1", 2), 2)
     assert config.neurons[0].endpoint == "http://h:1"
+    assert config.neurons[0].allowed_hosts == {"gpu.lan", "fe80::2"}
     assert str(config.gateway.listen) == "[::1]:2"
 
 
@@ -66,6 +68,7 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
         ('[[neurons]]\nname = "n"\nendpoint = "http://[h"', "is not a URL"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://a..b:1"', "is not a URL"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://h:1/?x=1"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h"\nallowed_hosts = ["a:1"]', "'a:1' is not a host"),
         ('[[neurons]]\nname = "n"\nendpoint = "http://h"\n' * 2, "cortex.toml: two neurons are named 'n'"),
         ("[gateway", "cortex.toml"),
     ],

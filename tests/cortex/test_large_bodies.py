@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import io
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,7 @@ from helexa.cortex import affinity, body_jobs, body_workers
 from helexa.cortex.anthropic.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.count import CountRequest
 from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.body_bounds import MAX_CONTAINERS, check_containers
 from helexa.cortex.body_workers import BodyWorkers, is_large
 from helexa.cortex.prompt_check import check_prompt
 from helexa.cortex.question import Question, parse_question
@@ -61,6 +64,16 @@ def test_too_many_parts_are_rejected_with_the_limit(
     with pytest.raises(ApiError) as rejected:
         parse(message_body(**fields))
     assert (rejected.value.status, rejected.value.code, str(rejected.value)) == (400, "invalid_anthropic_body", problem)
+
+
+def test_objects_and_arrays_are_counted_outside_of_strings() -> None:
+    check_containers(b'["%b"]' % (b'[{\\"' * MAX_CONTAINERS))
+    check_containers(b'["\\\\",%b{}]' % (b"{}," * (MAX_CONTAINERS - 2)))
+    check_containers(b"{" * 10 + b'"' + b"[" * MAX_CONTAINERS)  # not JSON: the parser says so
+    for body in (b'["\\\\",%b]' % (b"[]," * MAX_CONTAINERS), b'{"[":%b' % (b'{"a{":' * MAX_CONTAINERS)):
+        with pytest.raises(ApiError, match="has more than 500000 objects and arrays") as rejected:
+            check_containers(body)
+        assert rejected.value.status == 400
 
 
 @pytest.mark.parametrize(
@@ -166,9 +179,34 @@ async def test_large_body_that_is_not_json_is_rejected(cortex: Cortex) -> None:
         assert (status, "not valid JSON" in answer["error"]["message"]) == (400, True)
 
 
+async def test_body_of_too_many_objects_is_rejected_before_a_node_sees_it(cortex: Cortex, node: FakeNode) -> None:
+    for path, field in (
+        ("/v1/chat/completions", b"messages"),
+        ("/v1/responses", b"input"),
+        ("/v1/completions", b"prompt"),
+        ("/v1/embeddings", b"x"),
+        ("/tokenize", b"messages"),
+        ("/v1/responses/input_tokens", b"input"),
+        ("/v1/messages", b"messages"),
+        ("/v1/messages/count_tokens", b"messages"),
+    ):
+        body = b'{"model":"Org/M","max_tokens":1,"%b":[%b{}]}' % (field, b"{}," * MAX_CONTAINERS)
+        async with cortex.client.post(cortex.url + path, data=io.BytesIO(body)) as response:
+            message = (await response.json())["error"]["message"]
+            assert (response.status, "500000 objects and arrays" in message) == (400, True), path
+    assert not node.bodies
+
+
 async def test_count_tokens_of_an_unknown_model_is_404(cortex: Cortex) -> None:
     status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
-    assert (status, answer["error"]["type"]) == (404, "not_found_error")
+    assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+
+
+async def test_count_tokens_of_an_unknown_model_is_503_while_no_node_is_up(node: FakeNode) -> None:
+    node.down = True
+    async with running_cortex(node, ready=False) as cortex:
+        status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
+    assert (status, answer["type"], answer["error"]["type"]) == (503, "error", "overloaded_error")
 
 
 async def test_count_tokens_is_refused_once_the_budget_is_used_up(node: FakeNode) -> None:
@@ -210,6 +248,16 @@ async def test_process_that_dies_is_a_503_and_is_replaced(workers: BodyWorkers) 
         await workers.run(os._exit, 1)
     assert (lost.value.status, lost.value.code) == (503, "service_unavailable")
     assert await workers.run(os.getpid) != os.getpid()
+
+
+async def test_close_does_not_wait_for_a_process_at_work() -> None:
+    workers = BodyWorkers()
+    job = asyncio.create_task(workers.run(time.sleep, 60))
+    await eventually(lambda: workers._pool is not None)
+    async with asyncio.timeout(20):
+        await workers.close()
+    with pytest.raises(ApiError):
+        await job
 
 
 async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pytest.MonkeyPatch) -> None:

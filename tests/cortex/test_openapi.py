@@ -6,16 +6,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
+from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, running_cortex
+from helexa.core.errors import ApiError
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.core.wire.openai_embeddings import EmbeddingsRequest
+from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.openai_responses_compaction import CompactRequest
+from helexa.core.wire.request import WireRequest
+from helexa.core.wire.tokenize import DetokenizeRequest, TokenizeRequest
 from helexa.cortex.app import ROUTES
 from helexa.cortex.openapi import document
+from nightly import cases
 
-CASES = 12
+CASES = cases(4, 100)
 ROOT = {"Authorization": "Bearer root"}
 MADE = {"account_id": "a", "key_id": "made"}
 KEYS = [{"key": "root", "account_id": "root", "role": "admin"}, {"key": "static", "account_id": "static"}]
@@ -48,16 +59,22 @@ ANSWERS: dict[str, Any] = {
     "/v1/responses": {**IDENTITY, "object": "response", "output": []},
     "/v1/embeddings": {"object": "list", "data": [{"index": 0, "embedding": [0.5]}]},
     "/v1/images/generations": {"created": 1, "data": [{"b64_json": "AA=="}]},
+    "/v1/responses/compact": {"id": "r", "object": "response.compaction", "output": []},
+    "/v1/responses/input_tokens": {"object": "response.input_tokens", "input_tokens": 3},
     "/tokenize": {"count": 3, "max_model_len": 9, "tokens": [1, 2, 3]},
+    "/detokenize": {"prompt": "abc"},
+    "/tokenizer_info": {"eos_token": "</s>"},
 }
+
+
+NEVER_STREAMED = ("/v1/responses/compact", "/v1/responses/input_tokens", "/tokenize", "/detokenize", "/tokenizer_info")
 
 
 async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
     """An answer in the dialect of each path; events where the gateway would take them for an answer."""
     answer = ANSWERS.get(request.path)
-    if answer is None or (await request.json()).get("stream") is True:
-        return await fake_node.answer(node, request)
-    return web.json_response(answer)
+    streams = request.path not in NEVER_STREAMED and (await request.json()).get("stream") is True
+    return await fake_node.answer(node, request) if answer is None or streams else web.json_response(answer)
 
 
 def narrowed(served: Any) -> Any:
@@ -103,3 +120,51 @@ async def test_a_fuzzer_finds_nothing_else(node: FakeNode, tmp_path: Path) -> No
             said, _ = await fuzzer.communicate()
             assert fuzzer.returncode == 0, said.decode()
             assert node.bodies
+
+
+HI = {"role": "user", "content": "Hi"}
+BODIES: list[tuple[str, type[WireRequest], dict[str, Any]]] = [
+    ("/v1/chat/completions", ChatRequest, {"messages": [HI]}),
+    ("/v1/completions", CompletionRequest, {"prompt": "Hi"}),
+    ("/v1/responses", ResponsesRequest, {"input": "Hi"}),
+    ("/v1/responses/compact", CompactRequest, {"input": "Hi"}),
+    ("/v1/responses/input_tokens", ResponsesRequest, {"input": [HI]}),
+    ("/v1/embeddings", EmbeddingsRequest, {"input": ["Hi"]}),
+    ("/tokenize", TokenizeRequest, {"prompt": "Hi"}),
+    ("/detokenize", DetokenizeRequest, {"tokens": [1]}),
+]
+WRONG: list[dict[str, Any]] = [
+    *({name: []} for name in ("messages", "prompt", "input")),
+    *({name: [[]]} for name in ("prompt", "input")),
+    {"prompt": ""},
+    {"messages": [{"content": "Hi"}]},
+    {"tokens": "Hi"},
+    {"temperature": 3},
+    {"temperature": "0"},
+    {"top_p": 0},
+    {"stream": "yes"},
+    {"n": 17},
+    {"max_tokens": -1},
+    {"max_output_tokens": 0},
+    {"metadata": {"a": 1}},
+    {"encoding_format": "hex"},
+    {"stop": ["a"] * 17},
+]
+
+
+@pytest.mark.parametrize(("path", "kind", "body"), BODIES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_document_accepts_what_the_server_accepts(
+    path: str, kind: type[WireRequest], body: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    def accepted(fields: dict[str, Any]) -> bool:
+        try:
+            kind.parse(json.dumps(fields).encode())
+        except ApiError as error:
+            return error.code != "invalid_request_body"  # with other codes the shape is right
+        return True
+
+    reference = document()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = {**reference, "components": document()["components"]}
+    for fields in ({"model": "m", **body}, {"model": "m", **body, **wrong}):
+        assert Draft202012Validator(schema).is_valid(fields) == accepted(fields)

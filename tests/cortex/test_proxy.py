@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
 from cortex import fake_node
 from cortex.fake_node import FakeNode
@@ -33,12 +35,14 @@ async def test_a_stream_and_its_request_pass_verbatim(cortex: Cortex, node: Fake
     assert node.bodies == [BODY]
     assert headers["x-node-says"] == "hi"
     assert headers["content-type"] == "text/event-stream"
+    assert headers["x-accel-buffering"] == "no"
 
 
 async def test_a_json_answer_passes_verbatim(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
     assert (status, body) == (200, fake_node.ANSWER)
     assert headers["content-length"] == str(len(fake_node.ANSWER))
+    assert "x-accel-buffering" not in headers
 
 
 async def test_an_alias_is_replaced_however_its_name_is_escaped(cortex: Cortex, node: FakeNode) -> None:
@@ -102,14 +106,18 @@ async def test_headers_of_identity_and_of_the_connection_stay_behind(cortex: Cor
     sent = {
         "Authorization": "Bearer secret",
         "X-Api-Key": "secret",
-        "X-Helexa-Account-Id": "someone-else",
+        "X-Helexa-Account-Id": "forged",
+        "x-HELEXA-key-id": "forged",
+        "X-Helexa-Usage-Id": "forged",
+        "X-Helexa-Include-Usage": "forged",
+        "X-Helexa-Keep-Alive": "forged",
         "X-Include-Thinking": "1",
         "X-Hop": "1",
         "Connection": "keep-alive, X-Hop",
     }
     await post(cortex, BODY, **sent)
     seen = node.headers[0]
-    assert "secret" not in str(seen)
+    assert "secret" not in str(seen) and "forged" not in str(seen)
     assert not {"x-helexa-account-id", "x-hop"} & set(seen)
     assert seen["x-include-thinking"] == "1"
     assert seen["host"] == node.url.removeprefix("http://")
@@ -121,6 +129,23 @@ async def test_a_refusal_of_the_node_passes_with_its_retry_after(cortex: Cortex,
     assert (status, headers["retry-after"]) == (503, "7")
     assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
     assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
+
+
+@pytest.mark.parametrize(("code", "logged"), [("bad_word", "bad_word"), ("my secret prompt", "None")])
+async def test_text_of_a_refusal_is_passed_on_but_not_logged(
+    cortex: Cortex, node: FakeNode, caplog: pytest.LogCaptureFixture, code: str, logged: str
+) -> None:
+    error = {"message": "the prompt 'my secret prompt' has a bad word", "type": "invalid_request_error", "code": code}
+
+    async def refuse(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": error}, status=400)
+
+    node.speak = refuse
+    with caplog.at_level(logging.DEBUG):
+        status, body, _ = await post(cortex, BODY)
+    assert (status, json.loads(body)) == (400, {"error": error})
+    assert f"node=n1 refused: status=400 code={logged}" in caplog.text
+    assert "my secret prompt" not in caplog.text
 
 
 async def test_a_node_that_dies_in_mid_stream_leaves_a_well_formed_stream(cortex: Cortex, node: FakeNode) -> None:
@@ -194,6 +219,29 @@ async def test_a_client_that_hangs_up_ends_the_request_on_the_node(
     await eventually(counted)
     assert await cortex.sample("cortex_request_duration_seconds_count", model="Org/M", node="n1") == 1
     assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 0
+
+
+@pytest.mark.parametrize(("speak", "tokens"), [(fake_node.never_end, 1), (fake_node.never_begin, 0)])
+async def test_log_of_a_client_that_hangs_up_says_so_with_its_tokens(
+    cortex: Cortex, node: FakeNode, caplog: pytest.LogCaptureFixture, speak: fake_node.Speak, tokens: int
+) -> None:
+    node.speak = speak
+    with caplog.at_level(logging.INFO, "helexa.cortex.requests"):
+        headers = {"content-type": "application/json"}
+        asking = cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY, headers=headers)
+        if tokens:
+            async with asking as response:
+                await response.content.readuntil(b'"a"')
+        else:
+            task = asyncio.ensure_future(asking)
+            await node.spoke.wait()
+            task.cancel()
+        await eventually(lambda: caplog.records)
+    (line,) = caplog.messages
+    for fact in ("status=499", f"prompt_tokens={len(BODY) // 4}", f"completion_tokens={tokens}", "client_gone=True"):
+        assert fact in line
+    (row,) = await cortex.gateway.ledger.recent(1)
+    assert (row["status"], row["completion"]) == (499, tokens)
 
 
 async def test_the_openai_client_reads_streams_answers_and_errors(cortex: Cortex, node: FakeNode) -> None:

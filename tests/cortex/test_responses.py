@@ -181,3 +181,26 @@ async def test_what_is_kept_is_asked_of_whoever_keeps_it(nodes: list[FakeNode], 
         assert (await asked(cortex, method, "resp_n2abc", "nobody"))[0] == 401
         nodes[1].down = True
         assert (await asked(cortex, method, "resp_n2abc"))[0] == 502
+
+
+async def test_input_items_are_asked_of_the_node_that_keeps_the_response(nodes: list[FakeNode]) -> None:
+    async with running_cortex(*nodes, settings=SETTINGS) as cortex:
+        status, body = await asked(cortex, "GET", "resp_n2abc/input_items?limit=2&after=msg_1")
+        assert (status, body["by"]) == (200, "limit=2&after=msg_1")
+        assert [len(node.headers) for node in nodes] == [0, 1, 0]
+        assert (await asked(cortex, "GET", "resp_n2abc/input_items?limit=0"))[0] == 400
+        assert (await asked(cortex, "GET", "resp_n2abc/input_items", "other"))[0] == 404
+        assert (await asked(cortex, "GET", "resp_n2abc/input_items", "nobody"))[0] == 401
+
+
+async def test_a_compaction_is_held_and_charged_like_a_response(node: FakeNode, keyed: Cortex) -> None:
+    async def compact(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        usage = {"input_tokens": 30, "output_tokens": 12, "total_tokens": 42}
+        return web.json_response({"id": "r", "object": "response.compaction", "output": [], "usage": usage})
+
+    node.speak = compact
+    assert (await post(keyed, "/v1/responses/compact"))[0] == 200
+    assert await spent(keyed) == 42
+    status, body = await post(keyed, "/v1/responses/compact", max_output_tokens=4000)
+    assert (status, b"tokens_left" in body) == (429, True)
+    assert len(node.bodies) == 1

@@ -93,6 +93,30 @@ async def test_the_usage_of_responses_has_other_names(keyed: Cortex, node: FakeN
     assert await spent(keyed, "capped") == (15, 0)
 
 
+async def test_key_of_one_model_reaches_no_other_on_a_backend_with_a_lax_json_parser(node: FakeNode) -> None:
+    node.holds("Org/Secret")
+    settings = {
+        "neurons": [{"name": "n1", "endpoint": node.url, "kind": "openai"}],
+        "entitlements": {"keys": [{"key": "one", "account_id": "a", "models": ["Org/M"]}]},
+    }
+    allowed, secret = b'"model":"Org/M"', b'"Org/Secret"'
+    async with running_cortex(node, settings=settings) as cortex:
+
+        async def status(path: str, fields: bytes) -> int:
+            body = b'{"max_tokens":9,"messages":[{"role":"user","content":"Hi"}],%b}' % fields
+            async with cortex.client.post(cortex.url + path, data=body, headers=bearer("one")) as response:
+                assert "error" in await response.json() or response.status == 200
+                return response.status
+
+        for name in (b'"model"', b'"Model"', b'"MODEL"', b'"m\\u006fdel"', b'"\\u004dodel"'):
+            assert await status("/v1/chat/completions", b"%b:%b,%b" % (name, secret, allowed)) == 400
+            assert await status("/v1/chat/completions", b"%b,%b:%b" % (allowed, name, secret)) in (400, 403)
+            assert await status("/v1/messages", b"%b:%b,%b" % (name, secret, allowed)) in (200, 400)
+        assert await status("/v1/chat/completions", b'"max_tokens":1,"Stream":true,' + allowed) == 200
+    assert all(secret not in body for body in node.bodies)
+    assert node.bodies[-1] == b'{"max_tokens":1,"messages":[{"role":"user","content":"Hi"}],"model":"Org/M"}'
+
+
 @pytest.mark.parametrize("path", BODIES)
 async def test_a_cap_is_a_cap_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
     field = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
@@ -159,7 +183,7 @@ async def test_who_hangs_up_pays_for_what_was_produced(keyed: Cortex, node: Fake
 
     await eventually(closed)
     row = await newest(keyed)
-    assert (row["client_gone"], row["completion"]) == (True, 1)
+    assert (row["client_gone"], row["status"], row["completion"]) == (True, 499, 1)
 
 
 async def test_a_node_that_breaks_off_is_paid_for_what_it_said(keyed: Cortex, node: FakeNode) -> None:

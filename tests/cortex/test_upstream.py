@@ -1,6 +1,8 @@
 """The data path's HTTP client against servers that say exactly these bytes."""
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.running import eventually
+from helexa.cortex import upstream
 from helexa.cortex.upstream import Answer, BrokenOff, NotReached, Silent, Upstream, parse_base
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -18,12 +21,16 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r
 
 
 class Server:
-    """Answers each request with the next of `answers`, and keeps what it was asked."""
+    """Answers each request with the next of `answers`, and keeps what it was asked.
 
-    def __init__(self, *answers: bytes, close: bool = False, pieces: int = 0) -> None:
+    Request number `unanswered` ends its connection.
+    """
+
+    def __init__(self, *answers: bytes, close: bool = False, pieces: int = 0, unanswered: int = 0) -> None:
         self.answers = list(answers)
         self.close = close
         self.pieces = pieces
+        self.unanswered = unanswered
         self.requests: list[bytes] = []
         self.connections = 0
         self.open = 0
@@ -37,6 +44,8 @@ class Server:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 self.requests.append(head + await reader.readexactly(length))
+                if len(self.requests) == self.unanswered:
+                    return
                 answer = self.answers.pop(0)
                 for start in range(0, len(answer), self.pieces or len(answer) or 1):
                     writer.write(answer[start : start + (self.pieces or len(answer))])
@@ -192,11 +201,55 @@ async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
         got.close()
 
 
-async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(client: Upstream) -> None:
+async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(
+    client: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "UNCHECKED_SECS", 0.0)
     async with Server(OK, OK, close=True).serving() as server:
         for _ in range(2):
             assert await read(await ask(client, server)) == b"hello"
+            await eventually(lambda: server.open == 0)
         assert server.connections == 2
+
+
+async def test_post_that_a_kept_connection_may_have_delivered_is_not_sent_again(client: Upstream) -> None:
+    async with Server(OK, OK, unanswered=2).serving() as server:
+        assert await read(await ask(client, server)) == b"hello"
+        with pytest.raises(BrokenOff):
+            await ask(client, server)
+        assert (len(server.requests), server.connections) == (2, 1)
+
+
+@pytest.mark.parametrize(("method", "repeatable"), [(b"GET", False), (b"POST", True)])
+async def test_harmless_request_is_sent_again_when_its_kept_connection_ends(
+    client: Upstream, method: bytes, repeatable: bool
+) -> None:
+    async with Server(OK, OK, unanswered=2).serving() as server:
+        assert await read(await ask(client, server)) == b"hello"
+        assert await read(await client.ask(method, server.url, "/v1/x", [], repeatable=repeatable)) == b"hello"
+        assert (len(server.requests), server.connections) == (3, 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell that a connection was closed")
+async def test_connection_that_the_event_loop_does_not_know_to_be_closed_is_not_used(
+    client: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "UNCHECKED_SECS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_one() -> socket.socket:
+            connection, _ = server.accept()
+            request = b""
+            while not request.endswith(b"\r\n\r\n{}"):
+                request += connection.recv(4096)
+            connection.sendall(OK)
+            return connection
+
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        for _ in range(2):
+            serving = asyncio.create_task(asyncio.to_thread(answer_one))
+            assert await read(await client.post(url, "/v1/x", [], b"{}")) == b"hello"
+            (await serving).close()  # the event loop runs next when the next request is written
 
 
 async def test_bytes_that_nobody_asked_for_end_the_connection(client: Upstream) -> None:

@@ -101,6 +101,7 @@ async def test_a_third_party_backend_is_asked_for_usage_of_streams_that_a_key_pa
         headers = {"authorization": f"Bearer {key}"} if key else {}
         async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
             assert await response.read() == ROLE + chunk("Hi") + DONE
+        assert not [name for name in node.headers[0] if name.lower().startswith("x-helexa-")]
         sent = json.loads(node.bodies[0])["stream_options"]
         assert sent == {"include_obfuscation": False} | ({"include_usage": True} if key else {})
         spent = await cortex.sample("cortex_spend_tokens_total", account="acme", key="capped")

@@ -23,22 +23,31 @@ from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.cortex.routes.openapi import get_document
-from helexa.cortex.routes.responses import kept_response
-from helexa.cortex.spending import CHAT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
+from helexa.cortex.routes.responses import input_items, kept_response
+from helexa.cortex.routes.tokens import ask_tokenizer, get_tokenizer_info
+from helexa.cortex.spending import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 
 _HOT: dict[str, ASGIApp] = {
     CHAT: Generation(),
     COMPLETIONS: Generation(),
     RESPONSES: Responses(),
+    COMPACT: Generation(),
     EMBEDDINGS: Generation(),
     IMAGES: Generation(),
     "/v1/messages": Messages(),
 }
 
-ROUTES = [
+ROUTES = [  # paths without parameters come first, as a path's first route says which methods there are
+    *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
+    *(
+        Route(path, ask_tokenizer, methods=["POST"])
+        for path in ("/tokenize", "/detokenize", "/v1/responses/input_tokens")
+    ),
+    Route("/tokenizer_info", user(get_tokenizer_info)),
     Route("/v1/models", user(list_models)),
     Route("/v1/models/{model:path}", user(get_model)),
     Route("/v1/responses/{response_id}", user(kept_response), methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}/input_items", user(input_items), methods=["GET"]),
     Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
     Route("/api/nodes", viewer(list_nodes)),
     Route("/api/nodes/{name:path}/cordon", admin(cordon_node), methods=["POST"]),
@@ -51,7 +60,6 @@ ROUTES = [
     Route("/health", public(get_health)),
     Route("/health/ready", public(get_readiness)),
     Route("/", public(get_health)),
-    *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
 ]
 
 

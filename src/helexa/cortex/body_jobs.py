@@ -2,8 +2,10 @@
 
 from msgspec.structs import replace
 
+from helexa.cortex.anthropic.count import CountRequest
 from helexa.cortex.anthropic.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.body_bounds import check_containers
 from helexa.cortex.body_workers import BodyWorkers, is_large
 from helexa.cortex.headers import Headers
 from helexa.cortex.question import Question, parse_question
@@ -11,15 +13,24 @@ from helexa.cortex.spending import CHAT
 
 
 async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> Question:
-    """Return what `parse_question` does."""
+    """Return what `parse_question` does.
+
+    Raises:
+        ApiError: as `parse_question`; 400 for too many objects and arrays.
+    """
     if not is_large(body):
         return parse_question(path, headers, body)
-    return replace(await workers.run(_without_body, path, headers, body), body=body)
+    return replace(await workers.run(_parse_large, path, headers, body), body=body)
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, Question]:
     """Return a request of the Messages API and the chat request that it is translated to."""
-    return await workers.run(translate, headers, body) if is_large(body) else translate(headers, body)
+    return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
+
+
+async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
+    """Return what `CountRequest.parse` does."""
+    return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
 
 
 def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
@@ -28,5 +39,16 @@ def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
     return translation, replace(parse_question(CHAT, headers, translation.body), strict=strict_body)
 
 
-def _without_body(path: str, headers: Headers, body: bytes) -> Question:
-    return replace(parse_question(path, headers, body), body=b"")
+def _parse_large(path: str, headers: Headers, body: bytes) -> Question:
+    check_containers(body)
+    return replace(parse_question(path, headers, body), body=b"")  # the caller has the body
+
+
+def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, Question]:
+    check_containers(body)
+    return translate(headers, body)
+
+
+def _parse_large_count(body: bytes) -> CountRequest:
+    check_containers(body)
+    return CountRequest.parse(body)

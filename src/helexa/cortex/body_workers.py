@@ -74,9 +74,13 @@ class BodyWorkers:
             raise self._lost(pool, error) from error
 
     async def close(self) -> None:
-        """End the processes."""
-        if self._pool is not None:
-            await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        """End the processes at once, also those at work: no request waits for their results any more."""
+        pool = self._pool
+        if pool is None:
+            return
+        for process in list((pool._processes or {}).values()):  # from Python 3.14 on: pool.kill_workers()
+            process.kill()
+        await asyncio.to_thread(pool.shutdown, cancel_futures=True)
 
     def _release(self, job: "asyncio.Future[Any]") -> None:
         self._free.release()

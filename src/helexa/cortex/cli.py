@@ -53,11 +53,12 @@ def serve(
     from helexa.core.errors import ConfigError
     from helexa.cortex import server
     from helexa.cortex.access.exposure import check_exposure
-    from helexa.cortex.config import load
+    from helexa.cortex.config import load, log_unknown_variables
     from helexa.http.loop import run
 
     logs.configure(log_format)
     settings = load(config)
+    log_unknown_variables()
     for name, text in (("listen", listen), ("metrics_listen", metrics_listen)):
         if text is None:
             continue

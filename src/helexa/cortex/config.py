@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from helexa.core import config
-from helexa.core.address import Address, BaseUrl, Listen
+from helexa.core import config, variables
+from helexa.core.address import Address, BaseUrl, HostName, Listen
 from helexa.http.connection_limits import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
@@ -160,6 +160,7 @@ class NeuronSection(config.Section):
         kind: `neuron`, or `openai` for any other server that speaks the OpenAI dialect.
         bearer: key that the node asks for, if it does.
         cordoned: not asked for anything new until it is uncordoned.
+        allowed_hosts: hosts besides the endpoint's that the node may name as the address of a model.
     """
 
     name: str = Field(min_length=1)
@@ -167,6 +168,7 @@ class NeuronSection(config.Section):
     kind: Literal["neuron", "openai"] = "neuron"
     bearer: SecretStr | None = None
     cordoned: bool = False
+    allowed_hosts: frozenset[HostName] = frozenset()
 
 
 class CortexConfig(config.Section):
@@ -199,3 +201,8 @@ def load(path: Path | None) -> CortexConfig:
     if path is not None:
         settings.models_config = path.absolute().parent / settings.models_config
     return settings
+
+
+def log_unknown_variables() -> None:
+    """Log one line about `CORTEX_` variables that set nothing."""
+    variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX)

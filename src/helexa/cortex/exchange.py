@@ -11,6 +11,8 @@ from helexa.cortex.router import Warm
 
 UNRESOLVED = "unknown"
 NO_NODE = "none"
+CLIENT_CLOSED_REQUEST = 499
+"""Status, in the logs, of a request whose client hung up; the number is nginx's."""
 UPSTREAM_TIMEOUT = "upstream_timeout"
 """Error code of a request whose node was silent for too long, and may still be working on it."""
 _SHORTEST_WINDOW_SECS = 0.1
@@ -30,11 +32,12 @@ class Exchange:
         route: why that node.
         target: that node and where it serves the model, None before a node was asked.
         usage_id: the name under which that node keeps the token counts of this request, empty if it need not.
-        status: HTTP status sent to the client, 0 before that.
+        status: HTTP status sent to the client, 0 before that, 499 once the client has hung up.
         code: the error code of a refusal or a failure, None without one.
         failed: the answer was refused, or ended early on the node's side.
         client_gone: the client hung up before the answer was complete.
         estimated: the usage is counted here, since the node did not come to say it.
+        prompt_estimate: about how many tokens the prompt has.
         started: when the request came (`time.perf_counter`).
         started_at: the same in Unix seconds.
         read: when its body was there (`time.perf_counter`), 0 before that.
@@ -58,6 +61,7 @@ class Exchange:
     failed: bool = False
     client_gone: bool = False
     estimated: bool = False
+    prompt_estimate: int = 0
     meter: Meter | None = None
     usage: Usage | None = None
     started: float = field(default_factory=time.perf_counter)
@@ -76,11 +80,19 @@ class Exchange:
         return max(0.0, self.started + self.waited - self.read - self.loading)
 
     def end(self) -> None:
-        """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event."""
+        """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event.
+
+        If nobody paid for a request whose client hung up, its usage is estimated here.
+        """
         self.duration = time.perf_counter() - self.started
         if self.meter is not None:
             self.usage = self.usage or self.meter.usage()
             self.failed |= self.meter.failed()
+        if self.client_gone:
+            self.status = CLIENT_CLOSED_REQUEST
+            if self.usage is None and self.target is not None:
+                produced = 0 if self.meter is None else self.meter.estimated_tokens()
+                self.usage, self.estimated = Usage(self.prompt_estimate, produced), True
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -140,5 +152,6 @@ class Exchange:
             "duration_ms": round(self.duration * 1000),
             "prompt_tokens": usage.prompt,
             "completion_tokens": usage.completion,
+            "estimated": self.estimated,
             "client_gone": self.client_gone,
         }

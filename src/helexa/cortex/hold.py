@@ -17,7 +17,10 @@ from helexa.cortex.prompt_count import PromptCounter
 from helexa.cortex.question import Question
 
 DEFAULT_OUTPUT = 8192
-"""Tokens of an answer whose client states no limit: the nodes' own default."""
+"""Output limit for a key with a cap whose client states none.
+
+Nodes would use all that the context leaves. One answer would hold as much of the budget, and others had to wait.
+"""
 THIRD_PARTY_OUTPUT = 4096
 LEAST_OUTPUT = 256
 """An answer is not cut to fewer tokens than this to fit a budget."""
@@ -48,7 +51,7 @@ async def hold_budget(
             question, metered=True
         )
     spending, context = question.spending, None if limit is None else limit.context
-    output = spending.output or default_output(view, model, question, context)
+    output = default_output(view, model, question, context) if spending.output is None else spending.output
     tokens = spending.most_tokens(output, context)
     try:
         reservation = await ledger.reserve(principal, request_id, model, tokens)

@@ -9,7 +9,7 @@ from helexa import __version__
 from helexa.cortex.openapi_schemas import COUNT, NAME, STRING, Schema, ref, schemas
 
 _WORDS = {
-    400: "the request is malformed",
+    400: "the request is malformed, or a field is missing or wrong",
     401: "no key, or not a good one",
     403: "not with this key; or a web page, or a host's name, that may not",
     404: "there is no such thing here",
@@ -17,7 +17,7 @@ _WORDS = {
     409: "it is there already, or cannot be changed",
     413: "the body is too large",
     415: "the body is compressed",
-    422: "a field is missing or wrong",
+    422: "the model's chat template rejects the messages",
     429: "a limit or the budget of this key is used up",
     431: "the head is too large",
     500: "a fault of ours",
@@ -119,7 +119,7 @@ def _generation(id: str, path: str, summary: str, body: str, answer: str, **more
 
 _NODE = {"refusals": (*_ADMIN, 404), "security": "admin"}
 _KEY = {"refusals": (*_ADMIN, 404, 409), "security": "admin"}
-_CHANGE = {"refusals": (*_ADMIN, 404, 409, *_BODY, 422), "security": "admin"}
+_CHANGE = {"refusals": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
 _FILTERS: dict[str, Schema] = dict.fromkeys(("account_id", "key_id", "model", "node"), STRING)
 _WHOLE = COUNT | {"maximum": 10**15 - 1}
 
@@ -159,6 +159,27 @@ OPERATIONS = (
         "DeletedResponse",
         refusals=(401, 404, 502),
     ),
+    Operation(
+        "listInputItems",
+        "get",
+        "/v1/responses/{response_id}/input_items",
+        "The items that a response answered",
+        "ItemList",
+        query={
+            "limit": COUNT | {"minimum": 1, "maximum": 100},
+            "order": {"enum": ["asc", "desc"]},
+            "after": STRING,
+            "include": STRING,
+        },
+        refusals=(401, 404, 502),
+    ),
+    _generation(
+        "compactConversation",
+        "/v1/responses/compact",
+        "A summary that stands for a conversation",
+        "CompactRequest",
+        "Compaction",
+    ),
     _generation(
         "createMessage",
         "/v1/messages",
@@ -177,6 +198,39 @@ OPERATIONS = (
         "CountRequest",
         refusals=(401, 404, *_BODY, 429, 503),
         error="AnthropicError",
+    ),
+    *(
+        Operation(
+            id,
+            "post",
+            path,
+            summary,
+            answer,
+            body,
+            refusals=(401, 404, *_BODY, 429, 502, 503),
+            foreign=True,
+        )
+        for id, path, summary, answer, body in (
+            ("tokenize", "/tokenize", "The tokens of a text or a conversation", "Tokens", "TokenizeRequest"),
+            ("detokenize", "/detokenize", "The text of tokens", "Detokenized", "DetokenizeRequest"),
+            (
+                "countInputTokens",
+                "/v1/responses/input_tokens",
+                "How long the prompt of a response is",
+                "InputTokens",
+                "ResponsesRequest",
+            ),
+        )
+    ),
+    Operation(
+        "getTokenizerInfo",
+        "get",
+        "/tokenizer_info",
+        "What a model's files say about its tokenizer",
+        "TokenizerInfo",
+        query={"model": NAME},
+        refusals=(401, 404, 429, 502, 503),
+        foreign=True,
     ),
     _generation("createEmbedding", "/v1/embeddings", "Texts as vectors", "EmbeddingsRequest", "Embeddings"),
     _generation("createImage", "/v1/images/generations", "Images of a text", "ImageRequest", "Images"),

@@ -7,6 +7,10 @@ from pydantic import TypeAdapter
 from helexa.core.fleet import Activation, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
+from helexa.core.wire.openai_embeddings import EmbeddingsRequest
+from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.openai_responses_compaction import CompactRequest
+from helexa.core.wire.tokenize import DetokenizeRequest, TokenizeRequest
 from helexa.cortex.access.key_terms import KeyChange, NewKey
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
@@ -21,7 +25,9 @@ NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 
 _FOLDER = "#/components/schemas/"
-_REQUESTS = (ChatRequest, CompletionRequest, KeyChange, NewKey)
+_GENERATION = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)
+_TOKENS = (TokenizeRequest, DetokenizeRequest)  # may leave out the model
+_REQUESTS = (*_GENERATION, *_TOKENS, KeyChange, NewKey)
 _ANSWERS = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
 
 
@@ -61,9 +67,11 @@ def schemas() -> dict[str, Schema]:
     wanted += [(one.__name__, "serialization", TypeAdapter[Any](one)) for one in _ANSWERS]
     _, derived = TypeAdapter.json_schemas(wanted, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
     named = {name: _terse(schema) for name, schema in derived["$defs"].items()}
-    for name in ("ChatRequest", "CompletionRequest"):
-        named[name]["properties"]["model"] = NAME | {"description": "A model id or an alias."}
-        named[name]["required"].append("model")
+    for request in (*_GENERATION, *_TOKENS):
+        schema = named[request.__name__]
+        schema["properties"]["model"] = NAME | {"description": "A model id or an alias."}
+        if request in _GENERATION:
+            schema["required"] = [*schema.get("required", ()), "model"]
     key, row = named.pop("Principal")["properties"], named.pop("Activity")["properties"]
     return named | _WRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
 
@@ -96,7 +104,6 @@ _USAGE = record(
     completion_tokens_details=record({}, reasoning_tokens=COUNT),
 )
 _CHOICE = {"index": COUNT, "finish_reason": or_null(STRING)}
-_TEXTS = either(STRING, array(STRING))
 _BLOCKS = either(STRING, array(record({"type": STRING})))
 _TURN = record({"role": one_of("user", "assistant", "system"), "content": _BLOCKS})
 _PROMPT = {"model": NAME, "messages": array(_TURN, minItems=1)}
@@ -134,15 +141,18 @@ _WRITTEN: dict[str, Schema] = {
         created=INTEGER,
         usage=ref("Usage"),
     ),
-    "ResponsesRequest": record(
-        {"model": NAME, "input": either(STRING, array({"type": "object"}))},
-        instructions=or_null(STRING),
-        stream=or_null(BOOLEAN),
-        max_output_tokens=or_null(INTEGER | {"minimum": 1}),
-    ),
     "ResponsesAnswer": record({"id": STRING, "object": one_of("response"), "output": array({"type": "object"})}),
+    "Compaction": record(
+        {"id": STRING, "object": one_of("response.compaction"), "output": array({"type": "object"})},
+        created_at=INTEGER,
+        usage=record({"input_tokens": COUNT, "output_tokens": COUNT}),
+    ),
+    "ItemList": record(
+        {"object": one_of("list"), "data": array({"type": "object"}), "has_more": BOOLEAN},
+        first_id=or_null(STRING),
+        last_id=or_null(STRING),
+    ),
     "DeletedResponse": record({"id": STRING, "object": one_of("response"), "deleted": BOOLEAN}),
-    "EmbeddingsRequest": record({"model": NAME, "input": either(_TEXTS, array(INTEGER), array(array(INTEGER)))}),
     "Embeddings": record(
         {"object": one_of("list"), "data": array(record({"index": COUNT, "embedding": either(array(NUMBER), STRING)}))}
     ),
@@ -168,6 +178,10 @@ _WRITTEN: dict[str, Schema] = {
             "usage": record({"input_tokens": COUNT, "output_tokens": COUNT}, cache_read_input_tokens=COUNT),
         }
     ),
+    "Tokens": record({"count": COUNT, "max_model_len": COUNT, "tokens": array(COUNT)}),
+    "Detokenized": record({"prompt": STRING}),
+    "TokenizerInfo": record({}, bos_token=or_null(STRING), eos_token=or_null(STRING), chat_template=or_null(STRING)),
+    "InputTokens": record({"object": one_of("response.input_tokens"), "input_tokens": COUNT}),
     "TokenCount": record({"input_tokens": COUNT}),
     "Model": record(
         {

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -37,10 +38,15 @@ USAGE_TIMEOUT_SECS = 10.0
 _USAGE_PAUSES = (0.0, 0.1, 0.4)
 _MAX_REFUSAL_BYTES = 64 << 10
 _MAX_CALL_BYTES = 8 << 20
-_LOGGED_CHARS = 600
+_CODE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _BUSY = (429, 503)
 _KINDS = (b"application/json", b"text/event-stream")
-_EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_UNBUFFERED = (b"x-accel-buffering", b"no")  # nginx, which buffers responses by default, passes events on at once
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    _UNBUFFERED,
+]
 
 Settle = Callable[[], Awaitable[None]]
 
@@ -89,15 +95,16 @@ class Proxy:
         with self._fleet.request(node, model):
             answer: Answer | None = None
             body = await self.body_for(question, model, target.kind)
-            exchange.target, exchange.usage_id = target, self._usage_id() if question.metered else ""
+            own = target.kind == "neuron"
+            exchange.target, exchange.usage_id = target, self._usage_id() if own and question.metered else ""
             try:
                 answer = await self._upstream.post(
                     target.url,
                     question.path,
-                    self._headers(question, exchange, node),
+                    self._headers(question, exchange, target),
                     body,
                     lives=lambda: self._fleet.lives(node),
-                    interim=target.kind == "neuron" and not question.stream,
+                    interim=own and not question.stream,
                 )
                 first = await answer.chunk()
             except LocalError as error:
@@ -168,7 +175,7 @@ class Proxy:
         Args:
             answered: the node's answer had begun. Else the node may not have read the request yet, and is asked again.
         """
-        if target.kind != "neuron" or not usage_id:
+        if not usage_id:
             return None
         try:
             async with asyncio.timeout(USAGE_TIMEOUT_SECS):
@@ -182,12 +189,16 @@ class Proxy:
         return None
 
     async def call(
-        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST"
+        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
-        """Ask a node something small beside generating: status and body, None if it gave no answer."""
-        headers = [(b"content-type", b"application/json"), *self._bearer(target.node)]
+        """Ask a node something small beside generating: status and body, None if it gave no answer.
+
+        Args:
+            identity: headers that name the principal.
+        """
+        headers = [(b"content-type", b"application/json"), *(identity or ()), *self._bearer(target.node)]
         try:
-            answer = await self._upstream.ask(method, target.url, path, headers, body)
+            answer = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
         except UpstreamError:
             return None
         try:
@@ -211,18 +222,21 @@ class Proxy:
         """An id that only this gateway knows: a random number for each costs more than the rest of the headers."""
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
-    def _headers(self, question: Question, exchange: Exchange, node: str) -> Headers:
+    def _headers(self, question: Question, exchange: Exchange, target: Warm) -> Headers:
+        """Return the headers for a node. Accounts, keys and usage ids are not for third-party backends."""
         headers = forwarded_headers(question.headers)
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", exchange.request_id.encode()))
+        if target.kind != "neuron":
+            return headers + self._bearer(target.node)
         if question.streams_chunks:
-            headers.append((b"x-helexa-include-usage", b"1"))
+            headers.append((b"x-helexa-include-usage", b"prompt" if question.translated else b"1"))
         if exchange.usage_id:
             headers.append((b"x-helexa-usage-id", exchange.usage_id.encode()))
         if exchange.principal is not None:
             headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
             headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
-        return headers + self._bearer(node)
+        return headers + self._bearer(target.node)
 
     def _bearer(self, node: str) -> Headers:
         bearer = self._fleet.bearer(node)
@@ -241,6 +255,8 @@ class Proxy:
         headers = returned_headers(answer.headers)
         headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+        if streamed:
+            headers.append(_UNBUFFERED)
         exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
         following = None if streamed else await self._following(answer, exchange, settle)
@@ -283,17 +299,19 @@ class Proxy:
             ) from error
 
     async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange) -> None:
-        """Pass on a refusal as it is; where a stream has begun already, as the event that ends it."""
+        """Pass on a refusal as it is; where a stream has begun already, as the event that ends it.
+
+        The log gets its status and code, not its text, which may quote the prompt.
+        """
         body = bytearray()
         while chunk and len(body) <= _MAX_REFUSAL_BYTES:
             body += chunk
             chunk = await self._next(answer, exchange)
-        text = body[:_LOGGED_CHARS].decode("utf-8", "replace")
-        log.info("node=%s refused: status=%d %r", exchange.node, answer.status, text)
         exchange.failed = True
         exchange.status = exchange.status or answer.status
         error = _envelope(bytes(body))
-        exchange.code = error.get("code")
+        exchange.code = _code(error)
+        log.info("node=%s refused: status=%d code=%s", exchange.node, answer.status, exchange.code)
         if "message" not in error:
             raise ApiError(answer.status, "upstream_error", f"upstream returned {answer.status}", type="api_error")
         if reply.started:
@@ -315,6 +333,12 @@ def _envelope(body: bytes) -> dict[str, str]:
     """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
     error = _object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+
+
+def _code(error: dict[str, str]) -> str | None:
+    """The code of an error, None if it has none or if it could be a text."""
+    code = error.get("code", "")
+    return code if _CODE.fullmatch(code) else None
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from starlette.types import Receive
 
 from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_model
 from helexa.core.fleet import Limit
+from helexa.cortex.request_fields import read_fields
 from helexa.cortex.rewrite import rewrite
 from helexa.cortex.spending import (
     CHAT,
@@ -26,6 +27,7 @@ from helexa.http.hang_up import ClientGone
 _BYTES_PER_TOKEN = 4
 _USUAL_OUTPUT = 4096
 _THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
+_REFUSED_SPELLINGS = ("model",)
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -68,6 +70,11 @@ class Question(msgspec.Struct, frozen=True):
         return self.stream_options is not None and self.stream_options.get("include_usage") is True
 
     @property
+    def translated(self) -> bool:
+        """Whether the client speaks another API, whose first event has the counts of the prompt."""
+        return self.strict is not None
+
+    @property
     def streams_chunks(self) -> bool:
         """Whether the answer is a stream of chat or completion chunks."""
         return self.stream and self.path in (CHAT, COMPLETIONS)
@@ -87,21 +94,24 @@ class Question(msgspec.Struct, frozen=True):
         prompt, spending = self.prompt_estimate, self.spending
         if spending.continues and limit is not None:
             prompt = max(prompt, limit.input or limit.context)
-        return prompt + spending.answers * (spending.output or (limit and limit.output) or _USUAL_OUTPUT)
+        output = (limit and limit.output) or _USUAL_OUTPUT if spending.output is None else spending.output
+        return prompt + spending.answers * output
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
         """Return the body that names `model`, for a node of this kind.
 
-        Without a budget it is the client's own bytes, in which at most the model's name is replaced; a third-party
-        backend is also asked for the usage of a metered stream. With a budget, the output limit is always stated. A
-        third-party backend then gets each field once and the limit under one name, so that it cannot read another.
+        A node of our own gets the client's own bytes, in which at most the model's name is replaced, and the output
+        limit added if a budget holds one that the client does not state.
+
+        A third-party backend gets each field once and in one spelling, so that it cannot read another model or limit
+        than the gateway has checked. It is asked for the usage of a metered stream, and gets the output limit that a
+        budget holds under one name.
 
         Raises:
-            ApiError: 400: the body cannot be written again.
+            ApiError: 400: the body cannot be written again, or a third-party backend could read another `model` in it.
         """
         changes: dict[str, Any] = {}
         drop: set[str] = set()
-        exact: Collection[str] = ()
         own, limit_field = kind == "neuron", self.spending.limit_field
         if self.enforced is not None and limit_field is not None and not (own and self.spending.output is not None):
             changes[limit_field] = self.enforced
@@ -110,22 +120,20 @@ class Question(msgspec.Struct, frozen=True):
                 changes["stream_options"] = {**(self.stream_options or {}), "include_usage": True}
             if self.enforced is not None:
                 drop = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
-                exact = _THIRD_PARTY_FIELDS
-        rewritten = changes or drop
-        body = rewrite(self.body, {"model": model, **changes}, drop, exact) if rewritten else self._naming(model)
-        return body if self.strict is None or own else self.strict(body)
+            body = rewrite(self.body, {"model": model, **changes}, drop, _THIRD_PARTY_FIELDS, _REFUSED_SPELLINGS)
+            return body if self.strict is None else self.strict(body)
+        return rewrite(self.body, {"model": model, **changes}) if changes else self._naming(model)
 
     def _naming(self, model: str) -> bytes:
         if model == self.model:
             return self.body
         member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
-        renamed, count = member.subn(lambda match: match[1] + orjson.dumps(model), self.body)
-        if count == 1 and _fields.decode(renamed).model == model:  # else the one match was not the name itself
-            return renamed
-        try:
-            return orjson.dumps({**orjson.loads(self.body), "model": model})
-        except (orjson.JSONDecodeError, orjson.JSONEncodeError) as error:
-            raise malformed_json(str(error)) from None
+        found = member.search(self.body)
+        if found is not None and member.search(self.body, found.end()) is None:
+            renamed = b"%b%b%b" % (self.body[: found.end(1)], orjson.dumps(model), self.body[found.end() :])
+            if _fields.decode(renamed).model == model:  # else the one match was not the name itself
+                return renamed
+        return rewrite(self.body, {"model": model})
 
 
 def parse_question(path: str, headers: Headers, body: bytes) -> Question:
@@ -137,7 +145,7 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
     try:
         if not body.isascii():
             body.decode()  # what is skipped below would not be looked at
-        members = _fields.decode(body)
+        members = read_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(body, error) from None
     if not isinstance(members.model, str) or not members.model:

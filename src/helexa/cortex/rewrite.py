@@ -5,24 +5,34 @@ from typing import Any
 
 import msgspec
 
-from helexa.core.errors import malformed_json
+from helexa.core.errors import invalid_body, malformed_json
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def rewrite(body: bytes, changes: Mapping[str, Any], drop: Collection[str] = (), exact: Collection[str] = ()) -> bytes:
+def rewrite(
+    body: bytes,
+    changes: Mapping[str, Any],
+    drop: Collection[str] = (),
+    exact: Collection[str] = (),
+    refused: Collection[str] = (),
+) -> bytes:
     """Return `body`, a JSON object, with the fields of `changes` set and those in `drop` left out.
 
     Each name occurs once in the result, with its last value. Other spellings of the names in `changes`, `drop` and
     `exact` are left out, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
 
     Raises:
-        ApiError: 400 `malformed_json`: a name cannot be written again.
+        ApiError: 400: the body has another spelling of a name in `refused`, or a name that cannot be written again.
     """
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise malformed_json(str(error)) from None
+    if refused:
+        for name in fields:
+            if name not in refused and name.casefold() in refused:
+                raise invalid_body(f"'{name.casefold()}' must be written in lower case", name.casefold())
     taken = {*changes, *drop}
     kept: dict[str, Any] = {
         name: value

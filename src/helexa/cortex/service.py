@@ -42,7 +42,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
     Raises:
         ApiError: refused or failed; the caller ends the reply with it.
     """
-    exchange.name = question.model
+    exchange.name, exchange.prompt_estimate = question.model, question.prompt_estimate
     model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
     known = is_known(gateway, view, model)
     if known:

@@ -20,6 +20,7 @@ COMPLETIONS = "/v1/completions"
 EMBEDDINGS = "/v1/embeddings"
 IMAGES = "/v1/images/generations"
 RESPONSES = "/v1/responses"
+COMPACT = "/v1/responses/compact"
 
 MOST_OUTPUT = 1 << 31
 MOST_ANSWERS = 128
@@ -36,7 +37,8 @@ MULTIPLIERS = frozenset({"n", "best_of"})
 LIMIT_ALIASES = frozenset({"n_predict", "num_predict", "max_new_tokens", "max_length", "options"})
 """Names under which some third-party backends read an output limit."""
 
-_IMAGE = re.compile(rb'"type"\s*:\s*"(?:image_url|input_image|image|video_url|input_file|file)"')
+_MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
+_MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
 _SEVERAL = re.compile(rb'\[\s*["\[]')
 _MOST_COUNTED = 100_000
 _NOTHING = msgspec.Raw(b"null")
@@ -102,7 +104,7 @@ def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
     """Return what a request to `path` can make a node use.
 
     Raises:
-        ApiError: 422 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
+        ApiError: 400 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
     """
     return _READERS.get(path, _other)(fields, body)
 
@@ -113,9 +115,10 @@ def _chat(fields: Fields, body: bytes) -> Spending:
 
 def _completions(fields: Fields, body: bytes) -> Spending:
     prompts = _texts(fields.prompt)
+    limit = _chat_limit(fields, least=0)
     candidates = max(_answers(fields), _number("best_of", fields.best_of, MOST_ANSWERS) or 1)
     answers = prompts * candidates
-    return Spending(_prompt_bound(body), prompts, answers, _chat_limit(fields), multipliers=MULTIPLIERS)
+    return Spending(_prompt_bound(body), prompts, answers, limit, multipliers=MULTIPLIERS)
 
 
 def _responses(fields: Fields, body: bytes) -> Spending:
@@ -144,18 +147,49 @@ _READERS: dict[str, Callable[[Fields, bytes], Spending]] = {
     CHAT: _chat,
     COMPLETIONS: _completions,
     RESPONSES: _responses,
+    COMPACT: _responses,
     EMBEDDINGS: _embeddings,
     IMAGES: _images,
 }
 
 
 def _prompt_bound(body: bytes) -> int:
-    return len(body) + PROMPT_OVERHEAD + IMAGE_TOKENS * len(_IMAGE.findall(body))
+    return len(body) + PROMPT_OVERHEAD + IMAGE_TOKENS * _media_parts(body)
 
 
-def _chat_limit(fields: Fields) -> int | None:
-    """The nodes' rule: `max_completion_tokens` wins over `max_tokens`."""
-    older = _number("max_tokens", fields.max_tokens)
+def _media_parts(body: bytes) -> int:
+    """Return the most images and other files that a server can find in a prompt.
+
+    Some servers go by the type of a content part, others by the name of its member.
+    """
+    found = _MEDIA_OR_ESCAPE.findall(body)
+    members = [name for name in found if name]
+    if any(b"\\" in name for name in members):
+        found = _ESCAPED_MEDIA.findall(body)
+        members = [name for name in found if name]
+    return max(len(found) - len(members), len(members))
+
+
+def _escapable(name: str) -> str:
+    """Return a pattern of `name` in JSON, any letter of which may be escaped."""
+    return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
+
+
+def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[bytes]:
+    """Return a pattern of a content part's type, or as its group of a member's name; `spelled` gives that of a name."""
+    types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
+    first = r"(?=[tivaf\\])"  # of all of them: most strings are passed over quickly
+    return re.compile(rf'"{first}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
+
+
+_ESCAPED_MEDIA = _media_pattern(_escapable)
+# In the same scan, strings that begin with letters of which one is escaped: then the slower pattern decides.
+_MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")
+
+
+def _chat_limit(fields: Fields, least: int = 1) -> int | None:
+    """The nodes' rule: `max_completion_tokens` wins over `max_tokens`, which must be at least `least`."""
+    older = _number("max_tokens", fields.max_tokens, least=least)
     return _number("max_completion_tokens", fields.max_completion_tokens) or older
 
 
@@ -163,13 +197,13 @@ def _answers(fields: Fields) -> int:
     return _number("n", fields.n, MOST_ANSWERS) or 1
 
 
-def _number(name: str, value: Any, most: int | None = None) -> int | None:
+def _number(name: str, value: Any, most: int | None = None, least: int = 1) -> int | None:
     if value is None:
         return None
     if type(value) is not int:
         raise invalid_body(f"{name}: must be a whole number", name)
-    if value < 1 or (most is not None and value > most):
-        raise invalid_body(f"{name}: must be at least 1" + (f" and at most {most}" if most else ""), name)
+    if value < least or (most is not None and value > most):
+        raise invalid_body(f"{name}: must be at least {least}" + (f" and at most {most}" if most else ""), name)
     return min(value, MOST_OUTPUT)
 
 

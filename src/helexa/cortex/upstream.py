@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from helexa.http.hang_up import is_gone
 from helexa.http.local_errors import is_local_error
 from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 
@@ -35,6 +36,9 @@ INTERIM_SECS = 15
 
 # Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
 KEEPALIVE_SECS = 4.0
+
+UNCHECKED_SECS = 0.01
+"""Connections that are idle for longer are checked before their next use."""
 
 MAX_IDLE = 1024
 
@@ -182,8 +186,14 @@ class Upstream:
         *,
         lives: Callable[[], bool] | None = None,
         interim: bool = False,
+        repeatable: bool = False,
     ) -> Answer:
-        """Send a request of any method; see `post`."""
+        """Send a request of any method; see `post`.
+
+        A server may close an idle connection in the moment of the next request. The request is then sent again over a
+        new connection only if that is harmless: it is a GET, or `repeatable`. Any other request fails, because the
+        server may have read it before the connection ended.
+        """
         origin, prefix = parse_base(base)
         target = prefix.encode() + path.encode()
         lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
@@ -194,14 +204,8 @@ class Upstream:
             try:
                 return await connection.ask(head, body, lives, interim)
             except BrokenOff:
-                if connection.spoken:
+                if connection.spoken or not (repeatable or method == b"GET"):
                     raise
-            # Closed by the node while the request was on its way, most likely: then it was idle, and has read nothing.
-            try:
-                fresh = await self._connect(origin)
-            except NotReached as error:  # it is gone, perhaps for having read all of it
-                raise BrokenOff("closed, and not reached again") from error
-            return await fresh.ask(head, body, lives, interim)
         return await (await self._connect(origin)).ask(head, body, lives, interim)
 
     def close(self) -> None:
@@ -233,7 +237,8 @@ class Upstream:
         while kept := self._idle.get(origin):
             connection = kept.pop()
             self._popped(origin, kept)
-            if self._loop.time() - connection.heard_at < KEEPALIVE_SECS:
+            idle_secs = self._loop.time() - connection.heard_at
+            if idle_secs < UNCHECKED_SECS or (idle_secs < KEEPALIVE_SECS and connection.is_open()):
                 return connection
             connection.cut()
         return None
@@ -298,6 +303,12 @@ class _Connection(asyncio.Protocol):
     @property
     def complete(self) -> bool:
         return self._complete and not self._chunks
+
+    def is_open(self) -> bool:
+        """Return whether the server has not closed the connection, as far as this machine's kernel knows."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        return not is_gone(self._transport.get_extra_info("socket").fileno())
 
     async def ask(self, head: bytes, body: bytes, lives: Callable[[], bool] | None, interim: bool) -> Answer:
         if self._transport is None or self._transport.is_closing():

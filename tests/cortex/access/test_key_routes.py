@@ -123,22 +123,22 @@ async def test_only_admins(api: Api) -> None:
     [
         (b"{", 400, None),
         (b"\xff", 400, None),
-        ([], 422, None),
-        ({}, 422, "account_id"),
-        ({"account_id": ""}, 422, "account_id"),
-        ({"account_id": "a b"}, 422, "account_id"),
-        ({"account_id": "a\nb"}, 422, "account_id"),
-        ({"account_id": "a", "key_id": "../x"}, 422, "key_id"),
-        ({"account_id": "a", "hard_cap": -1}, 422, "hard_cap"),
-        ({"account_id": "a", "hard_cap": 2**63}, 422, "hard_cap"),
-        ({"account_id": "a", "hard_cap": "5"}, 422, "hard_cap"),
-        ({"account_id": "a", "concurrency": 0}, 422, "concurrency"),
-        ({"account_id": "a", "window": {"kind": "rolling"}}, 422, "window"),
-        ({"account_id": "a", "window": None}, 422, "window"),
-        ({"account_id": "a", "models": [""]}, 422, "models.0"),
-        ({"account_id": "a", "role": "god"}, 422, "role"),
-        ({"account_id": "a", "expires_at": 5}, 422, "expires_at"),
-        ({"account_id": "a", "key": "my own"}, 422, "key"),
+        ([], 400, None),
+        ({}, 400, "account_id"),
+        ({"account_id": ""}, 400, "account_id"),
+        ({"account_id": "a b"}, 400, "account_id"),
+        ({"account_id": "a\nb"}, 400, "account_id"),
+        ({"account_id": "a", "key_id": "../x"}, 400, "key_id"),
+        ({"account_id": "a", "hard_cap": -1}, 400, "hard_cap"),
+        ({"account_id": "a", "hard_cap": 2**63}, 400, "hard_cap"),
+        ({"account_id": "a", "hard_cap": "5"}, 400, "hard_cap"),
+        ({"account_id": "a", "concurrency": 0}, 400, "concurrency"),
+        ({"account_id": "a", "window": {"kind": "rolling"}}, 400, "window"),
+        ({"account_id": "a", "window": None}, 400, "window"),
+        ({"account_id": "a", "models": [""]}, 400, "models.0"),
+        ({"account_id": "a", "role": "god"}, 400, "role"),
+        ({"account_id": "a", "expires_at": 5}, 400, "expires_at"),
+        ({"account_id": "a", "key": "my own"}, 400, "key"),
         ({"account_id": "a", "key_id": "alice"}, 409, "key_id"),
     ],
 )
@@ -156,7 +156,7 @@ async def test_what_cannot_be_changed(api: Api) -> None:
         assert (status, answer["error"]["code"]) == (409, "static_key")
     await api("POST", body={"account_id": "bob", "key_id": "bob"})
     for body in ({"account_id": "eve"}, {"role": "admin"}, {"revoked_at": None}, {"hard_cap": 1.5}):
-        assert (await api("PATCH", "/api/keys/bob", body))[0] == 422
+        assert (await api("PATCH", "/api/keys/bob", body))[0] == 400
     assert (await api("POST", body=b'{"account_id": "' + b"x" * (256 << 10) + b'"}'))[0] == 413
 
 

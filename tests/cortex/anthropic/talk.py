@@ -44,7 +44,7 @@ STREAM = [
 ]
 CONTENT = [
     {"type": "thinking", "thinking": "They greet.", "signature": "unsigned"},
-    {"type": "text", "text": "Hello é"},
+    {"type": "text", "text": "Hello é", "citations": None},
     {"type": "tool_use", "id": "call_1", "name": "Bash", "input": {"command": "ls"}},
     {"type": "tool_use", "id": "call_2", "name": "Read", "input": {"file_path": "/a"}},
 ]
@@ -54,6 +54,8 @@ USAGE = {
     "cache_read_input_tokens": 3,
     "output_tokens": 9,
     "output_tokens_details": {"thinking_tokens": 1},
+    "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
+    "service_tier": "standard",
 }
 WHOLE: dict[str, Any] = {
     "id": "c1",

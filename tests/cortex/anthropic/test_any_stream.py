@@ -81,7 +81,7 @@ CHUNKS = st.one_of(
 @given(st.lists(CHUNKS, max_size=12))
 def test_whatever_a_node_sends_the_client_gets_a_message_or_an_error(chunks: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1")
-    sent = stream.start() + b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
+    sent = b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
     events = sdk.parsed(sent)
     sdk.check_order(events)
     assert (events[-1]["type"] == "error") == (stream.failure is not None)

@@ -5,6 +5,8 @@ from typing import Any
 
 import anthropic
 import pytest
+from anthropic.types import ModelInfo
+from pydantic import TypeAdapter
 
 from cortex.anthropic import sdk
 from cortex.anthropic.claude_code import REQUEST
@@ -139,3 +141,59 @@ async def test_where_nobody_counts_the_count_is_guessed(node: FakeNode, client: 
 async def test_counting_is_refused_in_the_same_words(client: anthropic.AsyncAnthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.role"):
         await client.messages.count_tokens(model="small", messages=[{"role": "robot", "content": "x"}])  # type: ignore[typeddict-item]
+
+
+async def test_the_node_of_a_stream_is_asked_for_prompt_counts(
+    node: FakeNode, client: anthropic.AsyncAnthropic
+) -> None:
+    node.speak = says(*STREAM)
+    async with client.messages.stream(**ASK) as stream:
+        await stream.get_final_message()
+    assert node.headers[0]["x-helexa-include-usage"] == "prompt"
+
+
+MODELS = ["Org/M", "small"]
+
+
+async def test_models_are_listed_in_pages(client: anthropic.AsyncAnthropic) -> None:
+    page = await client.models.list(limit=1)
+    (model,) = page.data
+    TypeAdapter(ModelInfo).validate_python(model.to_dict())
+    assert (model.id, model.type, model.display_name, model.created_at.year) == ("Org/M", "model", "Org/M", 1970)
+    assert (page.has_more, page.first_id, page.last_id) == (True, "Org/M", "Org/M")
+    assert [model.id async for model in client.models.list(limit=1)] == MODELS
+    assert [model.id for model in (await client.models.list(before_id="small")).data] == ["Org/M"]
+    assert (await client.models.list(after_id="small")).data == []
+    assert (await client.models.retrieve("small")).id == "small"
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ({"limit": 0}, "limit: must be"),
+        ({"after_id": "nobody"}, "after_id: there is no model 'nobody'"),
+        ({"after_id": "small", "before_id": "small"}, "before_id: excludes"),
+    ],
+)
+async def test_a_page_that_cannot_be_is_refused(
+    client: anthropic.AsyncAnthropic, query: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(anthropic.BadRequestError, match=words):
+        await client.models.list(**query)
+
+
+async def test_the_shape_of_models_follows_the_version_header(cortex: Cortex) -> None:
+    assert (await cortex.get("/v1/models"))["object"] == "list"
+    async with cortex.client.get(f"{cortex.url}/v1/models", headers={"anthropic-version": "2023-06-01"}) as answer:
+        assert (await answer.json()).keys() == {"data", "has_more", "first_id", "last_id"}
+
+
+async def test_what_is_not_there_is_refused_in_anthropics_envelope(client: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await client.models.retrieve("nobody")
+    with pytest.raises(anthropic.NotFoundError) as batches:
+        await client.messages.batches.list()
+    for error in (missing.value, batches.value):
+        body: Any = error.body
+        assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+        assert error.request_id == body["request_id"]

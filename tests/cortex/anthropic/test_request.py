@@ -7,6 +7,7 @@ import pytest
 from cortex.anthropic.asking import ASK, HI, PIXEL, assistant, chat, result, use, user
 from cortex.anthropic.claude_code import BASH, READ
 from helexa.core.errors import ApiError
+from helexa.cortex.anthropic.errors import to_anthropic_error
 from helexa.cortex.anthropic.request import to_chat
 
 
@@ -183,3 +184,25 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
 def test_a_request_without_a_model_is_refused() -> None:
     with pytest.raises(ApiError, match="model"):
         chat(model=None)
+
+
+# Threads, which the tool runners of Anthropic's libraries ask for
+
+
+def test_a_thread_that_begins_is_accepted() -> None:
+    assert chat(thread={"type": "create"}) == chat(thread=None) == to_chat(ASK)
+
+
+def test_a_thread_that_continues_is_not_found() -> None:
+    with pytest.raises(ApiError) as caught:
+        to_chat({"thread": {"type": "continue", "previous_message_id": "msg_1"}, "messages": []})
+    assert (caught.value.status, caught.value.code) == (404, "thread_not_found")
+    error = to_anthropic_error(caught.value)["error"]
+    assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "thread_not_found"})
+
+
+@pytest.mark.parametrize("thread", [{}, {"type": "fork"}, "create"])
+def test_a_thread_of_another_type_is_refused(thread: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(thread=thread)
+    assert caught.value.param == "thread.type"

@@ -41,7 +41,7 @@ def test_a_message_says_what_the_node_said() -> None:
         "model": "small",
         "content": [
             {"type": "thinking", "thinking": "Hm", "signature": "unsigned"},
-            {"type": "text", "text": "Hello"},
+            {"type": "text", "text": "Hello", "citations": None},
             {"type": "tool_use", "id": "c1", "name": "f", "input": {"a": [1]}},
             {"type": "tool_use", "id": "c2", "name": "g", "input": {}},
         ],
@@ -52,6 +52,8 @@ def test_a_message_says_what_the_node_said() -> None:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 3,
             "output_tokens": 9,
+            "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
+            "service_tier": "standard",
         },
     }
 
@@ -70,7 +72,7 @@ def test_why_it_stopped() -> None:
     assert answered({"tool_calls": [call("f", "{}")]}, "stop")["stop_reason"] == "tool_use"
     assert answered(said, "stop", stop_reason="END")["stop_sequence"] == "END"
     assert answered(said, "stop", stop_reason="other")["stop_reason"] == "end_turn"
-    assert answered({"content": ""})["content"] == [{"type": "text", "text": ""}]
+    assert answered({"content": ""})["content"] == [{"type": "text", "text": "", "citations": None}]
 
 
 @pytest.mark.parametrize("said", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [5]}, {"choices": {"a": 1}}])

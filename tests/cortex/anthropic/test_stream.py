@@ -40,10 +40,12 @@ def test_text_comes_as_anthropic_sends_it() -> None:
     assert stream.decode() == (
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message",'
         '"role":"assistant","model":"small","content":[],"stop_reason":null,"stop_sequence":null,"usage":'
-        '{"input_tokens":11,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0}}}\n\n'
+        '{"input_tokens":11,"cache_creation_input_tokens":0,"cache_read_input_tokens":0,"output_tokens":0,'
+        '"cache_creation":{"ephemeral_1h_input_tokens":0,"ephemeral_5m_input_tokens":0},'
+        '"service_tier":"standard"}}}\n\n'
         'event: ping\ndata: {"type":"ping"}\n\n'
         'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":'
-        '{"type":"text","text":""}}\n\n'
+        '{"type":"text","text":"","citations":null}}\n\n'
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
         '{"type":"text_delta","text":"Hel"}}\n\n'
         'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":'
@@ -58,7 +60,7 @@ def test_text_comes_as_anthropic_sends_it() -> None:
 
 def test_the_client_puts_the_message_together() -> None:
     message = sdk.message(translated(ROLE, said("Hel"), said("lo é"), finish(), usage(7, 2, **CACHED), DONE))
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello é"}]
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello é", "citations": None}]
     assert (message.id, message.model, message.stop_reason) == ("msg_1", "small", "end_turn")
     counts = message.usage
     assert (counts.input_tokens, counts.cache_read_input_tokens, counts.output_tokens) == (4, 3, 2)
@@ -66,9 +68,9 @@ def test_the_client_puts_the_message_together() -> None:
 
 def test_each_piece_is_passed_on_when_it_comes() -> None:
     stream = MessageStream("small", "msg_1")
-    assert b"message_start" in stream.start() and stream.start() == b""
     assert stream.feed(ROLE) == b""
-    assert b'"text":"a"' in stream.feed(said("a"))
+    first = stream.feed(said("a"))
+    assert b"message_start" in first and b'"text":"a"' in first
     first, rest = said("b")[:20], said("b")[20:]
     assert stream.feed(first) == b""
     assert b'"text":"b"' in stream.feed(rest)
@@ -82,9 +84,30 @@ def test_each_piece_is_passed_on_when_it_comes() -> None:
 
 def test_silence_is_filled_with_pings() -> None:
     stream = MessageStream("small", "msg_1")
-    assert stream.feed(KEEP_ALIVE).endswith(PING + PING)
+    assert stream.feed(KEEP_ALIVE) == PING
     assert stream.feed(KEEP_ALIVE[:5]) == b""
     assert stream.feed(KEEP_ALIVE[5:] + KEEP_ALIVE) == PING + PING
+
+
+COUNTS = event({"choices": [], "helexa_prompt": {"prompt_tokens": 7, "cached_tokens": 3}})
+
+
+@pytest.mark.parametrize("before", [[], [ROLE], [KEEP_ALIVE, ROLE, KEEP_ALIVE]])
+def test_the_first_event_has_the_prompt_counts_of_the_last(before: list[bytes]) -> None:
+    stream = MessageStream("small", "msg_1", input_tokens=11)
+    assert b"message_start" not in b"".join(map(stream.feed, before))
+    sent = stream.feed(COUNTS)
+    start, sent = sdk.parsed(sent)[0], sent + stream.feed(said("x") + finish() + usage(7, 2, **CACHED) + DONE)
+    last: Any = sdk.parsed(sent)[-2]
+    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert [start["message"]["usage"][name] for name in names] == [last["usage"][name] for name in names] == [4, 3, 0]
+    assert sdk.message(sent).usage.output_tokens == 2
+
+
+def test_usage_in_the_first_chunk_of_a_third_party_backend_counts_the_prompt() -> None:
+    first = event({"choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {"prompt_tokens": 9}})
+    start: Any = sdk.parsed(translated(ROLE, first, finish(), usage(9, 1), DONE))[0]
+    assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["output_tokens"]) == (9, 0)
 
 
 def test_thinking_has_a_block_of_its_own() -> None:
@@ -93,7 +116,7 @@ def test_thinking_has_a_block_of_its_own() -> None:
         message = sdk.message(translated(ROLE, *pieces, said("Yes"), finish(), DONE))
         assert [block.to_dict() for block in message.content] == [
             {"type": "thinking", "thinking": "Hm, yes", "signature": "unsigned"},
-            {"type": "text", "text": "Yes"},
+            {"type": "text", "text": "Yes", "citations": None},
         ]
     order = types(translated(thought("Hm"), said("Yes"), finish(), DONE))
     assert order[1:4] == ["content_block_start", "content_block_delta", "content_block_delta"]
@@ -186,7 +209,7 @@ def test_text_between_calls_keeps_its_place() -> None:
 
 def test_nothing_said_is_an_empty_text() -> None:
     message = sdk.message(translated(ROLE, finish(), DONE))
-    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": ""}]
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "", "citations": None}]
 
 
 @pytest.mark.parametrize(
@@ -264,14 +287,14 @@ def test_an_error_in_a_stream_ends_it(error: Any, expected: dict[str, Any]) -> N
 )
 def test_a_stream_without_an_end_is_an_error(chunks: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1")
-    sent = stream.start() + b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
+    sent = b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
     assert sdk.failure(sent)["type"] == "api_error"
     assert stream.failure is not None and stream.failure.code == "upstream_malformed_response"
 
 
 def test_what_the_gateway_fails_with_is_the_last_event() -> None:
     stream = MessageStream("small", "msg_1")
-    sent = stream.start() + stream.feed(said("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
+    sent = stream.feed(said("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
     assert sdk.failure(sent) == {"type": "overloaded_error", "message": "full"}
 
 

@@ -125,16 +125,70 @@ def test_a_view_does_not_change(fleet: Fleet) -> None:
         ("http://127.0.0.1:9000/base/", "http://far:9000/base"),
         ("http://0.0.0.0:9000", "http://far:9000"),
         ("http://[::1]:9000", "http://far:9000"),
-        ("https://elsewhere", "https://elsewhere"),
+        ("https://FAR/base?query", "https://far/base"),
+        ("https://listed", "https://listed"),
         ("http://[fe80::2]:9000", "http://[fe80::2]:9000"),
-        ("ftp://elsewhere", "http://far:13131"),
-        ("nonsense", "http://far:13131"),
-        ("http://[", "http://far:13131"),
-        ("http://localhost:99999", "http://far:13131"),
     ],
 )
 def test_a_loopback_address_becomes_the_configured_one(said: str, reachable: str) -> None:
-    assert reachable_url(said, "http://far:13131") == reachable
+    assert reachable_url(said, "http://far:13131", {"listed", "fe80::2"}) == reachable
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said", "problem"),
+    [
+        ("http://far:13131", "http://169.254.169.254/latest", "'169.254.169.254' is not the node's"),
+        ("http://far:13131", "http://far.evil:13131", "'far.evil' is not the node's"),
+        ("http://far:13131", "http://far@evil", "'evil' is not the node's"),
+        ("https://far", "http://far", "not https"),
+        ("https://far", "http://localhost:13131", "not https"),
+        ("http://far:13131", "ftp://far", "not an http URL"),
+        ("http://far:13131", "nonsense", "not an http URL"),
+        ("http://far:13131", "http://[", "not an http URL"),
+        ("http://far:13131", "http://localhost:99999", "not an http URL"),
+    ],
+)
+def test_address_that_a_node_may_not_name_is_refused(endpoint: str, said: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        reachable_url(said, endpoint)
+
+
+async def test_bearer_and_prompts_go_to_another_host_only_if_it_is_allowed(
+    node: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeNode("other").holds("Org/M").serving() as other:
+        node.endpoint = other.url.replace("127.0.0.1", "127.0.0.2")
+        section: dict[str, Any] = {"name": "n1", "endpoint": node.url, "bearer": "s3cret"}
+        async with running_cortex(node, settings={"neurons": [section]}) as cortex:
+            assert (await cortex.ask())[0] == 200
+        assert len(node.bodies) == 1 and not other.bodies and not other.asked
+        assert "its host '127.0.0.2' is not the node's; add the host to allowed_hosts" in caplog.text
+        section["allowed_hosts"] = ["127.0.0.2"]
+        async with running_cortex(node, settings={"neurons": [section]}) as cortex:
+            assert cortex.gateway.fleet.node("n1").url("Org/M") == node.endpoint
+
+
+async def test_allowed_hosts_that_change_are_heeded_at_once() -> None:
+    async with FakeNode("a", endpoint="http://far:1").holds("A").serving() as a, aiohttp.ClientSession() as session:
+        fleet = Fleet([neuron("n", a.url)])
+        poller = Poller(fleet, NodeClient(session), 1.0)
+        for hosts, url in (((), a.url), (("far",), "http://far:1"), ((), a.url)):
+            fleet.configure([neuron("n", a.url, allowed_hosts=hosts)])
+            await poller.poll("n")
+            assert fleet.node("n").url("A") == url and fleet.node("n").healthy
+
+
+async def test_a_model_that_is_loading_is_not_asked_where_it_is_served(node: FakeNode) -> None:
+    node.models[0]["status"] = "loading"
+    node.endpoint = f"{node.url}/base"
+    async with aiohttp.ClientSession() as session:
+        fleet = Fleet([neuron("n", node.url)])
+        poller = Poller(fleet, NodeClient(session), 1.0)
+        await poller.poll("n")
+        assert "/models/Org%2FM/endpoint" not in node.asked
+        node.models[0]["status"] = "loaded"
+        await poller.poll("n")
+        assert fleet.node("n").url("Org/M") == node.endpoint
 
 
 async def test_a_silent_node_does_not_delay_the_others() -> None:
@@ -287,15 +341,15 @@ async def test_a_node_that_was_away_is_asked_anew_where_its_models_are() -> None
     async with FakeNode("a").holds("A").serving() as a, aiohttp.ClientSession() as session:
         fleet = Fleet([neuron("n", a.url)])
         poller = Poller(fleet, NodeClient(session), 1.0)
-        a.endpoint = "http://far:1"
+        a.endpoint = "http://localhost:1"
         for _ in range(2):
             await poller.poll("n")
         assert a.asked.count("/models/A/endpoint") == 1
-        a.endpoint = "http://far:2"
+        a.endpoint = "http://localhost:2"
         fleet.missed("n", "away")
-        assert fleet.node("n").url("A") == "http://far:1"
+        assert fleet.node("n").url("A") == "http://127.0.0.1:1"
         await poller.poll("n")
-        assert fleet.node("n").url("A") == "http://far:2"
+        assert fleet.node("n").url("A") == "http://127.0.0.1:2"
         assert a.asked.count("/discovery") == 2
 
 

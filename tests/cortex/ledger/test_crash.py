@@ -17,8 +17,9 @@ from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step, open_d
 from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from nightly import cases
 
-KILLS = 15
+KILLS = cases(8, 60)
 STEP = 3_000  # the cap grows by so much from victim to victim, so that it is in reach all the time
 PER_VICTIM = 8
 

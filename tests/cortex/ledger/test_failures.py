@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from cortex.ledger.running import charged, holder, running, spent, states, try_reserve
-from cortex.postgres import Postgres, running_postgres, running_standby
+from cortex.postgres import Postgres, running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.ledger import gateways, periodic, postgres, sqlite
@@ -51,7 +51,7 @@ async def test_read_only_database_refuses_with_503_and_settles_when_writable_aga
 
 
 async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
-    with running_postgres() as primary, running_standby(primary) as standby:
+    with running_postgres() as primary, running_postgres(primary) as standby:
         primary.wait_for_standbys()
         url = primary.new_database(standby)
         async with running(url) as [ledger]:

@@ -1,9 +1,11 @@
 """Keys in the database."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from cortex.postgres import Postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
@@ -105,6 +108,47 @@ async def test_a_refused_change_changes_nothing(store: KeyStore) -> None:
     with pytest.raises(ApiError):
         await store.revoke("nobody")
     assert await store.changes() == before
+
+
+async def test_changes_of_keys_wait_for_the_disk_and_other_writes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[int] = []  # SQLite's `synchronous` at each commit: 1 is NORMAL, 2 is FULL
+
+    class Watched(sqlite3.Connection):
+        def commit(self) -> None:
+            levels.append(self.execute("PRAGMA synchronous").fetchone()[0])
+            super().commit()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
+    try:
+        await database.migrate()
+        levels.clear()
+        store = KeyStore(database)
+        await store.create(BARE)
+        await store.change(BARE.key_id, lambda principal: replace(principal, hard_cap=5))
+        await store.revoke(BARE.key_id)
+        assert levels == [2, 2, 2]
+        with pytest.raises(ApiError):
+            await store.revoke("nobody")  # rolled back
+        async with database.transaction() as sql:
+            await sql.execute("UPDATE key_changes SET count = count + 1")
+        await database.write(("UPDATE key_changes SET count = count + 1", ()), [])
+        assert levels == [2, 2, 2, 1, 1]
+    finally:
+        await database.close()
+
+
+async def test_durable_transaction_waits_for_the_disk_of_postgresql(postgres: Postgres) -> None:
+    database = await open_database(postgres.new_database() + "&synchronous_commit=off")
+    try:
+        for durable, expected in ((False, "off"), (True, "on"), (False, "off")):
+            async with database.transaction(durable=durable) as sql:
+                (row,) = await sql.fetch("SHOW synchronous_commit")
+            assert row["synchronous_commit"] == expected
+    finally:
+        await database.close()
 
 
 async def test_every_gateway_learns_of_changes(url: str, store: KeyStore) -> None:

@@ -12,6 +12,7 @@ from cortex.ledger.running import Clock, charged, holder, running, spent, sweep,
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from nightly import cases
 
 tokens = st.integers(1, 60)
 steps = st.one_of(
@@ -53,7 +54,7 @@ def test_any_history_ends_as_the_model_says(url: str):
         stack = AsyncExitStack()
         (ledger,) = runner.run(stack.enter_async_context(running(url, clock=clock)))
 
-        @settings(max_examples=200, deadline=None, derandomize=True)
+        @settings(max_examples=cases(60, 1000), deadline=None, derandomize=True)
         @given(st.one_of(st.none(), st.integers(0, 200)), st.sampled_from([0, 60]), st.lists(steps, max_size=25))
         def follows(cap: int | None, seconds: int, history: list[tuple]):
             window = Window("rolling", seconds) if seconds else Window()
@@ -103,7 +104,7 @@ def test_several_gateways_together_never_reserve_more_than_is_left(url: str):
         stack = AsyncExitStack()
         ledgers = runner.run(stack.enter_async_context(running(url, count=3, clock=clock)))
 
-        @settings(max_examples=60, deadline=None, derandomize=True)
+        @settings(max_examples=cases(20, 300), deadline=None, derandomize=True)
         @given(st.lists(at_any_gateway, max_size=25))
         def follows(history: list[tuple]):
             runner.run(_play_together(ledgers, clock, holder(200, f"key-{next(numbers)}"), history, url))

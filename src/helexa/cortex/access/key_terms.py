@@ -38,7 +38,7 @@ class _Terms(BaseModel):
         """Read a request body.
 
         Raises:
-            ApiError: 400 `malformed_json`, or 422 naming the field.
+            ApiError: 400 `malformed_json`, or `invalid_request_body` naming the field.
         """
         return cls._checked(cls.model_validate_json, body)
 
@@ -47,7 +47,7 @@ class _Terms(BaseModel):
         """Read the same from values.
 
         Raises:
-            ApiError: 422 naming the field.
+            ApiError: 400 naming the field.
         """
         return cls._checked(cls.model_validate, fields)
 

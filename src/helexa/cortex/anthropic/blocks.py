@@ -8,7 +8,7 @@ from typing import Any, Literal
 import orjson
 
 from helexa.core.sse import frame
-from helexa.cortex.anthropic.response import SIGNATURE, as_json, call_as_text, malformed, parsed_arguments
+from helexa.cortex.anthropic.response import SIGNATURE, as_json, call_as_text, malformed, parsed_arguments, text_block
 
 MAX_HELD_CHARS = 4 << 20
 MAX_CALLS = 512
@@ -184,7 +184,7 @@ class Blocks:
             self.called = True
             content |= {"id": block.id or f"toolu_{self._begun}", "name": block.name, "input": {}}
         elif block.kind == "text":
-            content["text"] = ""
+            content |= text_block("")
         else:
             content |= {"thinking": "", "signature": ""}
         start = {"type": "content_block_start", "index": self._begun, "content_block": content}

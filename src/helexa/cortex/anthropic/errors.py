@@ -23,6 +23,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 _STATUSES = {"invalid_request_error": 400, "rate_limit_error": 429, "insufficient_quota": 429}
+_HANDLED_BY_CODE = frozenset({"thread_not_found"})
 _SIZES = ("prompt_len", "estimated_prompt_tokens", "max")
 _LIMIT = re.compile(r"maximum context length (?:is|of) (\d+)")
 _PROMPT = re.compile(r"resulted in (\d+)|(\d+) (?:tokens )?(?:from the input|in the messages)|at least (\d+) input")
@@ -35,9 +36,14 @@ def invalid_anthropic_body(field: str, problem: str) -> ApiError:
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """The JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    """The JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+
+    An error that Anthropic's libraries handle by its code has the code in `error.details.error_code`, as theirs.
+    """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
-    details = {"type": kind, "message": _message(error)}
+    details: dict[str, Any] = {"type": kind, "message": _message(error)}
+    if error.code in _HANDLED_BY_CODE:
+        details["details"] = {"error_code": error.code}
     return {"type": "error", "error": details, "request_id": request_id}
 
 

@@ -53,7 +53,6 @@ class AnthropicReply(Reply):
         if streamed:
             self._events = self.translation.events(self._request_id)
             await super().start(status, [*_STREAM_HEADERS, *self._node_headers], streamed=False)
-            await super().write(self._events.start())
 
     async def write(self, chunk: bytes) -> None:
         """Take the node's next bytes.

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.core.errors import missing_model
+from helexa.core.errors import ApiError, missing_model
 from helexa.cortex.anthropic.bounds import check_bounds
 from helexa.cortex.anthropic.conversation import chat_messages
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 from helexa.cortex.anthropic.tools import chat_tool_choice, chat_tools
 
 _TRANSLATED = {
-    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"),
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format", "thread"),
     *("max_tokens", "stop_sequences", "stream", "metadata", "chat_template_kwargs"),
 }
 
@@ -21,7 +21,7 @@ _HARMLESS = {
 }
 _NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
 
-_MUST_BE_EMPTY = ("mcp_servers", "container", "thread", "compaction")
+_MUST_BE_EMPTY = ("mcp_servers", "container", "compaction")
 
 # The chat request's own names for what this API names otherwise: two answers to one question.
 _NOT_OURS = ("stop", "stream_options", "max_completion_tokens", "n")
@@ -33,8 +33,9 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request that asks for the same; fields of neither API are passed on.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
+        ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
     """
+    _check_thread(body.get("thread"))
     chat = {name: value for name, value in body.items() if name not in _NOT_PASSED_ON}
     for name in _MUST_BE_EMPTY:
         if chat.pop(name, None):
@@ -94,6 +95,18 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise invalid_anthropic_body("stop_sequences", "must be a list of strings that are not empty")
     return stops
+
+
+def _check_thread(thread: Any) -> None:
+    """Accept a thread that begins, and refuse to continue one: the gateway keeps no conversations.
+
+    The tool runners of Anthropic's libraries then send the whole conversation again.
+    """
+    kind = thread.get("type") if isinstance(thread, dict) else None
+    if kind == "continue":
+        raise ApiError(404, "thread_not_found", "thread: conversations are not kept here; send all messages again")
+    if thread is not None and kind != "create":
+        raise invalid_anthropic_body("thread.type", "must be 'create' or 'continue'")
 
 
 def _max_tokens(value: Any) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.usage import anthropic_usage, stop_reason
+from helexa.cortex.anthropic.usage import message_usage, stop_reason
 
 SIGNATURE = "unsigned"
 """Stands where Anthropic signs a thought. Nobody checks it; some clients that find none take the thought for text."""
@@ -43,7 +43,7 @@ def to_message(
         "content": content,
         "stop_reason": reason,
         "stop_sequence": sequence,
-        "usage": anthropic_usage(usage if isinstance(usage, dict) else {}),
+        "usage": message_usage(usage if isinstance(usage, dict) else {}),
     }
 
 
@@ -83,17 +83,22 @@ def call_as_text(name: str, arguments: str) -> str:
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
+def text_block(text: str) -> dict[str, Any]:
+    """A content block of text."""
+    return {"type": "text", "text": text, "citations": None}
+
+
 def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
     thoughts = reasoning(message)
     if isinstance(thoughts, str) and thoughts:
         content.append({"type": "thinking", "thinking": thoughts, "signature": SIGNATURE})
     texts = (message.get("content"), message.get("refusal"))
-    content += [{"type": "text", "text": text} for text in texts if isinstance(text, str) and text]
+    content += [text_block(text) for text in texts if isinstance(text, str) and text]
     calls = message.get("tool_calls")
     for number, call in enumerate(calls if isinstance(calls, list) else ()):
         content.append(_tool_use(call, f"toolu_{number}"))
-    return content or [{"type": "text", "text": ""}]
+    return content or [text_block("")]
 
 
 def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
     given = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
     if not isinstance(name, str) or not name or given is None:
         text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
-        return {"type": "text", "text": call_as_text(name if isinstance(name, str) else "", text)}
+        return text_block(call_as_text(name if isinstance(name, str) else "", text))
     call_id = call.get("id")
     return {
         "type": "tool_use",

@@ -11,7 +11,7 @@ from helexa.cortex.anthropic.blocks import Blocks
 from helexa.cortex.anthropic.errors import error_event, streamed_error
 from helexa.cortex.anthropic.frames import Frames
 from helexa.cortex.anthropic.response import malformed, reasoning
-from helexa.cortex.anthropic.usage import anthropic_usage, stop_reason
+from helexa.cortex.anthropic.usage import anthropic_usage, message_usage, prompt_usage, stop_reason
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -19,10 +19,13 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageStream:
     """Turns a node's bytes into events for the client, as they come. Pure: it does no I/O.
 
+    The first event has the counts of the prompt. It waits for what comes first: the counts, which our nodes send when
+    they begin to read the prompt, usage in a chunk, or output. Pings do not wait: clients skip them.
+
     Args:
         model: the name by which the client asked.
         message_id: of the message.
-        input_tokens: a guess of the prompt's tokens, for the first event; the last one has the true number.
+        input_tokens: a guess of the prompt's tokens, for the first event where the node sends no counts before output.
         stop_sequences: what the client wanted the answer to end at.
         request_id: goes into an error.
 
@@ -42,7 +45,7 @@ class MessageStream:
         self.failure: ApiError | None = None
         self._model = model
         self._message_id = message_id
-        self._input_tokens = input_tokens
+        self._prompt: dict[str, Any] = {"prompt_tokens": input_tokens}
         self._stop_sequences = stop_sequences
         self._request_id = request_id
         self._out: list[bytes] = []
@@ -54,18 +57,10 @@ class MessageStream:
         self._begun = False
         self._ended = False
 
-    def start(self) -> bytes:
-        """The events that can be sent before the node has said anything; `feed` sends them if nobody did."""
-        if not self._begun:
-            self._begin()
-        return self._taken()
-
     def feed(self, chunk: bytes) -> bytes:
         """Take the node's next bytes; return the events that they make."""
         if self._ended:
             return b""
-        if not self._begun:
-            self._begin()
         try:
             for data in self._frames.feed(chunk):
                 if data is None:
@@ -102,7 +97,11 @@ class MessageStream:
         return out
 
     def _begin(self) -> None:
+        if self._begun:
+            return
         self._begun = True
+        usage = message_usage(self._usage or self._prompt)
+        usage["output_tokens"] = 0
         message = {
             "id": self._message_id,
             "type": "message",
@@ -111,7 +110,7 @@ class MessageStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": anthropic_usage({"prompt_tokens": self._input_tokens}),
+            "usage": usage,
         }
         self._out.append(frame(orjson.dumps({"type": "message_start", "message": message}), "message_start"))
         self._out.append(PING)
@@ -125,6 +124,10 @@ class MessageStream:
         usage = event.get("usage")
         if isinstance(usage, dict):
             self._usage = usage
+            self._begin()
+        if not self._begun and (prompt := prompt_usage(event.get("helexa_prompt"))):
+            self._prompt = prompt
+            self._begin()
         choices = event.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
@@ -139,22 +142,26 @@ class MessageStream:
     def _say(self, delta: dict[str, Any]) -> None:
         thought = reasoning(delta)
         if isinstance(thought, str) and thought:
+            self._begin()
             self._blocks.say("thinking", thought)
         for said in (delta.get("content"), delta.get("refusal")):
             if isinstance(said, str) and said:
+                self._begin()
                 self._blocks.say("text", said)
         calls = delta.get("tool_calls")
         if isinstance(calls, list):
+            self._begin()
             for piece in calls:
                 self._blocks.call(piece)
 
     def _close(self) -> None:
+        self._begin()
         self._blocks.close(cut_off=self._finish_reason == "length")
         reason, sequence = stop_reason(
             self._finish_reason, self._matched, called=self._blocks.called, stop_sequences=self._stop_sequences
         )
         # A node that counts nothing says something in every event, which is the nearest to a count.
-        counted = self._usage or {"prompt_tokens": self._input_tokens, "completion_tokens": self._blocks.pieces}
+        counted = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
         ending = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
@@ -165,5 +172,6 @@ class MessageStream:
         self._ended = True
 
     def _fail(self, error: ApiError) -> None:
+        self._begin()
         self.failure, self._ended = error, True
         self._out.append(error_event(error, self._request_id))

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_NOTHING_CREATED = {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The `usage` of a message, from that of a chat completion.
+    """The `usage` of a `message_delta`, from that of a chat completion.
 
     Anthropic counts a prompt in parts that do not overlap: `input_tokens` are those that had to be computed,
     `cache_read_input_tokens` those that were found in the cache; the prompt is their sum. `helexa_timing`, which our
@@ -27,6 +28,22 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(timing, dict):
         counts["helexa_timing"] = {name: value for name, value in timing.items() if type(value) in (int, float)}
     return counts
+
+
+def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """The `usage` of a whole message or of `message_start`, which has fields that a `message_delta` has not."""
+    counts = anthropic_usage(usage)
+    counts["cache_creation"] = _NOTHING_CREATED
+    counts["service_tier"] = "standard"
+    return counts
+
+
+def prompt_usage(counts: Any) -> dict[str, Any] | None:
+    """The usage of a chat completion that has said nothing yet, from the counts that our nodes send ahead."""
+    if not isinstance(counts, dict):
+        return None
+    details = {"cached_tokens": counts.get("cached_tokens")}
+    return {"prompt_tokens": counts.get("prompt_tokens"), "prompt_tokens_details": details}
 
 
 def stop_reason(

@@ -265,7 +265,9 @@ class Fleet:
     def _node_for(self, section: NeuronSection) -> Node:
         node, before = self._nodes.get(section.name), self._configured.get(section.name)
         if node is None or before is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
-            return Node(section.name, section.endpoint, section.kind, section.cordoned)
+            return Node(section.name, section.endpoint, section.kind, section.cordoned, section.allowed_hosts)
+        if section.allowed_hosts != before.allowed_hosts:
+            node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # where its models are is asked again
         return node if section.cordoned == before.cordoned else replace(node, cordoned=section.cordoned)
 
     def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:

@@ -1,7 +1,8 @@
 """The management calls that the gateway makes to a node."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -15,6 +16,8 @@ from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
 from helexa.cortex.fleet.picture import Node, Report
 from helexa.http.local_errors import is_local_error
 
+log = logging.getLogger(__name__)
+
 POLL_TIMEOUT_SECS = 5.0
 MAX_MODELS = 1000
 UNLOAD_TIMEOUT_SECS = 60.0
@@ -22,6 +25,8 @@ MAX_REPLY_BYTES = 8 << 20
 MAX_REASON_CHARS = 300
 
 _MAX_ASKED = 64
+_MAX_HOST_CHARS = 100
+_SERVING = ("loaded", "reloading")
 _LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 _REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
 
@@ -86,14 +91,18 @@ class NodeClient:
             found[info.id] = info
         return found
 
-    async def url(self, endpoint: str, model: str, bearer: str | None = None) -> str:
-        """Base URL of a model's API: the node's word, or `endpoint` where it says nothing usable."""
+    async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
+        """Return the base URL of a model's API: the one that the node names if it may, else the node's endpoint."""
         try:
-            reply = parse(_endpoint, await self.get(endpoint, f"/models/{quote(model, safe='')}/endpoint", bearer))
+            path = f"/models/{quote(model, safe='')}/endpoint"
+            url = parse(_endpoint, await self.get(node.endpoint, path, bearer)).get("url")
         except NodeError:
-            return endpoint
-        url = reply.get("url")
-        return reachable_url(url, endpoint) if isinstance(url, str) else endpoint
+            return node.endpoint
+        try:
+            return reachable_url(url, node.endpoint, node.allowed_hosts) if isinstance(url, str) else node.endpoint
+        except ValueError as error:
+            log.warning("node=%s the address that it names for model=%s is not used: %s", node.name, model, error)
+            return node.endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
         """`POST /models/load`; returns once the model serves. A model that was loaded already is a success.
@@ -116,18 +125,25 @@ class NodeClient:
             raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
 
     async def response(
-        self, method: str, endpoint: str, id: str, identity: Mapping[str, str], bearer: str | None = None
-    ) -> bytes | None:
-        """`GET` or `DELETE /v1/responses/{id}`: the body; None where nothing is kept under this id for whoever asks.
+        self,
+        method: str,
+        endpoint: str,
+        id: str,
+        identity: Mapping[str, str],
+        bearer: str | None = None,
+        rest: str = "",
+    ) -> tuple[int, bytes]:
+        """`GET` or `DELETE /v1/responses/{id}`: status and body. 404: nothing is kept under this id for the principal.
 
         Args:
-            identity: headers that say who does.
+            identity: headers that name the principal.
+            rest: of the path, and the query.
         """
-        path = f"/v1/responses/{quote(id, safe='')}"
+        path = f"/v1/responses/{quote(id, safe='')}{rest}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
-        if status not in (200, 404):
+        if status not in (200, 400, 404):
             raise NodeError(f"{path} answered HTTP {status}")
-        return body if status == 200 else None
+        return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
         """The body of a GET, which must be a 200."""
@@ -144,10 +160,14 @@ class NodeClient:
         return body
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Where each model is served; a node that keeps answering is asked once per model, of many a part each time."""
+        """Return where each model is served.
+
+        A node that keeps answering is asked once per model, of many a part each time. It cannot say where a model that
+        is loading will be served.
+        """
         before = {} if node.misses else node.urls
-        new = [model for model in models if model not in before][:_MAX_ASKED]
-        found = await asyncio.gather(*(self.url(node.endpoint, model, bearer) for model in new))
+        new = [id for id, info in models.items() if id not in before and info.status in _SERVING][:_MAX_ASKED]
+        found = await asyncio.gather(*(self.url(node, model, bearer) for model in new))
         known = {model: before[model] for model in models if model in before}
         return known | dict(zip(new, found, strict=True))
 
@@ -187,18 +207,34 @@ def endpoint_url(base: str, path: str) -> URL:
     return URL(base + path, encoded=True)
 
 
-def reachable_url(url: str, endpoint: str) -> str:
-    """A URL as a node sees itself, made reachable from here: a loopback host becomes the configured one."""
+def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
+    """Return a URL that a node names as the gateway reaches it: a loopback host becomes the host of `endpoint`.
+
+    The requests that go there carry prompts and the node's key, so a node names its own host or an allowed one.
+
+    Args:
+        url: the node's word.
+        endpoint: the node's configured base URL.
+        allowed_hosts: hosts, in lower case, that the node may name besides its own.
+
+    Raises:
+        ValueError: the URL is malformed, its host is not allowed, or it leaves TLS.
+    """
+    configured = urlsplit(endpoint)
     try:
-        said, configured = urlsplit(url), urlsplit(endpoint)
+        said = urlsplit(url)
         host, port = said.hostname, said.port
         (host or "").encode("idna")
     except ValueError:
-        return endpoint
+        said, host, port = urlsplit(""), None, None
     if said.scheme not in ("http", "https") or not host:
-        return endpoint
+        raise ValueError("it is not an http URL")
     if host in _LOOPBACK:
         host = configured.hostname or host
+    if host != configured.hostname and host not in allowed_hosts:
+        raise ValueError(f"its host {host[:_MAX_HOST_CHARS]!r} is not the node's; add the host to allowed_hosts")
+    if configured.scheme == "https" and said.scheme != "https":
+        raise ValueError("it is not https as the node's endpoint is")
     host = f"[{host}]" if ":" in host else host
     return urlunsplit((said.scheme, f"{host}:{port}" if port else host, said.path.rstrip("/"), "", ""))
 

@@ -15,6 +15,7 @@ class Node:
         endpoint: configured base URL.
         kind: `neuron`, or `openai` for a server that can say and do less.
         cordoned: takes nothing new: no request, no load.
+        allowed_hosts: hosts besides the endpoint's that may serve the node's models.
         healthy: answered lately; False until the first answer and after three misses in a row.
         misses: polls failed since the last answer.
         models: last reported models, by id; they stay listed while the node is down.
@@ -27,6 +28,7 @@ class Node:
     endpoint: str
     kind: str = "neuron"
     cordoned: bool = False
+    allowed_hosts: frozenset[str] = frozenset()
     healthy: bool = False
     misses: int = 0
     discovery: Discovery | None = None

@@ -23,7 +23,7 @@ class Activity:
         api: the path it came by.
         alias: the name it asked for, where that is not the model's.
         route: why it went to this node.
-        status: HTTP status of the answer.
+        status: HTTP status of the answer; 499 if the client hung up.
         prompt, completion, cached: tokens.
         ttft_ms, duration_ms, waited_ms: time to the first token, of the whole, and until a node was asked.
     """

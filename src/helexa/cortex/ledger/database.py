@@ -56,8 +56,12 @@ class Database(ABC):
         """Run one statement in a transaction of its own and return how many rows it changed."""
 
     @abstractmethod
-    def transaction(self) -> AbstractAsyncContextManager[Sql]:
-        """A writing transaction: committed when the block ends, undone when it raises."""
+    def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
+        """A writing transaction: committed when the block ends, undone when it raises.
+
+        Args:
+            durable: a power failure after the commit cannot undo it. Each such commit waits for the disk.
+        """
 
     @abstractmethod
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:

@@ -27,6 +27,8 @@ _COLUMNS = (
 class KeyStore:
     """Makes, lists, changes and revokes keys. Secrets leave it once, and never enter the database.
 
+    A power failure does not undo a change of a key: what `revoke` has ended stays ended.
+
     All methods raise `DatabaseError` when the database does not answer.
     """
 
@@ -94,7 +96,7 @@ class KeyStore:
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Sql]:
-        async with self._database.transaction() as sql:
+        async with self._database.transaction(durable=True) as sql:
             # First, since it locks the row: changes come one after the other, on several gateways too.
             await sql.execute("UPDATE key_changes SET count = count + 1")
             yield sql

@@ -33,7 +33,8 @@ _PROBE_SECS = 2.0
 class Ledger:
     """Budgets and activity, as one gateway keeps them in the database that it may share with others.
 
-    Spend is durable against the death of a process. A power failure may take the last moments from SQLite.
+    Spend survives the death of a process. A power failure may take the last moments of spend from SQLite, but no
+    change of a key.
     """
 
     def __init__(

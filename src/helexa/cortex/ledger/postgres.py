@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 _SCHEMA_LOCK = 0x68656C657861  # "helexa"
+# For this transaction alone, where the server is configured not to wait.
+_WAIT_FOR_DISK = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
 _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
 _QUERY_TIMEOUT_SECS = 60.0  # a statement of accounts may read much
@@ -177,11 +181,11 @@ class _Postgres(Database):
         async with self.errors():
             return _changed(await self._pool.execute(sql, *args))
 
-    def transaction(self) -> AbstractAsyncContextManager[Sql]:
-        return self._transaction()
+    def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
+        return self._transaction(durable)
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Sql]:
+    async def _transaction(self, durable: bool) -> AsyncIterator[Sql]:
         async with self.errors():
             connection = await self._pool.acquire()
         try:
@@ -189,6 +193,9 @@ class _Postgres(Database):
             async with self.errors():
                 await transaction.start()
             try:
+                if durable:
+                    async with self.errors():
+                        await connection.execute(_WAIT_FOR_DISK)
                 yield _Transaction(connection, self.errors)
             except BaseException:
                 with suppress(*_DRIVER_ERRORS):  # the connection is lost: the server undoes the transaction

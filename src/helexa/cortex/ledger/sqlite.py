@@ -1,4 +1,8 @@
-"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own."""
+"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own.
+
+Commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last ones. The commit of a
+durable transaction waits (`FULL`).
+"""
 
 import asyncio
 import fcntl
@@ -16,6 +20,7 @@ from typing import Any, TypeVar
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger.database import Args, Database, DatabaseError, Row, Sql, Step
 
+_NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
 _BUSY_TIMEOUT_SECS = 5.0
 _ROWS_AT_ONCE = 32
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
@@ -38,7 +43,7 @@ async def open_sqlite(path: str) -> Database:
         file,
         "PRAGMA page_size = 1024",  # of a new file: a commit writes whole pages, and a row or two in each
         "PRAGMA journal_mode = WAL",
-        "PRAGMA synchronous = NORMAL",
+        _NORMAL,
         "PRAGMA foreign_keys = ON",
     )
     reader = _Worker(file, "PRAGMA query_only = ON")
@@ -137,19 +142,19 @@ class _Sqlite(Database):
         async with self._writing:
             return await self._writer.run(lambda connection: _execute(connection, sql, args))
 
-    def transaction(self) -> AbstractAsyncContextManager[Sql]:
-        return self._transaction()
+    def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
+        return self._transaction(durable)
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Sql]:
+    async def _transaction(self, durable: bool) -> AsyncIterator[Sql]:
         async with self._writing:
             try:
-                await self._writer.run(lambda connection: connection.execute("BEGIN IMMEDIATE"))
+                await self._writer.run(lambda connection: _begin(connection, durable))
                 yield _Transaction(self._writer)
-                await self._writer.run(lambda connection: connection.commit())
+                await self._writer.run(_commit)
             except BaseException:
                 # The thread works in order, so this comes after whatever was under way; after a commit it does nothing.
-                await asyncio.shield(self._writer.run(lambda connection: connection.rollback()))
+                await asyncio.shield(self._writer.run(_roll_back))
                 raise
 
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
@@ -210,6 +215,22 @@ def _code(error: sqlite3.Error) -> int | None:
 
 def _named(args: Args) -> dict[str, Any]:
     return dict(zip(_NAMES, args, strict=False))
+
+
+def _begin(connection: sqlite3.Connection, durable: bool) -> None:
+    if durable:
+        connection.execute(_FULL)  # outside of transactions only
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _commit(connection: sqlite3.Connection) -> None:
+    connection.commit()
+    connection.execute(_NORMAL)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    connection.rollback()
+    connection.execute(_NORMAL)
 
 
 def _fetch(connection: sqlite3.Connection, sql: str, args: Args) -> list[Row]:

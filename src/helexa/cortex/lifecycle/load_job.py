@@ -111,7 +111,7 @@ class LoadJob:
         await self._watched(self._means.client.load(node.endpoint, self.cold.spec, bearer), patience_secs)
         if not self.cold.joined:
             self.secs = self._means.clock() - self._loading_since
-        url = await self._means.client.url(node.endpoint, model, bearer)
+        url = await self._means.client.url(node, model, bearer)
         info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
         self._means.fleet.loaded(name, info, url)
         self._change.ended_at = self._means.clock()

@@ -6,15 +6,15 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.core.errors import ApiError, model_not_found
+from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
-from helexa.cortex.body_workers import is_large
+from helexa.cortex.body_jobs import read_count
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.question import read_body
-from helexa.cortex.router import route
+from helexa.cortex.router import RETRY_OPEN, route
 from helexa.cortex.service import is_known
 from helexa.http.hang_up import ClientGone
 from helexa.http.head import refuse_encoded, request_id
@@ -41,19 +41,17 @@ async def _count(request: Request) -> bytes:
     refuse_encoded(headers)
     with gateway.limits.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        if is_large(body):
-            count = await gateway.body_workers.run(CountRequest.parse, body)
-        else:
-            count = CountRequest.parse(body)
-        return await _counted(gateway, principal, count)
+        return await _counted(gateway, principal, await read_count(gateway.body_workers, body))
 
 
 async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
     view = gateway.fleet.view()
-    if not is_known(gateway, view, model) and any(node.healthy for node in view.nodes):
-        raise model_not_found(count.model[:200])
+    if not is_known(gateway, view, model):
+        if any(node.healthy for node in view.nodes):
+            raise model_not_found(count.model[:200])
+        raise service_unavailable(f"no node is up that could have model '{count.model[:200]}'", RETRY_OPEN)
     if principal is not None:
         await gateway.ledger.check_budget(principal)
     target = route(view, model)

@@ -24,8 +24,6 @@ from helexa.http.head import refuse_encoded, request_id
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")
 
-CLIENT_CLOSED_REQUEST = 499
-
 
 class Generation:
     """The ASGI endpoint of all routes that make a model speak, in the nodes' own dialects."""
@@ -50,7 +48,6 @@ class Generation:
                     await serve(gateway, question, reply, exchange, admitted)
         except ClientGone:
             exchange.client_gone = True
-            exchange.status = exchange.status or CLIENT_CLOSED_REQUEST
         except ApiError as error:
             failure = error
         except asyncio.CancelledError:  # only the server cancels us, when its patience with open streams ends

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, in Anthropic's shape for clients that send `anthropic-version`."""
 
 import time
 
@@ -8,13 +8,17 @@ from starlette.responses import Response
 
 from helexa.core.errors import model_not_found
 from helexa.cortex.access.auth import allows
+from helexa.cortex.anthropic.models import VERSION_HEADER, anthropic_model, anthropic_page
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.model_list import Entry, model_list
 
 
 async def list_models(request: Request) -> Response:
     """All models and aliases that whoever asks may use."""
-    return _json({"object": "list", "data": _entries(request)})
+    entries = _entries(request)
+    if VERSION_HEADER in request.headers:
+        return _json(anthropic_page(entries, request.query_params))
+    return _json({"object": "list", "data": entries})
 
 
 async def get_model(request: Request) -> Response:
@@ -22,7 +26,7 @@ async def get_model(request: Request) -> Response:
     name: str = request.path_params["model"]
     for entry in _entries(request):
         if entry["id"] == name:
-            return _json(entry)
+            return _json(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
     raise model_not_found(name[:200])
 
 

@@ -1,4 +1,6 @@
-"""`GET` and `DELETE /v1/responses/{id}`: asked of the node that keeps the response, which its id tells."""
+"""What a node keeps of a response: asked of the node that keeps the response, which its id tells."""
+
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,22 +11,30 @@ from helexa.cortex.gateway import Gateway
 
 
 async def kept_response(request: Request) -> Response:
-    """The response, or that it is forgotten now; 404 for whoever it does not belong to."""
+    """Answer `GET` and `DELETE /v1/responses/{id}`: 404 for a principal that does not own the response."""
     for name in request.query_params:
         raise unsupported_parameter(name)
+    return await _asked(request)
+
+
+async def input_items(request: Request) -> Response:
+    """Answer `GET /v1/responses/{id}/input_items`."""
+    return await _asked(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
+
+
+async def _asked(request: Request, rest: str = "") -> Response:
     gateway: Gateway = request.app.state.gateway
     principal = request.state.principal
     identity = {} if principal is None else principal.headers()
     id: str = request.path_params["response_id"]
     holder = gateway.fleet.view().holder(id)
-    body = None
     if holder is not None:
         try:
             bearer = gateway.fleet.bearer(holder.name)
-            body = await gateway.client.response(request.method, holder.endpoint, id, identity, bearer)
+            status, body = await gateway.client.response(request.method, holder.endpoint, id, identity, bearer, rest)
         except NodeError:
             message = f"node '{holder.name}' did not answer"
             raise ApiError(502, "upstream_connection_error", message, type="api_error") from None
-    if body is None:
-        raise ApiError(404, "response_not_found", f"response {id[:256]!r} not found", param="response_id")
-    return Response(body, media_type="application/json")
+        if status != 404:
+            return Response(body, status, media_type="application/json")
+    raise ApiError(404, "response_not_found", f"response {id[:256]!r} not found", param="response_id")

@@ -1,0 +1,63 @@
+"""The list of models in the shape of Anthropic's API, in pages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from helexa.cortex.anthropic.errors import invalid_anthropic_body
+
+VERSION_HEADER = "anthropic-version"
+"""A client that sends this header reads Anthropic's shapes."""
+
+_DEFAULT_LIMIT = 20
+_MAX_LIMIT = 1000
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose time of release is unknown
+
+
+def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry of `/v1/models` as Anthropic's clients read one."""
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": _UNKNOWN_TIME,
+        "lifecycle": "active",
+        "max_input_tokens": entry.get("max_model_len") or entry.get("max_input_tokens"),
+        "max_tokens": entry.get("max_output_tokens") or entry.get("max_model_len"),
+    }
+
+
+def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the page of `entries` that `limit`, `after_id` or `before_id` asks for.
+
+    Raises:
+        ApiError: 400 `invalid_anthropic_body`: a limit out of range, both ids, or an id that is not in the list.
+    """
+    limit = _limit(query.get("limit"))
+    ids = [entry["id"] for entry in entries]
+    after, before = query.get("after_id"), query.get("before_id")
+    if after and before:
+        raise invalid_anthropic_body("before_id", "excludes 'after_id'")
+    begin = _place(ids, after, "after_id") + 1 if after else 0
+    end = _place(ids, before, "before_id") if before else len(ids)
+    chosen = entries[begin:end][-limit:] if before else entries[begin:end][:limit]
+    return {
+        "data": [anthropic_model(entry) for entry in chosen],
+        "has_more": len(chosen) < end - begin,
+        "first_id": chosen[0]["id"] if chosen else None,
+        "last_id": chosen[-1]["id"] if chosen else None,
+    }
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return _DEFAULT_LIMIT
+    limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+    if not 1 <= limit <= _MAX_LIMIT:
+        raise invalid_anthropic_body("limit", f"must be a whole number from 1 to {_MAX_LIMIT}")
+    return limit
+
+
+def _place(ids: Sequence[str], wanted: str, field: str) -> int:
+    if wanted not in ids:
+        raise invalid_anthropic_body(field, f"there is no model '{wanted[:200]}'")
+    return ids.index(wanted)

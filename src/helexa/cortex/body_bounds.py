@@ -1,0 +1,26 @@
+"""How many objects and arrays a request body may have: parsing costs time and memory for each of them."""
+
+import re
+
+from helexa.core.errors import invalid_body
+
+MAX_CONTAINERS = 500_000  # more than 100,000 messages with 200,000 content blocks need
+
+_TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[]*+)*+[{\[]', re.DOTALL)
+
+
+def check_containers(body: bytes) -> None:
+    """Reject a JSON body with too many objects and arrays, in one scan and without parsing it.
+
+    Brackets within strings do not count. Of a body that is not JSON, the part before its first error is checked.
+
+    Raises:
+        ApiError: 400 `invalid_request_body`, naming the limit.
+    """
+    if body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS:
+        return
+    count, end = 0, 0
+    while found := _TO_NEXT_CONTAINER.match(body, end):
+        count, end = count + 1, found.end()
+        if count > MAX_CONTAINERS:
+            raise invalid_body(f"the request body has more than {MAX_CONTAINERS} objects and arrays")

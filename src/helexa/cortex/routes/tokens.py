@@ -1,0 +1,136 @@
+"""Routes that a model's tokenizer answers: a node is asked, and nothing is generated, loaded or charged."""
+
+import asyncio
+from urllib.parse import quote
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from helexa.core.errors import (
+    ApiError,
+    malformed_json,
+    missing_model,
+    model_not_found,
+    service_unavailable,
+    unsupported_parameter,
+)
+from helexa.cortex.access.auth import allows, authorise
+from helexa.cortex.access.principal import Principal
+from helexa.cortex.body_bounds import check_containers
+from helexa.cortex.body_workers import is_large
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.headers import Headers
+from helexa.cortex.question import read_body
+from helexa.cortex.rewrite import rewrite
+from helexa.cortex.router import Warm, route
+from helexa.cortex.service import is_known
+from helexa.http.hang_up import ClientGone
+from helexa.http.head import refuse_encoded
+
+PATIENCE_SECS = 30.0
+RETRY_SECS = 5
+
+_CLIENT_CLOSED_REQUEST = 499
+
+
+class _Fields(msgspec.Struct):
+    model: str | None = None
+    previous_response_id: str | None = None
+
+
+_fields = msgspec.json.Decoder(_Fields)
+
+
+async def ask_tokenizer(request: Request) -> Response:
+    """Answer `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
+    gateway: Gateway = request.app.state.gateway
+    headers = request.scope["headers"]
+    principal = gateway.gatekeeper.admit(headers)
+    refuse_encoded(headers)
+    with gateway.limits.enter(principal):
+        try:
+            body = await read_body(request.receive, headers, gateway.max_body_bytes)
+        except ClientGone:
+            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
+        target = await _target(gateway, principal, fields.model, fields.previous_response_id)
+        if fields.model != target.model or target.kind != "neuron":  # so that others read no second name
+            work = gateway.body_workers.run if is_large(body) else asyncio.to_thread
+            body = await work(rewrite, body, {"model": target.model})
+        return await _answer(gateway, target, principal, request.url.path, body)
+
+
+def _read(body: bytes) -> _Fields:
+    try:
+        return _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise malformed_json(str(error)) from None
+
+
+def _read_large(body: bytes) -> _Fields:
+    check_containers(body)
+    return _read(body)
+
+
+async def get_tokenizer_info(request: Request) -> Response:
+    """Answer `GET /tokenizer_info?model=`."""
+    for name in request.query_params:
+        if name != "model":
+            raise unsupported_parameter(name)
+    gateway: Gateway = request.app.state.gateway
+    principal: Principal | None = request.state.principal
+    with gateway.limits.enter(principal):
+        target = await _target(gateway, principal, request.query_params.get("model"))
+        path = f"{request.url.path}?model={quote(target.model, safe='')}"
+        return await _answer(gateway, target, principal, path)
+
+
+async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
+    """Return the node to ask.
+
+    Args:
+        name: a model or an alias; None for the only model that is loaded, as clients of one-model servers omit it.
+        previous: a stored response, whose node is asked.
+    """
+    view = gateway.fleet.view()
+    model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)
+    authorise(principal, model, name or model)
+    if not is_known(gateway, view, model) and any(node.healthy for node in view.nodes):
+        raise model_not_found((name or model)[:200])
+    if principal is not None:
+        await gateway.ledger.check_budget(principal)
+    holder = None if previous is None else view.holder(previous)
+    others = set() if holder is None else {node.name for node in view.nodes} - {holder.name}
+    target = route(view, model, avoid=others) or route(view, model)
+    if target is None:
+        raise service_unavailable(f"model '{model}' is not loaded; a request for an answer loads it", RETRY_SECS)
+    return target
+
+
+def _only_model(gateway: Gateway, principal: Principal | None) -> str:
+    view = gateway.fleet.view()
+    models = {model for node in view.nodes for model in node.models if route(view, model) is not None}
+    usable = [model for model in models if allows(principal, model)]
+    if len(usable) != 1:
+        raise missing_model()
+    return usable[0]
+
+
+async def _answer(
+    gateway: Gateway, target: Warm, principal: Principal | None, path: str, body: bytes = b""
+) -> Response:
+    identity: Headers = []
+    if principal is not None and target.kind == "neuron":
+        identity = [(name.encode(), value.encode()) for name, value in principal.headers().items()]
+    answer = None
+    try:
+        async with asyncio.timeout(PATIENCE_SECS):
+            answer = await gateway.proxy.call(target, path, body, b"POST" if body else b"GET", identity)
+    except TimeoutError:
+        pass
+    if answer is None:
+        message = f"node '{target.node}' did not answer"
+        raise ApiError(502, "upstream_connection_error", message, type="api_error")
+    status, content = answer
+    return Response(content, status, media_type="application/json")
