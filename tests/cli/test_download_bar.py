@@ -1,6 +1,7 @@
 """What a person sees of a download, by a clock that the test sets."""
 
 import io
+import re
 
 import pytest
 
@@ -50,9 +51,37 @@ def test_nothing_is_shown_of_what_is_quick(capsys):
 def test_a_bar_is_drawn_on_a_terminal_and_a_line_is_left(capsys):
     stream = Terminal()
     fetched(stream, Clock(), 0.5)
-    for words in ("fetching org/name", "8.0/10.0 MB"):
+    for words in ("fetching org/name", "8.0 MB of 10.0 MB"):
         assert words in stream.getvalue()
     assert capsys.readouterr().err == "org/name: fetched 8.0 MB in 0.5 s, 16.0 MB/s\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_bar_takes_one_line_of_a_narrow_terminal(monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream, clock = Terminal(), Clock()
+    with DownloadBar("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", stream=stream, clock=clock) as bar:
+        clock.now += 1
+        for stage, done, total in (("list", 0, 0), ("download", 200 * MB, 495 * MB)):
+            bar.show(stage, done, total)
+            bar._bar.refresh()
+        drawn = stream.getvalue()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in drawn.split("\r")]
+    assert any("200.0 MB of 495.0 MB" in line for line in lines)
+    assert not any("\n" in line or len(line) > width for line in lines)
+
+
+def test_unknown_size_is_not_shown(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream, clock = Terminal(), Clock()
+    with DownloadBar("org/name", stream=stream, clock=clock) as bar:
+        clock.now += 1
+        for done in (0, 12 * MB):
+            bar.show("download", done, 0)
+            bar._bar.refresh()
+        drawn = stream.getvalue()
+    assert "12.0 MB" in drawn
+    assert "?" not in re.sub(r"\x1b\[\?", "", drawn)
 
 
 def test_no_bar_where_there_is_no_terminal(capsys):

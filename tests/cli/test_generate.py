@@ -97,6 +97,14 @@ def test_prompts_that_are_piped_in_and_a_file_of_answers_that_is_gone_on_with(he
     assert "is to another prompt" in done.stderr
 
 
+def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
+    for arguments in ([], ["-o", str(tmp_path / "answers.jsonl")]):
+        done = helexa("generate", "--prompts", "-", *arguments, stdin='"one"\nthree\n')
+        text = done.stdout or (tmp_path / "answers.jsonl").read_text()
+        (message,) = [line["error"]["message"] for line in map(json.loads, text.splitlines()) if "error" in line]
+        assert message.startswith("stdin, line 2: it is no JSON")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

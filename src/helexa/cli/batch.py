@@ -99,7 +99,8 @@ def _file_of(prompts: str) -> Iterator[Path]:
             raise CommandError(f"{prompts}: no such file", USAGE)
         yield Path(prompts)
         return
-    with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
-        file.flush()
-        yield Path(file.name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stdin")  # errors name the file
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path

@@ -107,9 +107,9 @@ class ChatCommands:
         if self.target.name.startswith("http"):
             entries = Gateway.from_environment(self.target.name).models()
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}
-        from helexa.neuron.sources.inventory import kept_models
+        from helexa.cli.local_model import models_here
 
-        kept = {model.name: False for model in kept_models() if model.path}
+        kept = {model.name: False for model in models_here() if model.path}
         return {**kept, self.target.model: True}
 
     def _retry(self, _: str) -> None:

@@ -35,13 +35,13 @@ def model_names(context: "CompletionContext") -> list[str]:
     from contextlib import suppress
 
     from helexa.cli.gateway import Gateway
+    from helexa.cli.local_model import models_here
     from helexa.core.errors import HelexaError
     from helexa.neuron.builtin import BUILTIN_MODELS
-    from helexa.neuron.sources.inventory import kept_models
 
     names = dict.fromkeys(BUILTIN_MODELS)
     with suppress(HelexaError, OSError):
-        names |= dict.fromkeys(model.name for model in kept_models())
+        names |= dict.fromkeys(model.name for model in models_here())
     with suppress(HelexaError):
         offered = Gateway.from_environment(None).models(_PATIENCE_SECONDS)
         names |= dict.fromkeys(str(entry["id"]) for entry in offered)

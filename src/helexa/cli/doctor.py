@@ -4,10 +4,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from helexa.generation.private import EngineSettings
-from helexa.neuron.device_choice import device_for
-from helexa.neuron.doctor.doctor import examine_machine, report
-
 
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Say in words what was found on this machine, what models run on and why, and what is missing.
@@ -17,6 +13,10 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     Args:
         as_json: Print JSON for programs.
     """
+    from helexa.generation.private import EngineSettings
+    from helexa.neuron.device_choice import device_for
+    from helexa.neuron.doctor.doctor import examine_machine, report
+
     settings = EngineSettings().config()
     device, why = settings.harness.torch.device, "as is asked for"
     if device == "auto":

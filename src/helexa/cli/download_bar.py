@@ -21,6 +21,8 @@ _DOING = {
 }
 _FORBIDDING = ("HF_HUB_DISABLE_PROGRESS_BARS", "CI")
 _YES = ("1", "on", "yes", "true")
+_WIDTH_OF_BAR = 70
+_WIDTH_OF_ALL = 100
 
 
 class DownloadBar:
@@ -100,14 +102,26 @@ class DownloadBar:
 
 
 def _bar(stream: TextIO) -> "Progress":
+    """One line, however narrow the terminal is: what there is no room for is left out."""
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn, TransferSpeedColumn
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(file=stream), transient=True)
+    class Description(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+    class Bytes(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            done = size_text(int(task.completed)) if task.completed else ""
+            return Text(done if task.total is None else f"{done or 0} of {size_text(int(task.total))}")
+
+    console = Console(file=stream)
+    columns: list[ProgressColumn] = [Description(Column(no_wrap=True, ratio=1))]
+    if console.width >= _WIDTH_OF_BAR:
+        columns.append(BarColumn(bar_width=20, table_column=Column(no_wrap=True)))
+    columns.append(Bytes(Column(no_wrap=True)))
+    if console.width >= _WIDTH_OF_ALL:
+        columns += [TransferSpeedColumn(Column(no_wrap=True)), TimeRemainingColumn(table_column=Column(no_wrap=True))]
+    return Progress(*columns, console=console, transient=True, expand=True)

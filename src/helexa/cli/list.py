@@ -6,9 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from helexa.cli.local_model import models_here
 from helexa.cli.table import print_table
 from helexa.cli.terminal import note, size_text
-from helexa.neuron.sources.inventory import KeptModel, kept_models
+from helexa.neuron.sources.inventory import KeptModel
 
 _HEADINGS = ("MODEL", "FORM", "SIZE", "FETCHED")
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
@@ -20,7 +21,7 @@ def list_models(*, as_json: Annotated[bool, Parameter(name="--json", negative=""
     Args:
         as_json: Print JSON for programs.
     """
-    models = kept_models()
+    models = models_here()
     if as_json:
         print(json.dumps([_facts(model) for model in models], indent=2))
     elif models:
@@ -39,7 +40,7 @@ def _facts(model: KeptModel) -> dict[str, object]:
         "model": model.name,
         "source": model.source,
         "path": str(model.path) if model.path else None,
-        "forms": model.forms,
+        "forms": list(model.forms),
         "size_bytes": model.size,
         "fetched": int(model.fetched),
         "lacks": model.lack or None,

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from helexa.cli.failure import CommandError
+from helexa.cli.state import write_private
 from helexa.core.source import ModelSource
+from helexa.http.origin import is_loopback
 
 LOOPBACK = "127.0.0.1"
 
 _EVERY_ADDRESS = ("0.0.0.0", "::")
-_OWN_ADDRESSES = (LOOPBACK, "::1", "localhost")
 _DECIDED_HERE = ("NEURON_HOST", "NEURON_PORT", "NEURON_API_KEY", "NEURON_DEFAULT_MODELS", "CORTEX_GATEWAY__LISTEN")
 _DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MODELS_CONFIG")
 
@@ -36,18 +37,25 @@ class LocalModel:
             if not path.exists():
                 raise CommandError(f"{path}: no such file")
             return cls(path.stem if path.suffix.lower() == ".gguf" else path.name, f"file:{path}")
-        return cls(source.name, str(source) if ":" in text else None)
+        scheme, colon, _ = text.partition(":")
+        id = source.name + (f":{source.tag}" if source.tag else "")
+        return cls(id, str(source) if colon and "/" not in scheme else None)
 
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Who listens where: the gateway's API on `host`, everything else on the loopback address."""
+    """Who listens where: the gateway's API on `host`, everything else on the loopback address.
+
+    Attributes:
+        api_key: key of the gateway's only principal, an admin; None serves everyone.
+    """
 
     models: tuple[LocalModel, ...]
     host: str
     port: int
     metrics_port: int
     neuron_port: int
+    api_key: str | None = field(default=None, repr=False)
 
     @property
     def gateway_url(self) -> str:
@@ -61,8 +69,8 @@ class LocalConfig:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may reach the gateway."""
-        return self.host not in _OWN_ADDRESSES
+        """Whether other machines may use the gateway without a key."""
+        return self.api_key is None and not is_loopback(self.host)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Write the files into `folder`; returns those for neuron and for cortex."""
@@ -70,7 +78,7 @@ class LocalConfig:
         gateway = {
             "listen": _address(self.host, self.port),
             "metrics_listen": _address(LOOPBACK, self.metrics_port),
-            "insecure": self.is_open,  # `--host` said so
+            "insecure": self.is_open,
             "poll_interval_secs": 1.0,
         }
         ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # each stack's own
@@ -79,22 +87,29 @@ class LocalConfig:
             + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
             encoding="utf-8",
         )
-        cortex.write_text(
+        write_private(
+            cortex,
             _keys({"models_config": str(catalogue)})
             + f"\n[gateway]\n{_keys(gateway)}"
             + f"\n[ledger]\n{_keys(ledger)}"
+            + self._entitlements()
             + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
-            encoding="utf-8",
         )
         catalogue.write_text(
             _tables("models", ({"id": model.id, "source": model.source} for model in self.models)), encoding="utf-8"
         )
         return neuron, cortex
 
-    @staticmethod
-    def environment(environ: Mapping[str, str]) -> dict[str, str]:
-        """`environ` without the variables that would override what the files say of addresses and models."""
-        return {name: value for name, value in environ.items() if not name.startswith(_DECIDED_HERE)}
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """`environ` without the variables that would override what the files say of addresses, models and the key."""
+        decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
+        return {name: value for name, value in environ.items() if not name.startswith(decided)}
+
+    def _entitlements(self) -> str:
+        if self.api_key is None:
+            return ""
+        owner = {"key": self.api_key, "account_id": "owner", "role": "admin"}
+        return "\n[entitlements]\nrequire_auth = true\n" + _tables("entitlements.keys", [owner])
 
 
 def _address(host: str, port: int) -> str:

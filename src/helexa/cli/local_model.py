@@ -6,8 +6,14 @@ from pathlib import Path
 from helexa.cli.failure import MODEL_NOT_FOUND, CommandError
 from helexa.cli.terminal import printable
 from helexa.core.source import ModelSource
+from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import KeptModel, kept_models
 from helexa.neuron.sources.local import local_model as model_at
+
+
+def models_here() -> list[KeptModel]:
+    """The models that are kept on this machine, those of hubs that `NEURON_` variables configure included."""
+    return kept_models(read_config(None))
 
 
 def local_model(name: str) -> tuple[KeptModel | None, Path]:
@@ -19,25 +25,38 @@ def local_model(name: str) -> tuple[KeptModel | None, Path]:
     """
     if (path := _path(name)) is not None:
         return None, model_at(path)
-    model = kept_model(name)
+    model, form = kept_model(name)
     if model.path is None:
         raise CommandError(f"{printable(name)} is incomplete: {model.lack}; `helexa pull {printable(name)}` goes on")
-    return model, model.path
+    return model, model.forms[form] if form else model.path
 
 
-def kept_model(name: str) -> KeptModel:
-    """The kept model of that name.
+def kept_model(name: str) -> tuple[KeptModel, str | None]:
+    """The kept model of that name, and the key of `forms` that the name chooses; None if it chooses none.
 
     Raises:
         CommandError: there is none.
     """
-    models = kept_models()
+    models = models_here()
     for model in models:
         if model.answers_to(name):
-            return model
+            return model, None
+    whole, colon, tag = name.rpartition(":")
+    for model in models:
+        if colon and model.answers_to(whole):
+            return model, _form(model, tag)
     near = difflib.get_close_matches(name, [model.name for model in models], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "`helexa list` has those that are, `helexa pull` fetches others"
     raise CommandError(f"model '{printable(name)}' is not on this machine; {hint}", MODEL_NOT_FOUND)
+
+
+def _form(model: KeptModel, tag: str) -> str:
+    plain = {form.lower().replace("_", ""): form for form in model.forms}
+    form = plain.get(tag.lower().replace("_", ""))
+    if form is None:
+        has = ", ".join(model.forms) or "none that is whole"
+        raise CommandError(f"{model.name} is not on this machine in '{printable(tag)}'; here is {has}", MODEL_NOT_FOUND)
+    return form
 
 
 def _path(name: str) -> str | None:

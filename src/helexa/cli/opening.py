@@ -59,9 +59,9 @@ def _tell_all() -> None:
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
     """The same failure, with the known name that is most like `name`, if it may be misspelt."""
+    from helexa.cli.local_model import models_here
     from helexa.neuron.builtin import BUILTIN_MODELS
-    from helexa.neuron.sources.inventory import kept_models
 
-    known = dict.fromkeys([*BUILTIN_MODELS, *(model.name for model in kept_models())])
+    known = dict.fromkeys([*BUILTIN_MODELS, *(model.name for model in models_here())])
     near = difflib.get_close_matches(name, known, n=1) if name not in known else []
     return CommandError(f"{error}; did you mean '{near[0]}'?", exit_code(error)) if near else error

@@ -3,15 +3,16 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from helexa.cli.completion import ModelName
-from helexa.cli.local_model import local_model
 from helexa.cli.terminal import printable, size_text
-from helexa.neuron.description import Description, describe
-from helexa.neuron.sources.inventory import KeptModel
+
+if TYPE_CHECKING:
+    from helexa.neuron.description import Description
+    from helexa.neuron.sources.inventory import KeptModel
 
 
 def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
@@ -21,6 +22,9 @@ def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json
         model: Its name, as `helexa list` has it, or the path of its files.
         as_json: Print JSON for programs.
     """
+    from helexa.cli.local_model import local_model
+    from helexa.neuron.description import describe
+
     kept, path = local_model(model)
     description = describe(path)
     if as_json:
@@ -33,7 +37,7 @@ def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json
         print(f"{name.ljust(width)}  {printable(value)}")
 
 
-def _facts(kept: KeptModel | None, path: Path, model: Description) -> dict[str, str]:
+def _facts(kept: "KeptModel | None", path: Path, model: "Description") -> dict[str, str]:
     facts: dict[str, str | None] = {
         "model": kept.name if kept else path.name,
         "source": kept.source if kept else None,

@@ -12,3 +12,10 @@ def state_folder(*names: str) -> Path:
         folder /= name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read."""
+    path.unlink(missing_ok=True)  # an existing file would keep its permissions
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 PATIENCE_SECONDS = 0.5
+_WIDTH_OF_BAR = 70
 
 _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 
@@ -91,13 +92,14 @@ class Progress:
 
 def _bar() -> "Bar":
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )
-    return Bar(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
+    console = Console(stderr=True)
+    one_line = Column(no_wrap=True, ratio=1, overflow="ellipsis")
+    columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False, table_column=one_line)]
+    if console.width >= _WIDTH_OF_BAR:
+        columns.append(BarColumn(bar_width=20))
+    columns += [TaskProgressColumn(), TimeRemainingColumn(elapsed_when_finished=True)]
+    return Bar(*columns, console=console, transient=True, auto_refresh=False, expand=True)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
+from helexa.cli.api_key import checked_key, generated_key
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.gateway import DEFAULT_URL, Gateway
 from helexa.cli.local_config import LOOPBACK, LocalConfig, LocalModel
@@ -21,6 +22,7 @@ from helexa.cli.stack import Stack
 from helexa.cli.state import state_folder
 from helexa.cli.terminal import Progress, note, printable
 from helexa.core.fleet import Activation, Health
+from helexa.http.origin import is_loopback
 
 DEFAULT_MODEL = "helexa/small"
 
@@ -46,6 +48,8 @@ def up(
     port: Port = 31313,
     metrics_port: Port = 31314,
     neuron_port: Port = 13131,
+    api_key: str | None = None,
+    insecure: Annotated[bool, Parameter(negative="")] = False,
     verbose: Annotated[bool, Parameter(negative="")] = False,
     log_dir: Path | None = None,
 ) -> int:
@@ -53,10 +57,13 @@ def up(
 
     Args:
         model: Model to load: org/name, pypi:package or a path. May be given several times; without it a small one.
-        host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1.
+        host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1. If other machines can reach
+            the address, clients need an API key.
         port: Port of the gateway.
         metrics_port: Port of the gateway's metrics.
         neuron_port: Port of the neuron.
+        api_key: Key that clients must send. With a --host that other machines can reach it is generated unless given.
+        insecure: Let everyone who can reach --host use the gateway, without a key.
         verbose: Show what both of them log.
         log_dir: Folder for their logs.
     """
@@ -64,13 +71,18 @@ def up(
     ids = [one.id for one in models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
         raise CommandError(f"two models would both be called '{twin}'; start one of them, or rename its file", USAGE)
-    config = LocalConfig(models, host, port, metrics_port, neuron_port)
+    if insecure and api_key is not None:
+        raise CommandError("--insecure and --api-key contradict each other", USAGE)
+    key = None if api_key is None else checked_key(api_key)
     if importlib.util.find_spec("torch") is None:
-        raise CommandError("this installation cannot run models; get the engine with: pip install 'helexa[neuron]'")
+        raise CommandError("torch is not installed; install it with: pip install 'helexa[neuron]'")
     _check_ports(host, {"--port": port, "--metrics-port": metrics_port, "--neuron-port": neuron_port})
     folder = state_folder("up", str(port))
     logs = (log_dir or folder).absolute()
     logs.mkdir(parents=True, exist_ok=True)
+    if key is None and not insecure and not is_loopback(host):
+        key = generated_key(folder)
+    config = LocalConfig(models, host, port, metrics_port, neuron_port, key)
     neuron, cortex = config.write(folder)
 
     with Stack(config.environment(os.environ), verbose) as stack:
@@ -78,13 +90,13 @@ def up(
         stack.start("helexa.cortex", ["serve", "--config", str(cortex)], logs / "cortex.log")
         with Progress(plain=verbose) as progress:
             activation = _until_loaded(stack, Gateway(config.neuron_url), progress, logs / _NEURON_LOG)
-            served = _until_served(stack, Gateway(config.gateway_url), progress) if activation else []
+            served = _until_served(stack, Gateway(config.gateway_url, key), progress) if activation else []
         if activation and served:
             for failure in _failures(activation):
                 note(failure)
             if config.is_open:
-                note("the gateway asks for no key: whoever reaches this machine can use it")
-            _announce(config.gateway_url, served[0], logs)
+                note(f"--insecure: the gateway serves everyone who can reach {host} port {port}, without a key")
+            _announce(config.gateway_url, served[0], key, logs)
             while stack.watch():
                 pass
         note("stopping")
@@ -125,12 +137,13 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
         if activation is None:
             _check_patience(deadline, neuron)
             progress.show("starting")
-        elif activation.state == "ready":
+            continue
+        deadline = time.monotonic() + _LISTEN_SECONDS  # a node that loads may miss a poll on a busy machine
+        if activation.state == "ready":
             if not activation.completed:
                 raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model")
             return activation
-        else:
-            progress.show(*_stage(activation, log))
+        progress.show(*_stage(activation, log))
     return None
 
 
@@ -176,22 +189,24 @@ def _stage(activation: Activation, log: Path) -> tuple[str, float | None]:
     return printable(f"{doing} {activation.in_progress}"), activation.progress
 
 
-def _announce(url: str, model: str, logs: Path) -> None:
+def _announce(url: str, model: str, key: str | None, logs: Path) -> None:
     model = printable(model)
     request = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello."}]})
     chat = f"{_command()} chat" + ("" if url == DEFAULT_URL else f" --url {url}")
+    export = f"export HELEXA_API_KEY={shlex.quote(key)}\n  " if key else ""
+    bearer = '-H "Authorization: Bearer $HELEXA_API_KEY" ' if key else ""
     print(
         f"""
 helexa is up. Point any OpenAI client at it:
 
   base URL  {url}/v1
   model     {model}
-  API key   any
+  API key   {key or "any"}
 
 Try it:
 
-  {chat}
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(request)}
+  {export}{chat}
+  curl {url}/v1/chat/completions {bearer}-H 'Content-Type: application/json' -d {shlex.quote(request)}
 
 Logs are in {logs}; Ctrl-C stops everything.""",
         flush=True,

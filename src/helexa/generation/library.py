@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Unpack, overload
 
+from helexa.core.extras import explained_extras
 from helexa.generation.background import Awaiting, Blocking, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
@@ -230,7 +231,8 @@ async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress
 
 
 async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -> Path:
-    from helexa.generation.private import fetch
+    with explained_extras():
+        from helexa.generation.private import fetch
 
     return await fetch(model, quant, on_progress)
 

@@ -1,5 +1,6 @@
 """A model to ask, wherever it runs: the calls of the library, each as a plain function and as a coroutine."""
 
+import difflib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -349,9 +350,22 @@ class Model:
         await (await background().targets.find(self._place)).close(self)
 
 
+_OPTIONS = AskOptions.__annotations__.keys() | SamplingOptions.__annotations__.keys() | {"model", "target", "n"}
+
+
 def _ask(options: AskOptions) -> Ask:
-    """Raises InvalidRequestError for an option that is none."""
+    """The options together.
+
+    Raises:
+        TypeError: there is no such option.
+        InvalidRequestError: `sampling` is something else.
+    """
     flat: dict[str, Any] = dict(options)
+    for name in flat:
+        if name not in _OPTIONS:
+            near = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(_OPTIONS))}"
+            raise TypeError(f"there is no option '{name}'; {hint}")
     sampling = flat.pop("sampling", None) or Sampling()
     if not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")

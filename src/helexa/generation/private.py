@@ -92,7 +92,7 @@ class PrivateEngines:
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
         """The model of an id, `org/name`, `scheme:name` or a path."""
         spec = ModelSpec(model_id=model, quant=quant)
-        source = ModelSource.parse(source_text(spec))
+        source = ModelSource.parse(source_text(spec), self._config.harness.torch.default_source)
         if source.scheme == "file":
             path = Path(source.name).expanduser().absolute()
             if not path.exists():
@@ -111,6 +111,7 @@ class PrivateEngines:
         """
         device = self._config.harness.torch.device
         if device == "auto":
+            quant = source.quant(quant)
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
             choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path, quant)))
             log.info("%s", choice)
@@ -146,10 +147,10 @@ async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = 
     Raises:
         SourceError: it cannot be had.
     """
-    source = ModelSource.parse(source_text(ModelSpec(model_id=model)))
-    return await Sources(EngineSettings().config()).resolve(
-        source, quant=quant, progress=on_progress or (lambda *_: None)
-    )
+    config = EngineSettings().config()
+    source = ModelSource.parse(source_text(ModelSpec(model_id=model)), config.harness.torch.default_source)
+    report = on_progress or (lambda *_: None)
+    return await Sources(config).resolve(source, quant=source.quant(quant), progress=report)
 
 
 class PrivateTarget:

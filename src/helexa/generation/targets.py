@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from helexa.core.extras import explained_extras
 from helexa.generation import environment
 from helexa.generation.errors import InvalidRequestError
 from helexa.generation.target import Target
@@ -120,7 +121,8 @@ class Targets:
         return self._remotes[url]
 
     def _engines_of(self, place: Place) -> "PrivateEngines":
-        from helexa.generation.private import EngineSettings, PrivateEngines
+        with explained_extras():
+            from helexa.generation.private import EngineSettings, PrivateEngines
 
         key = (place.device, place.dtype)
         if key not in self._engines:

@@ -1,0 +1,48 @@
+"""An environment with what `pip install helexa` installs: helexa and its required dependencies, no extras, no pip."""
+
+import re
+import sys
+import venv
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+
+def bare_venv(folder: Path, extras: Iterable[str] = (), without: Iterable[str] = ()) -> Path:
+    """Make an environment in `folder` out of links to installed packages; return its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for name in _required("helexa", frozenset(extras)).difference(without):
+        installed = distribution(name)
+        for top in {Path(file).parts[0] for file in installed.files or () if not file.name.startswith("_editable")}:
+            source, link = Path(str(installed.locate_file(top))), packages / top
+            if top not in ("..", "__pycache__") and not link.is_symlink():
+                link.symlink_to(source)
+    if not (packages / "helexa").exists():
+        import helexa
+
+        (packages / "helexa").symlink_to(Path(helexa.__file__).parent)
+    return folder / "bin" / "python"
+
+
+def _required(name: str, extras: frozenset[str]) -> set[str]:
+    """The names of a distribution and of all that it requires."""
+    from packaging.requirements import Requirement
+
+    found: set[str] = set()
+    waiting = [(name, extras)]
+    while waiting:
+        name, wanted = waiting.pop()
+        name = re.sub(r"[-_.]+", "-", name).lower()
+        if name in found:
+            continue
+        try:
+            requirements = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        found.add(name)
+        for requirement in map(Requirement, requirements):
+            environments = [{"extra": extra} for extra in ("", *wanted)]
+            if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
+                waiting.append((requirement.name, frozenset(requirement.extras)))
+    return found

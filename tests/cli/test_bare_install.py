@@ -1,0 +1,59 @@
+"""Commands of an installation without extras: one line names the extra and the command that installs it."""
+
+import subprocess
+
+import pytest
+
+from bare_venv import bare_venv
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    return bare_venv(tmp_path_factory.mktemp("bare") / "venv")
+
+
+@pytest.fixture
+def run(python, environ, tmp_path):
+    variables = environ | {"HELEXA_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+    def run(*arguments):
+        command = [str(python), "-m", *arguments]
+        return subprocess.run(
+            command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("helexa up", "neuron"),
+        ("helexa generate --private Hello", "neuron"),
+        ("helexa run helexa/small Hello --private", "neuron"),
+        ("helexa pull helexa/small", "neuron"),
+        ("helexa show ./tiny.gguf", "neuron"),
+        ("helexa doctor", "neuron"),
+        ("helexa bench once", "bench"),
+        ("helexa acp", "acp"),
+        ("helexa.neuron", "neuron"),
+        ("helexa.bench once", "bench"),
+    ],
+)
+def test_command_without_its_extra_names_the_extra_in_one_line(run, command, extra):
+    done = run(*command.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.endswith(f" is not installed; install it with: pip install 'helexa[{extra}]'\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["helexa list", "helexa completion bash", "helexa --help", "helexa.cortex --help"])
+def test_command_that_needs_no_extra_works_without_extras(run, command):
+    done = run(*command.split())
+    assert done.returncode == 0, done.stderr
+
+
+def test_library_without_the_engine_raises_an_error_that_names_the_extra(python, environ):
+    code = "import helexa\ntry: helexa.pull('helexa/small')\nexcept helexa.HelexaError as error: print(error)"
+    done = subprocess.run([str(python), "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("install it with: pip install 'helexa[neuron]'\n")
