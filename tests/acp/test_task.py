@@ -9,7 +9,7 @@ import pytest
 from acp import schema
 from msgspec.structs import replace
 
-from editors.editor import Editor, agent_in_memory, allow, settings_for
+from editors.editor import Editor, Refused, agent_in_memory, allow, settings_for
 from helexa.acp.config import WireApi
 from helexa.acp.preferences import Preferences
 from scripted.asked import Asked
@@ -245,22 +245,23 @@ async def test_two_sessions_at_once_do_not_mix(tmp_path: Path, work: Path):
         assert (editor.text(first), editor.text(second)) == ("A" * 300, "B" * 300)
 
 
-async def test_an_endpoint_that_fails_is_told_in_words_and_the_session_goes_on(tmp_path: Path, work: Path):
+async def test_an_endpoint_that_fails_is_an_error_of_the_prompt_and_the_session_goes_on(tmp_path: Path, work: Path):
     refused = Refuse(401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
     endpoint = ScriptedEndpoint(refused, Say("Better."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
-        assert await editor.prompt(session, "go") == "end_turn"
-        assert editor.text(session)
-        assert [notice["severity"] for notice in editor.updates(session, "notice")] == ["error"]
+        with pytest.raises(Refused, match="refused the API key") as failed:
+            await editor.prompt(session, "go")
+        assert failed.value.error["data"] == {"kind": "auth"}
         editor.received.clear()
         assert await editor.prompt(session, "go on") == "end_turn"
         assert editor.text(session) == "Better."
 
 
 async def test_commands_are_answered_without_the_model(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(lambda _: Say("A model."))
+    models = {"object": "list", "data": [{"id": "scripted"}, {"id": "other"}]}
+    endpoint = ScriptedEndpoint(lambda _: Say("A model."), models=models)
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         await editor.prompt(session, "first")

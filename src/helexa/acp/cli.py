@@ -34,7 +34,7 @@ def serve() -> int:
         print(f"helexa-acp: {error}", file=sys.stderr)
         return 2
     if find_spec("acp") is None:
-        print("helexa-acp: an extra is missing; install it with: pip install 'helexa[acp]'", file=sys.stderr)
+        print("helexa-acp: acp is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
         return 1
     if sys.stdin.isatty():
         print("helexa-acp: an editor starts this and speaks JSON-RPC to it; see docs/acp.md.", file=sys.stderr)

@@ -17,6 +17,7 @@ Mode = Literal["default", "acceptEdits", "plan", "bypassPermissions"]
 
 DEFAULT_BASE_URL = "http://localhost:31313/v1"
 DEFAULT_MODEL = "helexa/large"
+_MOST_NAMES = 20
 
 
 class ConfigError(Exception):
@@ -276,10 +277,19 @@ def _check_keys(table: Any, schema: type[Struct], origin: str, prefix: str) -> N
     known = schema.__struct_fields__
     for key in table if isinstance(table, dict) else ():
         if key not in known:
-            raise ConfigError(f"{origin}: unknown key {_no_such(prefix + key, [prefix + name for name in known])}")
+            raise ConfigError(f"{origin}: unknown key '{prefix}{key}'; {name_hint(key, known)}")
 
 
 def _no_such(value: str, known: Iterable[str]) -> str:
+    return f"'{value}'; {name_hint(value, known)}"
+
+
+def name_hint(value: str, known: Iterable[str]) -> str:
+    """Return which of the known names is meant by an unknown one; if none is like it, the first of them."""
     known = list(known)
-    near = difflib.get_close_matches(value, known, n=1)
-    return f"'{value}'; " + (f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(known)}")
+    parts = [name for name in known if value in name.split("_")]
+    near = [*difflib.get_close_matches(value, known, n=1), *parts]
+    if near:
+        return f"did you mean '{near[0]}'?"
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return f"there are: {', '.join(known[:_MOST_NAMES])}{more}"

@@ -7,6 +7,7 @@ import pytest
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.view import project, tokens, visible
 from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
+from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Refuse, Say
 
@@ -133,20 +134,20 @@ async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, lear
     assert "were taken out" in str(endpoint.asked[-1].conversation)
 
 
-async def test_one_that_refuses_again_and_again_is_told_in_words(stage):
+async def test_one_that_refuses_again_and_again_is_an_error_of_the_turn(stage):
     refused = Refuse(413, {"error": {"message": "too large"}})
     async with ScriptedEndpoint(*[refused] * 9, models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
-        assert await actor.prompt("go") == "end_turn"
-    assert "too long for the model" in actor.text
+        with pytest.raises(ProviderError, match="too long for the model"):
+            await actor.prompt("go")
     assert len(endpoint.asked) < 9
 
 
 async def test_a_prompt_that_cannot_fit_is_not_even_sent(stage):
     async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
         actor = await stage(endpoint)
-        assert await actor.prompt("word " * 9000) == "end_turn"
-    assert "has room for 2048" in actor.text
+        with pytest.raises(ProviderError, match="has room for 2048"):
+            await actor.prompt("word " * 9000)
     assert all("never" not in text for text in (actor.text, str(actor.messages)))
 
 

@@ -13,7 +13,8 @@ from scripted.steps import Say
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
-    async with ScriptedEndpoint(lambda _: Say("Hello.", thought="hm")) as endpoint:
+    models = {"object": "list", "data": [{"id": id} for id in ("scripted", "other", "other:7b")]}
+    async with ScriptedEndpoint(lambda _: Say("Hello.", thought="hm"), models=models) as endpoint:
         yield endpoint
 
 
@@ -185,6 +186,36 @@ async def test_choices_are_in_step_in_old_and_new_words(editor: Editor, work: Pa
         with pytest.raises(Refused) as refused:
             await editor.ask("session/set_config_option", sessionId=session, configId=option, value=value)
         assert refused.value.error["code"] == -32602
+
+
+async def test_model_that_the_endpoint_does_not_serve_is_refused(editor: Editor, work: Path):
+    session = await editor.new(work)
+    for value, hint in (
+        ("default:scriptd", "did you mean 'scripted'?"),
+        ("gpt", "there are: scripted, other, other:7b"),
+    ):
+        with pytest.raises(Refused) as refused:
+            await editor.ask("session/set_config_option", sessionId=session, configId="model", value=value)
+        model = value.removeprefix("default:")
+        assert refused.value.error["message"] == f"Invalid params: default has no model '{model}'; {hint}"
+    await editor.prompt(session, "/model scriptd")
+    said = "".join(update["content"]["text"] for update in editor.updates(session, "agent_message_chunk"))
+    assert said == "The model is still `default:scripted`: default has no model 'scriptd'; did you mean 'scripted'?"
+
+
+async def test_unreachable_endpoint_is_an_error_of_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Path
+):
+    monkeypatch.setattr("helexa.acp.agent.loop.MOST_BLIND_RETRIES", 0)
+    work.mkdir()
+    async with agent_in_memory(settings_for("http://127.0.0.1:1/v1", tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        with pytest.raises(Refused) as refused:
+            await editor.ask("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
+    assert refused.value.error["code"] == -32603
+    assert refused.value.error["data"] == {"kind": "unavailable"}
+    assert "127.0.0.1:1" in refused.value.error["message"]
 
 
 async def test_the_last_choices_of_a_project_are_remembered(endpoint: ScriptedEndpoint, tmp_path: Path, work: Path):

@@ -128,7 +128,7 @@ async def test_a_folder_with_very_many_entries_is_cut(workplace: Any) -> None:
         ("read_file", {}, "missing required field `path`"),
         ("read_file", {"path": 7}, "Expected `str`, got `int`"),
         ("read_file", {"path": "a", "line": 0}, "`int` >= 1"),
-        ("read_file", {"path": "a", "lines": 1}, "unknown field `lines`"),
+        ("read_file", {"path": "a", "lines": 1}, "unknown field `lines`. It takes: path, line, limit"),
         ("write_file", {"path": "a", "content": None}, "missing required field `content`"),
         ("bash", {"command": "ls", "timeout": 1e9}, "`int`"),
         ("todo", {"tasks": [{"content": "x", "status": "maybe"}]}, "Invalid enum value 'maybe'"),
@@ -159,3 +159,12 @@ def test_schemas_are_plain_and_closed(workplace: Any) -> None:
 def test_to_plan_nothing_is_offered_that_changes_anything(workplace: Any) -> None:
     names = {tool.name for tool in workplace.box.tools("plan")}
     assert "bash" not in names and {"read_file", "write_file", "edit_file", "todo"} <= names
+
+
+async def test_card_of_a_command_shows_another_folder_than_the_session_s(workplace: Any) -> None:
+    bash = workplace.box.find("bash")
+    titles = {
+        cwd: bash.title({"command": "make", "cwd": cwd}, workplace.context)
+        for cwd in (".", str(workplace.folder), "src", "../other")
+    }
+    assert list(titles.values()) == ["Run: make", "Run: make", "Run in src: make", "Run in ../other: make"]

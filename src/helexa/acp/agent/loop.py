@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from contextlib import aclosing
 
 from helexa.acp.agent.answer import Answer
@@ -11,7 +10,7 @@ from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.prompt import read_notes
 from helexa.acp.agent.question import Question
 from helexa.acp.agent.turn import Turn
-from helexa.acp.events import CallChanged, Notice, StopReason, TextDelta, UsageChanged
+from helexa.acp.events import CallChanged, Notice, StopReason, UsageChanged
 from helexa.acp.history import ToolKind, ToolResult
 from helexa.acp.providers.provider import FinishReason, ModelCard, Provider, ProviderError, Usage
 
@@ -33,7 +32,11 @@ _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "ref
 
 
 async def run_turn(turn: Turn) -> StopReason:
-    """Answer the conversation's last message. See `Turn`."""
+    """Answer the conversation's last message. See `Turn`.
+
+    Raises:
+        ProviderError: the endpoint gave no complete answer; what there is of the answer is committed.
+    """
     question = Question(turn, await read_notes(turn.context))
     for _ in range(MOST_ROUNDS):
         round = Round(turn)
@@ -41,8 +44,9 @@ async def run_turn(turn: Turn) -> StopReason:
             provider = await turn.models.provider(turn.choices.model)
             await _ask(turn, question, round, provider)
         except ProviderError as error:
+            logger.warning("%s: %s", error.kind, error.message)
             await round.keep()
-            return await _tell(turn, error)
+            raise
         except asyncio.CancelledError:
             await round.keep()
             raise
@@ -138,14 +142,6 @@ def _wait(error: ProviderError, retries: int) -> float | None:
     if error.retry_after is None:
         return 2.0**retries if retries < MOST_BLIND_RETRIES else None
     return error.retry_after if error.retry_after <= LONGEST_WAIT_S and retries < MOST_RETRIES else None
-
-
-async def _tell(turn: Turn, error: ProviderError) -> StopReason:
-    logger.warning("%s: %s", error.kind, error.message)
-    hint = " Say so if the agent shall go on." if error.kind == "interrupted" else ""
-    await turn.emit(TextDelta(str(uuid.uuid4()), f"{error.message}.{hint}"))
-    await turn.emit(Notice(error.message, "error"))
-    return "end_turn"
 
 
 async def _end(turn: Turn, answer: Answer) -> StopReason:

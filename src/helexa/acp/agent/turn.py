@@ -40,10 +40,10 @@ class Turn:
 
     `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs it. The prompt is the conversation's last message, already
     committed. Rounds go on until the model calls no tool. After each round its messages are committed, then
-    UsageChanged is said. An error of the endpoint is told in words (a TextDelta of a message of its own, and a Notice)
-    and ends the turn with `end_turn`; only CancelledError leaves it. When cancelled it commits what the round has so
-    far, with a failed ToolResult for each call without one, so that the history stays valid, and lets CancelledError
-    pass; the HTTP stream is closed by then.
+    UsageChanged is said. An error of the endpoint that waiting does not mend is raised as ProviderError, after what
+    there is of the round was committed; only ProviderError and CancelledError leave `run_turn`. When cancelled it
+    commits what the round has so far, with a failed ToolResult for each call without one, so that the history stays
+    valid, and lets CancelledError pass; the HTTP stream is closed by then.
 
     `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` sums the history up on demand.
     """

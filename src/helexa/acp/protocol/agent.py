@@ -152,8 +152,9 @@ class Agent:
                     choice = self._models.parse(value)
                 except ValueError as error:
                     raise invalid_params(str(error)) from None
-                if choice.endpoint not in self._models.listed():
-                    raise invalid_params(f"there is no endpoint {choice.endpoint[:100]!r}")
+                await self._models_known()
+                if (objection := self._models.objection(choice)) is not None:
+                    raise invalid_params(objection)
                 await session.choose(model=choice)
             case "thought_level" if config_options.is_thought_level(value):
                 await session.choose(thought_level=cast(ThoughtLevel, value))

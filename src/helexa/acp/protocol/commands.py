@@ -56,8 +56,8 @@ async def _model(session: Session, rest: str) -> StopReason:
         ]
         return await _say(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
     choice = session.models.parse(rest)  # never empty here
-    if choice.endpoint not in session.models.listed():
-        return await _say(session, f"There is no endpoint {choice.endpoint!r}.")
+    if (objection := session.models.objection(choice)) is not None:
+        return await _say(session, f"The model is still `{session.choices.model}`: {objection}")
     await session.choose(model=choice)
     await session.say_choices()
     return await _say(session, f"The model is `{choice}` from here on.")

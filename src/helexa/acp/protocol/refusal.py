@@ -2,6 +2,8 @@
 
 from typing import Any
 
+INTERNAL_ERROR = -32603
+
 
 class Refusal(Exception):
     """A JSON-RPC error for the client; the message is a sentence for the user, free of secrets."""
@@ -40,7 +42,7 @@ def invalid_params(why: str) -> Refusal:
 
 def internal_error(why: str) -> Refusal:
     """Something went wrong here."""
-    return Refusal(-32603, why)
+    return Refusal(INTERNAL_ERROR, why)
 
 
 def auth_required(why: str) -> Refusal:

@@ -17,8 +17,8 @@ from helexa.acp.protocol import config_options
 from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.permissions import Permissions
 from helexa.acp.protocol.projection import Update, project, replay
-from helexa.acp.protocol.refusal import internal_error
-from helexa.acp.providers.provider import Models
+from helexa.acp.protocol.refusal import INTERNAL_ERROR, Refusal, internal_error
+from helexa.acp.providers.provider import Models, ProviderError
 from helexa.acp.store import Chosen, Entry, Journal, Round, SavedSession, Spent, StoreError, Title
 from helexa.acp.tools.tool import Toolbox, ToolContext
 
@@ -169,7 +169,7 @@ class Session:
         """Run a turn; one that runs already is cancelled first.
 
         Raises:
-            Refusal: it failed for a reason of our own.
+            Refusal: the endpoint gave no complete answer, or the turn failed for a reason of our own.
         """
         while self.busy:
             await self.cancel()
@@ -187,6 +187,8 @@ class Session:
                 return turn.result()
             case StoreError() as error:
                 raise internal_error(str(error))
+            case ProviderError() as error:
+                raise Refusal(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
                 logger.error("a turn failed", exc_info=error)
                 raise internal_error(f"the turn failed: {type(error).__name__}; the log has more")

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import importlib
 
-from helexa.acp.config import DEFAULT_MODEL, Endpoint, Settings
+from helexa.acp.config import DEFAULT_MODEL, Endpoint, Settings, name_hint
 from helexa.acp.providers.provider import ModelCard, ModelChoice, Models, Provider, ProviderError
 
 
@@ -66,6 +66,16 @@ class _Endpoints:
         if not text:
             raise ValueError("no model is named")
         return ModelChoice(self._default, text)
+
+    def objection(self, choice: ModelChoice) -> str | None:
+        endpoint = self._endpoints.get(choice.endpoint)
+        if endpoint is None:
+            return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
+        cards = self._cards.get(choice.endpoint, [])
+        ids = [card.id for card in cards]
+        if not ids or choice.model in (*ids, endpoint.default_model):
+            return None
+        return f"{choice.endpoint} has no model '{choice.model[:100]}'; {name_hint(choice.model, ids)}"
 
     def card(self, choice: ModelChoice) -> ModelCard:
         endpoint = self._endpoints.get(choice.endpoint)

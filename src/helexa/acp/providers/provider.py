@@ -176,6 +176,10 @@ class Models(Protocol):
         """
         ...
 
+    def objection(self, choice: ModelChoice) -> str | None:
+        """Return a sentence if there is no such endpoint, or the endpoint said what it serves and it is not this."""
+        ...
+
     def card(self, choice: ModelChoice) -> ModelCard:
         """What is known of a model, context size learned from refusals and configuration included."""
         ...

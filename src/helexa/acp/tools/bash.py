@@ -34,8 +34,10 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """The command's beginning."""
-        return f"Run: {title(arguments['command'])}"
+        """The command's beginning, and the folder unless it is the session's."""
+        cwd = arguments["cwd"]
+        place = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
+        return f"Run{place}: {title(arguments['command'])}"
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
         """Nobody knows."""

@@ -37,7 +37,8 @@ class BuiltIn:
         try:
             return msgspec.to_builtins(msgspec.convert(given, self.arguments, strict=False))
         except (msgspec.ValidationError, ValueError) as error:
-            raise ToolError(f"The arguments of {self.name} do not fit: {error}") from error
+            known = ", ".join(self.arguments.__struct_fields__)
+            raise ToolError(f"The arguments of {self.name} do not fit: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
         """The file of the argument `path`, if there is one."""
