@@ -90,6 +90,31 @@ def test_reasoning_counts_as_tokens_and_not_as_output() -> None:
     assert (record.reasoning_tokens, record.reasoning, record.text) == (10, "hm" * 10, "so" * 5)
 
 
+def test_hidden_reasoning_is_not_in_the_decode_rate() -> None:
+    """The server counts 1,000 reasoning tokens that it does not stream, then streams 11 tokens."""
+    record, found = measured(
+        Step(5.0, [said("so")]),
+        *(Step(0.1, [said("so")]) for _ in range(10)),
+        Step(0, [usage(50, 1011, completion_tokens_details={"reasoning_tokens": 1000}), ended(), DONE]),
+    )
+    assert found.tpot_s == exactly(0.1)
+    assert found.output_tps_user == exactly(10)
+    assert found.ntpot_s == exactly(6.0 / 1011)
+    assert (found.completion_tokens, record.reasoning_tokens) == (1011, 1000)
+
+
+def test_a_window_under_200_ms_gives_no_decode_rate() -> None:
+    _, found = measured(Step(1, [said("a")]), Step(0.19, [said("b"), ended(), usage(10, 100), DONE]))
+    assert (found.tpot_s, found.output_tps_user) == (exactly(0.19 / 99), None)
+    _, found = measured(Step(1, [said("a")]), Step(0.21, [said("b"), ended(), usage(10, 100), DONE]))
+    assert found.output_tps_user == exactly(99 / 0.21)
+
+
+def test_an_answer_in_one_chunk_has_no_time_per_token() -> None:
+    _, found = measured(Step(1, [said("a b c"), ended(), usage(10, 3), DONE]))
+    assert (found.tpot_s, found.output_tps_user, found.ntpot_s) == (None, None, exactly(1 / 3))
+
+
 def test_reasoning_that_never_ends_has_no_output() -> None:
     _, found = measured(Step(0.5, [said(reasoning="hm")]), Step(0.5, [ended("length"), usage(5, 1), DONE]))
     assert (found.ttft_s, found.ttfo_s) == (exactly(0.5), None)

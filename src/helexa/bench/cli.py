@@ -8,6 +8,7 @@ from cyclopts import App
 
 from helexa import __version__
 from helexa.core.errors import HelexaError
+from helexa.core.extras import missing_extra
 
 _VERBS = "helexa.bench.commands"
 
@@ -49,4 +50,9 @@ def main() -> NoReturn:
     except HelexaError as error:
         print(f"helexa-bench: {error}", file=sys.stderr)
         code = getattr(error, "exit_code", 1)
+    except ImportError as error:
+        if (lack := missing_extra(error)) is None:
+            raise
+        print(f"helexa-bench: {lack}", file=sys.stderr)
+        code = 1
     sys.exit(code)

@@ -1,10 +1,14 @@
-"""The client: one streamed request, and every moment of its answer. It never retries."""
+"""The client: one streamed request, and every moment of its answer.
+
+A request is never retried, except without a parameter that the model has just rejected by name.
+"""
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +19,14 @@ from helexa.bench.clock import Clock
 from helexa.bench.dialects.anthropic import AnthropicMessages
 from helexa.bench.dialects.dialect import Answer, Dialect, StreamFault
 from helexa.bench.dialects.openai import OpenAIChat
+from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import TargetKind
 from helexa.bench.question import Question
 from helexa.bench.record import Delta, RequestRecord, Role
+from helexa.core.logs import tell
 from helexa.core.sse import EventParser
+
+log = logging.getLogger(__name__)
 
 REFUSALS = (429, 503, 529)
 """What servers answer that have no room; 529 is Anthropic's."""
@@ -43,6 +51,7 @@ class Client:
         session: made by `open_session`, which lets the client know when bytes are sent.
         timeout_secs: longest time for an answer, from the moment it is asked for.
         ignore_eos: the server knows how to go on until `max_tokens`.
+        rejected: parameters that are not sent, by model.
     """
 
     session: aiohttp.ClientSession
@@ -52,6 +61,7 @@ class Client:
     bearer: str | None = None
     timeout_secs: float = 600.0
     ignore_eos: bool = False
+    rejected: RejectedParameters = field(default_factory=RejectedParameters)
 
     async def ask(
         self,
@@ -99,19 +109,31 @@ class Client:
         moments: SimpleNamespace,
         cancel_after: int | None,
     ) -> None:
-        body = orjson.dumps(self.dialect.body(question, ignore_eos=self.ignore_eos))
+        substitutes = self.dialect.substitutes
+        body = self.dialect.body(question, ignore_eos=self.ignore_eos)
+        body = self.rejected.replace(body, substitutes)
         headers = {"content-type": "application/json", **self.dialect.headers(self.bearer)}
         async with self.session.post(
-            f"{self.endpoint}{self.dialect.path}", data=body, headers=headers, trace_request_ctx=moments
+            f"{self.endpoint}{self.dialect.path}",
+            data=orjson.dumps(body),
+            headers=headers,
+            trace_request_ctx=moments,
         ) as response:
-            record.http_status = response.status
-            if response.status != 200:
-                record.status = "rejected" if response.status in REFUSALS else "error"
-                record.error = _refusal_text(response.status, await response.content.read(_MAX_ERROR_BYTES))
+            if response.status == 200:
+                record.http_status = response.status
+                await self._read(response.content, record, answer, cancel_after)
+                if record.status == "cancelled":
+                    response.close()  # with the connection: that is how a client leaves
                 return
-            await self._read(response.content, record, answer, cancel_after)
-            if record.status == "cancelled":
-                response.close()  # with the connection: that is how a client leaves
+            error = await response.content.read(_MAX_ERROR_BYTES)
+        parameter = self.rejected.learn(body, response.status, error, substitutes)
+        if parameter is not None:
+            tell(log, logging.INFO, "parameter_rejected", model=question.model, parameter=parameter)
+            await self._exchange(question, record, answer, moments, cancel_after)
+            return
+        record.http_status = response.status
+        record.status = "rejected" if response.status in REFUSALS else "error"
+        record.error = _refusal_text(response.status, error)
 
     async def _read(
         self, content: aiohttp.StreamReader, record: RequestRecord, answer: Answer, cancel_after: int | None

@@ -11,6 +11,9 @@ from helexa.bench.record import RequestRecord
 P99_MIN_SAMPLES = 100
 """With fewer, a 99th percentile is the maximum by another name, and is not given."""
 
+MIN_DECODE_WINDOW_S = 0.2
+"""No decode rate over less time: it depends on how the server groups tokens into chunks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
@@ -113,7 +116,9 @@ def measure(record: RequestRecord) -> RequestMeasures:
     reported = record.completion_tokens
     n = len(deltas) if reported is None else reported
     ttft, ttfo, e2e = _since(t0, first), _since(t0, visible), _since(t0, last)
-    tpot = (e2e - ttft) / (n - 1) if ttft is not None and e2e is not None and n >= 2 else None
+    window = deltas[-1].at - deltas[0].at if len(deltas) > 1 else None
+    streamed = n - _hidden_tokens(record)
+    tpot = window / (streamed - 1) if window is not None and streamed >= 2 else None
     prefill_tps, prefill_estimated = _prefill_rate(record, ttft)
     return RequestMeasures(
         ttft_s=ttft,
@@ -121,7 +126,7 @@ def measure(record: RequestRecord) -> RequestMeasures:
         e2e_s=e2e,
         tpot_s=tpot,
         ntpot_s=e2e / n if e2e is not None and n else None,
-        output_tps_user=1 / tpot if tpot else None,
+        output_tps_user=1 / tpot if tpot and window is not None and window >= MIN_DECODE_WINDOW_S else None,
         prefill_tps=prefill_tps,
         queue_s=_queue(record, ttft),
         client_queue_s=t0 - record.scheduled,
@@ -184,6 +189,12 @@ _PER_REQUEST = (
 
 def _since(start: float, moment: float | None) -> float | None:
     return None if moment is None else moment - start
+
+
+def _hidden_tokens(record: RequestRecord) -> int:
+    """Reasoning tokens that the server counts but does not stream: they were generated before the first chunk."""
+    shown = any(delta.kind == "reasoning" for delta in record.deltas)
+    return 0 if shown else record.reasoning_tokens or 0
 
 
 def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:

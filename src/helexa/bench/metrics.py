@@ -1,7 +1,8 @@
 """What the numbers mean: every measure by its name, with its unit and its definition, in one place.
 
 Moments are seconds on the client's monotonic clock. t0 is just before a request's bytes are sent. Chunks c1 to ck carry
-text, reasoning or tool calls that are not empty. n is the number of completion tokens.
+text, reasoning or tool calls that are not empty. n is the number of completion tokens, m the number of those that were
+streamed: n without reasoning that the server counts but does not stream.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,8 @@ METRICS: dict[str, Metric] = {
             "TPOT",
             "s",
             "lower",
-            "Time per output token: (e2e - ttft) / (n - 1); needs n of 2 or more.",
+            "Time per output token: (e2e - ttft) / (m - 1), where m is the number of streamed tokens: n without hidden "
+            "reasoning. Needs two chunks and m of 2 or more.",
         ),
         Metric(
             "ntpot_s",
@@ -71,7 +73,7 @@ METRICS: dict[str, Metric] = {
             "Decode rate",
             "tok/s",
             "higher",
-            "Tokens per second that one user sees: 1 / tpot.",
+            "Tokens per second that one user sees: 1 / tpot; needs 200 ms or more from the first chunk to the last.",
         ),
         Metric(
             "output_tps",

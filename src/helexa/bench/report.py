@@ -52,6 +52,8 @@ def comparison(found: Sequence[Compared]) -> str:
     ]
     few = any(one.state == "too few" for one in found)
     note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if few else ""
+    differs = "; ".join(dict.fromkeys(text for one in found for text in one.differs))
+    note += f"\n\nA and B differ in more than the build: {differs}" if differs else ""
     return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 

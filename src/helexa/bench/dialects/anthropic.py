@@ -5,17 +5,20 @@ from typing import Any
 import orjson
 
 from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
+from helexa.bench.dialects.rejected import Substitutes
 from helexa.bench.question import Question
 from helexa.bench.record import DeltaKind
 from helexa.core.sse import ServerSentEvent
 
 _VERSION = "2023-06-01"
+_SUBSTITUTES: Substitutes = {"top_p": None, "temperature": None}
 
 
 class AnthropicMessages:
     """`POST /v1/messages`."""
 
     path = "/v1/messages"
+    substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
         """Headers of every request."""

@@ -1,5 +1,6 @@
 """What every dialect has to tell the client."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,9 +44,14 @@ class Answer:
 
 
 class Dialect(Protocol):
-    """One way to speak with servers."""
+    """One way to speak with servers.
+
+    Attributes:
+        substitutes: parameters that some models reject; what takes the value of a rejected one, or None to omit it.
+    """
 
     path: str
+    substitutes: Mapping[str, str | None]
 
     def headers(self, bearer: str | None) -> dict[str, str]:
         """Headers of every request."""

@@ -5,15 +5,25 @@ from typing import Any
 import orjson
 
 from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
+from helexa.bench.dialects.rejected import Substitutes
 from helexa.bench.question import Question
 from helexa.bench.record import DeltaKind
 from helexa.core.sse import ServerSentEvent
+
+_SUBSTITUTES: Substitutes = {
+    "max_tokens": "max_completion_tokens",
+    "top_p": None,
+    "temperature": None,
+    "ignore_eos": None,
+    "stream_options": None,
+}
 
 
 class OpenAIChat:
     """`POST /v1/chat/completions`."""
 
     path = "/v1/chat/completions"
+    substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
         """Headers of every request."""

@@ -13,6 +13,7 @@ from helexa.bench.results.series import Series
 Chart = dict[str, Any]
 _MS = 1000
 _OFTEN = 40
+_TICK_SHARE = 0.07  # of the axis, for the label of one tick
 
 
 def trend(series: Series, by: str, baseline: float | None) -> Chart:
@@ -130,13 +131,22 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
         by_length = {point.prompt_tokens: getattr(point, column) for point in one.points}
         lines.append(_line(one.kind, "tok/s", [by_length.get(length) for length in lengths], colour))
     return {
-        "x": {"kind": "log", "values": lengths, "unit": "tokens of context"},
+        "x": {"kind": "log", "values": lengths, "ticks": _ticks(lengths), "unit": "tokens of context"},
         "series": lines,
         "zero": True,
         "height": 240,
         "unit": "tok/s",
         "title": "Prefill rate" if column == "prefill_tps" else "Decode rate",
     }
+
+
+def _ticks(lengths: Sequence[float]) -> list[float]:
+    """Lengths so far apart on a logarithmic axis that their labels do not overlap."""
+    found: list[float] = []
+    for length in lengths:
+        if not found or length >= found[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
+            found.append(length)
+    return found
 
 
 def telemetry(detail: RunDetail) -> Chart | None:

@@ -1,5 +1,6 @@
 """What each page shows: out of the archive and a query, the names that its template uses."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,8 @@ from helexa.bench.metrics import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import build_label, hardware_label
+from helexa.bench.results.names import hardware_label
+from helexa.bench.store.rows import TargetRow
 
 Context = dict[str, Any]
 Query = Mapping[str, Any]
@@ -25,27 +27,36 @@ def overview(archive: Archive, query: Query) -> Context:
     by_target: dict[str, list[summary.SummaryRow]] = {}
     for row in rows:
         by_target.setdefault(row.target_name, []).append(row)
-    hosts = {(host.hostname): host for host in archive.names.hosts.values()}
+    hosts = archive.names.hosts
+    labels = Counter(row.label for row in archive.names.targets.values())
     targets = [
         {
             "name": name,
-            "row": archive_target,
-            "host": hosts[newest.hostname],
-            "hardware": hardware_label(hosts[newest.hostname]),
+            "title": _title(target, labels),
+            "host": hosts[newest.host_id],
+            "hardware": hardware_label(hosts[newest.host_id]),
             "newest": newest,
             "models": list(dict.fromkeys(one.model_id for one in found)),
             "scenarios": list(dict.fromkeys(one.scenario_id for one in found)),
             "cells": {(one.model_id, one.scenario_id): one for one in found},
             "failures": sum(one.failures for one in found),
             "samples": sum(one.samples for one in found),
+            "judged": any(one.verdict.interval for one in found),
             "alerts": sum(one.target == name and one.verdict == "regressed" for one in raised),
         }
         for name, found in by_target.items()
         for newest in [max(found, key=lambda one: one.last_ms)]
-        for archive_target in [next(row for row in archive.names.targets.values() if row.name == name)]
+        for target in [next(row for row in archive.names.targets.values() if row.name == name)]
     ]
     shown = [one for one in targets if query["target"] in (None, one["name"])] or targets
     return {"targets": targets, "shown": shown, "runs": archive.answer("count", archive.reader.run_count)}
+
+
+def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
+    """The target's label, with its name if other targets have the same label."""
+    if not target.label:
+        return target.name
+    return target.label if labels[target.label] == 1 else f"{target.label} ({target.name})"
 
 
 def trends(archive: Archive, query: Query) -> Context:
@@ -111,6 +122,7 @@ def compare(archive: Archive, query: Query) -> Context:
         "chosen": dict(query) | {"a": a, "b": b, "metric": metric},
         "found": found[: 2 * _MOST_ROWS],
         "left_out": max(0, len(found) - 2 * _MOST_ROWS),
+        "differs": list(dict.fromkeys(text for one in found for text in one.differs)),
         "counts": {state: sum(one.state == state for one in found) for state in _STATES},
         "scale": scale,
         "wrong": wrong,
@@ -130,7 +142,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
         " GROUP BY build_id ORDER BY last DESC LIMIT 2",
         (newest.target_id, newest.model_id, newest.scenario_id),
     )
-    sides = [f"{build_label(names.builds[row['build_id']])}@{target}" for row in rows]
+    sides = [f"{names.labels[row['build_id']]}@{target}" for row in rows]
     return (sides[1], sides[0]) if len(sides) == 2 else (None, None)
 
 

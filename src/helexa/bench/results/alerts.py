@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import build_label
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def alerts(
             target=names.targets[row.target_id].name,
             model=names.models[row.model_id].name,
             scenario=names.scenarios[row.scenario_id].name,
-            build=build_label(names.builds[row.build_id]),
+            build=names.labels[row.build_id],
             metric=row.metric,
             better=METRICS[row.metric].better,
             state=row.state,
@@ -59,7 +58,7 @@ def alerts(
             threshold=row.threshold,
             samples=row.samples,
             baseline_samples=row.baseline_samples,
-            baseline=[build_label(names.builds[id]) for id in row.baseline_builds if id in names.builds],
+            baseline=[names.labels[id] for id in row.baseline_builds if id in names.labels],
             raised_ms=row.raised_ms,
             updated_ms=row.updated_ms,
             delivered_ms=row.delivered_ms,

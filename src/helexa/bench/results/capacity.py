@@ -74,8 +74,9 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
 
 
 def knee(points: list[CapacityPoint]) -> float | None:
-    """The last level, ascending, before requests are refused or the tail of TTFT is twice the lowest level's."""
-    if not points or points[0].ttft_p95_s is None:
+    """The last level, ascending, before requests are refused or the tail of TTFT is twice the lowest level's; None for
+    a single level, with which no other is compared."""
+    if len(points) < 2 or points[0].ttft_p95_s is None:
         return None
     limit = KNEE_FACTOR * points[0].ttft_p95_s
     found: float | None = None

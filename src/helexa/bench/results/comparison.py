@@ -1,14 +1,14 @@
 """Two builds, targets or engines side by side: for each scenario the ratio of medians with its interval."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
 from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
+from helexa.bench.results.differences import CellIds, cell_ids, differences
 from helexa.bench.results.latest import latest, scenario_order
-from helexa.bench.results.names import build_label
 from helexa.bench.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
 
 COMPARED = ("ttft_s", "tpot_s", "output_tps_user", "output_tps", "prefill_tps", "load_s", "goodput_rps")
@@ -39,6 +39,7 @@ class Compared:
     Attributes:
         target: where both were measured; empty where the sides name their own.
         ratio: of B to A.
+        differs: what differs besides the build: target, hardware, configuration, parameters of the scenario.
         state: of B against A.
     """
 
@@ -54,6 +55,7 @@ class Compared:
     samples_b: int
     ratio: Interval | None
     state: Literal["improved", "regressed", "same", "too few"]
+    differs: list[str] = field(default_factory=list[str])
 
 
 def compare(
@@ -74,14 +76,23 @@ def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Seq
     rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
     found: list[Compared] = []
     for key in sorted(left.keys() & right.keys(), key=lambda key: (*key[:2], rank[key[2]])):
+        differs = differences(names, left[key].cell, right[key].cell)
         for metric in metrics:
-            mine, theirs = ([row[metric] for row in side[key] if row[metric] is not None] for side in (left, right))
+            mine, theirs = left[key].values(metric), right[key].values(metric)
             if mine and theirs:
-                found.append(_compared(*key, metric, mine, theirs))
+                found.append(_compared(*key, metric, mine, theirs, differs))
     return found
 
 
-def _compared(target: str, model: str, scenario: str, metric: str, mine: list[float], theirs: list[float]) -> Compared:
+def _compared(
+    target: str,
+    model: str,
+    scenario: str,
+    metric: str,
+    mine: list[float],
+    theirs: list[float],
+    differs: list[str],
+) -> Compared:
     about = METRICS[metric]
     enough = min(len(mine), len(theirs)) >= MIN_SAMPLES and median(mine) > 0
     ratio = median_ratio([mine], theirs) if enough else None
@@ -101,18 +112,33 @@ def _compared(target: str, model: str, scenario: str, metric: str, mine: list[fl
         samples_b=len(theirs),
         ratio=ratio,
         state=state,
+        differs=differs,
     )
 
 
-Rows = dict[tuple[str, str, str], list[dict[str, Any]]]
-_CELL = ("target_id", "host_id", "build_id", "model_id", "scenario_id")
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """A cell and the metrics of its samples."""
+
+    cell: CellIds
+    rows: list[Mapping[str, Any]]
+
+    def values(self, metric: str) -> list[float]:
+        return [row[metric] for row in self.rows if row[metric] is not None]
+
+
+Rows = dict[tuple[str, str, str], _Samples]
 
 
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
     """Samples by target (if these are kept apart), model and scenario, of the cell of each that was measured last."""
     if side.build is None:
         cells = latest(archive, target=side.target, model=model)
-        found = {(cell.target if apart else "", cell.model, cell.scenario): cell.rows for cell in cells if cell.rows}
+        found = {
+            (cell.target if apart else "", cell.model, cell.scenario): _Samples(cell_ids(cell.cell), [*cell.rows])
+            for cell in cells
+            if cell.rows
+        }
     else:
         found = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
     if not found:
@@ -124,7 +150,7 @@ def _samples_of_build(
     archive: Archive, builds: list[int], target: str | None, model: str | None, metrics: Sequence[str], apart: bool
 ) -> Rows:
     rows = archive.reader.select(
-        f"SELECT {', '.join(f'run.{name}' for name in (*_CELL, *metrics))}, model.name AS model,"
+        f"SELECT {', '.join(f'run.{name}' for name in (*CellIds._fields, *metrics))}, model.name AS model,"
         " scenario.name AS scenario FROM run"
         " JOIN model ON model.id = run.model_id JOIN scenario ON scenario.id = run.scenario_id"
         f" WHERE run.ok AND run.build_id IN ({', '.join('?' * len(builds))}) AND (? IS NULL OR model.name = ?)"
@@ -134,22 +160,25 @@ def _samples_of_build(
     )
     found: Rows = {}
     for row in map(dict, rows):
-        where = archive.names.targets[row["target_id"]].name if apart else ""
-        kept = found.setdefault((where, row["model"], row["scenario"]), [])
-        if not kept or all(kept[0][name] == row[name] for name in _CELL):
-            kept.append(row)
+        cell = CellIds(*(row[name] for name in CellIds._fields))
+        where = archive.names.targets[cell.target_id].name if apart else ""
+        kept = found.setdefault((where, row["model"], row["scenario"]), _Samples(cell, []))
+        if kept.cell == cell:
+            kept.rows.append(row)
     return found
 
 
 def _builds(archive: Archive, name: str) -> list[int]:
-    builds = archive.names.builds
+    builds, labels = archive.names.builds, archive.names.labels
     found = [
         id
         for id, row in builds.items()
-        if name in (build_label(row), row.sha, row.sha_long, row.version)
+        if name in (labels[id], row.sha, row.sha_long, row.version)
         or (len(name) >= _SHORTEST_SHA and row.sha_long.startswith(name))
     ]
     if not found:
         newest = sorted(builds.values(), key=lambda row: -row.first_seen_ms)[:8]
-        raise LookupError(f"no build is called '{name}'; the newest: {', '.join(map(build_label, newest)) or 'none'}")
+        raise LookupError(
+            f"no build is called '{name}'; the newest: {', '.join(labels[row.id] for row in newest) or 'none'}"
+        )
     return found

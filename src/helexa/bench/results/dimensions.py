@@ -5,7 +5,7 @@ from typing import Any
 from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import scenario_order
-from helexa.bench.results.names import build_label, gpu_label
+from helexa.bench.results.names import gpu_label
 from helexa.bench.results.series import HOT
 from helexa.bench.store.rows import CellRow
 
@@ -33,7 +33,7 @@ def _dimensions(archive: Archive) -> dict[str, Any]:
                 "id": row.id,
                 "engine": row.engine,
                 "git_sha": row.sha,
-                "label": build_label(row),
+                "label": names.labels[row.id],
                 "build_timestamp": row.built_ms,
                 "package_version": row.version,
             }

@@ -7,7 +7,7 @@ from typing import Any
 
 from helexa.bench.measures import Distribution, distribution
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import Names, build_label
+from helexa.bench.results.names import Names
 from helexa.bench.store.rows import CellRow
 
 _COLUMNS = (
@@ -54,7 +54,7 @@ class LatestCell:
     @property
     def build(self) -> str:
         """The build in short."""
-        return build_label(self.names.builds[self.cell.build_id])
+        return self.names.labels[self.cell.build_id]
 
     def param(self, name: str) -> Any:
         """A parameter of the scenario, or None."""

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import latest
-from helexa.bench.results.names import build_label
 
 _MOST_ARTIFACTS = 500
 _LONGEST_ARTIFACT = 16_384
@@ -73,7 +72,7 @@ def artifacts(
             target=row["target"],
             model=row["model"],
             scenario=row["scenario"],
-            build=build_label(archive.names.builds[row["build_id"]]),
+            build=archive.names.labels[row["build_id"]],
             artifact=row["artifact"],
             score=row["score"] if row["said"] is None else row["said"],
             scorer="" if row["score"] is None and row["said"] is None else row["scorer"] or "checks",

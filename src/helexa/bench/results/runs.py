@@ -33,6 +33,9 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
     asked = {name: filters.get(name) for name in FILTERS}
     if asked["host"] in {row.name for row in archive.names.targets.values()}:
         asked["target"], asked["host"] = asked["host"], None
+    build_id = next((id for id, label in archive.names.labels.items() if label == asked["sha"]), None)
+    if build_id is not None:
+        asked |= {"sha": None, "build_id": build_id}
     return archive.reader.runs(limit=min(limit, MOST_RUNS), offset=offset, **asked)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from helexa.bench import changepoint
 from helexa.bench.metrics import METRICS
 from helexa.bench.results.archive import Archive
-from helexa.bench.results.names import build_label
+from helexa.bench.results.differences import changes, hardware
 from helexa.bench.store.rows import CellRow
 from helexa.bench.verdict import MIN_EFFECT, Verdict, judge
 
@@ -29,12 +29,13 @@ class Point:
     Attributes:
         build_id: its id; `sha` is its commit in short.
         at_ms: when it was first measured.
-        host_id, model_id: another one than before is other hardware, or another configuration of the model.
+        host_id, model_id, scenario_id: another one than before is other hardware, another configuration of the model
+            or other parameters of the scenario.
         values: the samples, oldest first.
         p10, p50, p90: of the samples.
         level: of the piecewise constant fit at this build; None where there are too few builds.
         change: of the level at this build, relative; None where it stays.
-        verdict: against the builds before it on the same hardware and configuration.
+        verdict: against the builds before it on the same hardware, with the same configuration and parameters.
     """
 
     build_id: int
@@ -44,6 +45,7 @@ class Point:
     at_ms: int
     host_id: int
     model_id: int
+    scenario_id: int
     values: list[float]
     p10: float
     p50: float
@@ -55,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What happened between two builds: an annotation, other hardware, another configuration."""
+    """What happened between two builds: an annotation; other hardware, configuration or parameters."""
 
     at_ms: int
     kind: str
@@ -87,7 +89,7 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
     if metric not in HOT:
         raise KeyError(metric)
     rows = archive.reader.select(
-        "SELECT run.build_id, run.host_id, run.model_id, run.started_ms, run.estimated,"
+        "SELECT run.build_id, run.host_id, run.model_id, run.scenario_id, run.started_ms, run.estimated,"
         f" run.{metric} AS value FROM run"
         " WHERE run.target_id = (SELECT id FROM target WHERE name = ?)"
         " AND run.model_id IN (SELECT id FROM model WHERE name = ?)"
@@ -117,20 +119,22 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """A build's samples of one metric on one host and configuration, oldest first; `at_ms` is when the first began."""
+    """A build's samples of one metric on one host, configuration and scenario, oldest first; `at_ms` is when the first
+    began."""
 
     build_id: int
     host_id: int
     model_id: int
+    scenario_id: int
     at_ms: int
     values: list[float] = field(default_factory=list[float])
 
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     """Rows put together by build, in their order; a build stands where it was measured first."""
-    found: dict[tuple[int, int, int], BuildSamples] = {}
+    found: dict[tuple[int, int, int, int], BuildSamples] = {}
     for row in rows:
-        key = (row["build_id"], row["host_id"], row["model_id"])
+        key = (row["build_id"], row["host_id"], row["model_id"], row["scenario_id"])
         samples = found.setdefault(key, BuildSamples(*key, row["started_ms"]))
         samples.values.append(row["value"])
         samples.at_ms = min(samples.at_ms, row["started_ms"])
@@ -141,7 +145,7 @@ def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamp
     """A metric's samples of this cell and of the builds before it, on the same hardware and configuration; those of a
     build in the order in which they were kept, whatever the calendar said meanwhile."""
     rows = archive.reader.select(
-        f"SELECT build_id, host_id, model_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
+        f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
         f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
         " AND started_ms <= ? ORDER BY id",
         (cell.target_id, cell.model_id, cell.scenario_id, cell.host_id, cell.last_ms),
@@ -195,20 +199,21 @@ def _points(
 ) -> list[Point]:
     fits = _fitted(grouped)
     points: list[Point] = []
-    histories: dict[tuple[int, int], list[BuildSamples]] = {}
+    histories: dict[tuple[int, int, int], list[BuildSamples]] = {}
     for one, (level, change) in zip(grouped, fits, strict=True):
-        history = histories.setdefault((one.host_id, one.model_id), [])
+        history = histories.setdefault((one.host_id, one.model_id, one.scenario_id), [])
         build = archive.names.builds[one.build_id]
         low, middle, high = (float(value) for value in np.percentile(one.values, [10, 50, 90]))
         points.append(
             Point(
                 build_id=one.build_id,
-                sha=build_label(build),
+                sha=archive.names.labels[one.build_id],
                 version=build.version,
                 built_ms=build.built_ms,
                 at_ms=one.at_ms,
                 host_id=one.host_id,
                 model_id=one.model_id,
+                scenario_id=one.scenario_id,
                 values=one.values,
                 p10=low,
                 p50=middle,
@@ -223,9 +228,9 @@ def _points(
 
 
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
-    """Level and change for each build; the fit begins anew where hardware or configuration change."""
+    """Level and change for each build; the fit begins anew where hardware, configuration or parameters change."""
     fits: list[tuple[float | None, float | None]] = []
-    for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id)):
+    for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id, one.scenario_id)):
         medians = [float(np.median(one.values)) for one in same]
         before: float | None = None
         for level in changepoint.levels(medians):
@@ -244,19 +249,13 @@ def _marks(archive: Archive, target: str, points: Sequence[Point]) -> list[Mark]
     ]
     names = archive.names
     for before, after in pairwise(points):
-        old, new = names.hosts[before.host_id], names.hosts[after.host_id]
-        if old.id != new.id:
-            changed = _changed(
-                {"driver": old.driver_version, "CUDA": old.cuda_version, "host": old.hostname},
-                {"driver": new.driver_version, "CUDA": new.cuda_version, "host": new.hostname},
-            )
+        if before.host_id != after.host_id:
+            changed = hardware(names.hosts[before.host_id], names.hosts[after.host_id])
             marks.append(Mark(after.at_ms, "hardware", changed or "other hardware"))
         if before.model_id != after.model_id:
-            changed = _changed(names.models[before.model_id].config, names.models[after.model_id].config)
+            changed = changes(names.models[before.model_id].config, names.models[after.model_id].config)
             marks.append(Mark(after.at_ms, "configuration", changed or "other configuration"))
+        if before.scenario_id != after.scenario_id:
+            changed = changes(names.scenarios[before.scenario_id].params, names.scenarios[after.scenario_id].params)
+            marks.append(Mark(after.at_ms, "parameters", changed or "other parameters"))
     return sorted(marks, key=lambda mark: mark.at_ms)
-
-
-def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    names = sorted(old.keys() | new.keys())
-    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))

@@ -32,6 +32,7 @@ class SummaryRow:
     model_id: str
     scenario_id: str
     kind: str
+    host_id: int
     hostname: str
     gpu: str
     vram_total_mb: int
@@ -77,7 +78,7 @@ class SummaryRow:
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
     """A row for each cell, by target, model and scenario."""
     return [
-        archive.keep(("summary", cell.cell), partial(_row, archive, cell))
+        archive.keep(("summary", cell.cell, cell.build), partial(_row, archive, cell))
         for cell in latest(archive, target=target, model=model)
     ]
 
@@ -99,6 +100,7 @@ def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
         model_id=cell.model,
         scenario_id=cell.scenario,
         kind=cell.kind,
+        host_id=host.id,
         hostname=host.hostname,
         gpu=gpu_label(host.gpus),
         vram_total_mb=sum(gpu.get("vram_total_mb", 0) for gpu in host.gpus),

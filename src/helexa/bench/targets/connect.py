@@ -1,12 +1,13 @@
 """From a target's configuration to a server that can be asked, and to a client of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
 from helexa.bench.client import Client, dialect_of
 from helexa.bench.clock import Clock
 from helexa.bench.config import TargetSection
+from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import Target
 from helexa.bench.targets.http import JsonCalls
 from helexa.bench.targets.neuron import NeuronTarget
@@ -22,6 +23,7 @@ class Connection:
     server: TargetServer
     section: TargetSection
     session: aiohttp.ClientSession
+    rejected: RejectedParameters = field(default_factory=RejectedParameters)
 
     def client(self, timeout_secs: float, clock: Clock) -> Client:
         """A client of the target, as it is now."""
@@ -33,6 +35,7 @@ class Connection:
             _bearer(self.section),
             timeout_secs,
             self.server.ignore_eos,
+            self.rejected,
         )
 
 

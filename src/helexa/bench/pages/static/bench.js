@@ -66,7 +66,7 @@ function options(spec, width) {
       },
       axes: [
         { stroke: ink, grid: { show: false }, ticks: grid, font, size: 34, space: spec.x.kind === "category" ? 70 : 56, values: axisLabels(spec.x),
-          splits: log ? () => spec.x.values.filter((value, at) => spec.x.values.length < 14 || at % 2 === 0) : undefined,
+          splits: log ? () => spec.x.ticks : undefined,
           incrs: spec.x.kind === "category" ? [1, 2, 5, 10, 20, 50, 100] : undefined },
         { stroke: ink, grid, ticks: { show: false }, font, size: 56, scale: "y", values: (plot, splits) => splits.map(figure) },
       ],

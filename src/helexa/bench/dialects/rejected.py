@@ -1,0 +1,60 @@
+"""Optional parameters that a model does not accept, learned from error responses.
+
+OpenAI's reasoning models reject `max_tokens`, `temperature` and `top_p`; some of Anthropic's models reject
+`temperature`, or `temperature` beside `top_p`. A list of models would be outdated soon, so the error response decides.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from helexa.bench.dialects.dialect import mapping, text
+
+_STATUSES = (400, 422)
+_REJECTION = re.compile(
+    r"unsupported|not supported|not support|deprecated|cannot both|unknown|unrecognized|unexpected|not permitted"
+    r"|not allowed|forbidden",
+    re.IGNORECASE,
+)
+
+Substitutes = Mapping[str, str | None]
+"""Optional parameters of an API format; the name that takes the value of a rejected one, or None to omit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedParameters:
+    """Rejected parameters by model; the clients of one target share them."""
+
+    names: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
+
+    def replace(self, body: dict[str, Any], substitutes: Substitutes) -> dict[str, Any]:
+        """Return `body` without the parameters that its model rejects."""
+        names = self.names.get(body["model"], set())
+        named = {substitutes[name] if name in names else name: value for name, value in body.items()}
+        return {name: value for name, value in named.items() if name is not None}
+
+    def learn(self, body: dict[str, Any], status: int, response: bytes, substitutes: Substitutes) -> str | None:
+        """Return the parameter of `body` that an error response rejects, and keep it; None for any other error."""
+        name = _rejected(body, status, response, substitutes)
+        if name is not None:
+            self.names.setdefault(body["model"], set()).add(name)
+        return name
+
+
+def _rejected(body: dict[str, Any], status: int, response: bytes, substitutes: Substitutes) -> str | None:
+    if status not in _STATUSES:
+        return None
+    try:
+        error = mapping(mapping(orjson.loads(response)).get("error"))
+    except ValueError:
+        return None
+    message = text(error.get("message"))
+    if not _REJECTION.search(f"{text(error.get('code'))} {message}"):
+        return None
+    sent = [name for name in substitutes if name in body]
+    if (parameter := text(error.get("param"))) in sent:
+        return parameter
+    return next((name for name in sent if re.search(rf"\b{name}\b", message)), None)

@@ -1,0 +1,56 @@
+"""What differs between two measurements besides the build, in words."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from helexa.bench.results.names import Names, hardware_label
+from helexa.bench.store.rows import CellRow, HostRow
+
+
+class CellIds(NamedTuple):
+    """The ids of all that a sample belongs to."""
+
+    target_id: int
+    host_id: int
+    build_id: int
+    model_id: int
+    scenario_id: int
+
+
+def cell_ids(cell: CellRow) -> CellIds:
+    """The ids of a cell."""
+    return CellIds(cell.target_id, cell.host_id, cell.build_id, cell.model_id, cell.scenario_id)
+
+
+def hardware(old: HostRow, new: HostRow) -> str:
+    """Host, accelerators or processor, driver and CUDA version; empty where none differs."""
+    return changes(_facts(old), _facts(new))
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Each value that differs as `name old → new`; empty where none differs."""
+    names = sorted(old.keys() | new.keys())
+    return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
+
+
+def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
+    """Target, hardware, configuration of the model and parameters of the scenario, as far as two cells differ."""
+    found: list[str] = []
+    if a.target_id != b.target_id:
+        found.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")
+    if a.host_id != b.host_id:
+        found.append(hardware(names.hosts[a.host_id], names.hosts[b.host_id]) or "other hardware")
+    if a.model_id != b.model_id:
+        found.append(changes(names.models[a.model_id].config, names.models[b.model_id].config))
+    if a.scenario_id != b.scenario_id:
+        found.append(changes(names.scenarios[a.scenario_id].params, names.scenarios[b.scenario_id].params))
+    return found
+
+
+def _facts(host: HostRow) -> dict[str, str]:
+    return {
+        "host": host.hostname,
+        "device": hardware_label(host),
+        "driver": host.driver_version,
+        "CUDA": host.cuda_version,
+    }

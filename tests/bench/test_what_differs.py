@@ -1,0 +1,169 @@
+"""Builds, targets and settings that are not the same, and must not look as if they were."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from helexa.bench import report
+from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
+from helexa.bench.measures import measure_run
+from helexa.bench.pages import charts, views
+from helexa.bench.pages.render import query_string
+from helexa.bench.pages.site import PAGES, html
+from helexa.bench.record import Delta, RequestRecord
+from helexa.bench.results import capacity, scaling, series
+from helexa.bench.results.archive import Archive
+from helexa.bench.results.comparison import Side, compare
+from helexa.bench.results.runs import runs
+from helexa.bench.store.rows import Sample
+from helexa.bench.store.store import Store, now_ms
+
+CELL = Cell(
+    Target("a", "neuron", "http://a:13131"),
+    Host("beast", driver_version="595", gpus=(Gpu("RTX 5090", 32607),)),
+    Build("helexa", "abc1234", version="0.1.0"),
+    Model("m", {"quant": "q8_0"}),
+    ScenarioKey("single:cold:128", "single", {"max_tokens": 256}),
+)
+NEXT = Build("helexa", "def5678", version="0.1.1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store(tmp_path / "bench.sqlite") as store:
+        yield store
+
+
+@pytest.fixture
+def archive(store: Store, tmp_path: Path) -> Iterator[Archive]:
+    with Archive(tmp_path / "bench.sqlite") as archive:
+        yield archive
+
+
+def take(store: Store, cell: Cell, tpot: float, **columns: float) -> None:
+    for number in range(5):
+        row = {"tpot_s": tpot * (1 + number / 1000), **columns}
+        store.record(cell, Sample(now_ms(), 0.0, 1.0, None, True, columns=row))
+
+
+def page(archive: Archive, name: str, **query: object) -> str:
+    asked = dict.fromkeys((*PAGES[name].parameters, "id")) | query
+
+    def link(name: str, **given: object) -> str:
+        return f"/{name}{query_string(given)}"
+
+    return html(archive, PAGES[name], asked, link, lambda asset: asset)
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        ({"target": Target("b", "neuron", "http://b:13131")}, "target a → b"),
+        ({"host": Host("beast", driver_version="600", gpus=CELL.host.gpus)}, "driver 595 → 600"),
+        ({"host": replace(CELL.host, gpus=CELL.host.gpus * 2)}, "device RTX 5090 → 2× RTX 5090"),
+        ({"model": Model("m", {"quant": "q4_0"})}, "quant q8_0 → q4_0"),
+        ({"scenario": ScenarioKey("single:cold:128", "single", {"max_tokens": 64})}, "max_tokens 256 → 64"),
+    ],
+)
+def test_comparison_warns_of_all_that_differs_besides_the_build(
+    store: Store, archive: Archive, other: dict[str, object], text: str
+) -> None:
+    take(store, CELL, 0.1)
+    take(store, replace(CELL, build=NEXT, **other), 0.2)
+    sides = (Side("abc1234", "a"), Side("def5678", "b" if "target" in other else "a"))
+    found = compare(archive, *sides, metrics=("tpot_s",))
+    assert [(one.state, one.differs) for one in found] == [("regressed", [text])]
+    assert f"A and B differ in more than the build: {text}" in report.comparison(found)
+    shown = page(archive, "compare", a=str(sides[0]), b=str(sides[1]), metric="tpot_s")
+    assert f"A and B differ in more than the build: {text}" in shown
+
+
+def test_comparison_of_two_builds_has_no_warning(store: Store, archive: Archive) -> None:
+    take(store, CELL, 0.1)
+    take(store, replace(CELL, build=NEXT), 0.2)
+    found = compare(archive, Side("abc1234"), Side("def5678"), metrics=("tpot_s",))
+    assert [(one.state, one.differs) for one in found] == [("regressed", [])]
+    assert "differ" not in report.comparison(found)
+
+
+def test_trend_does_not_judge_a_build_against_other_parameters(store: Store, archive: Archive) -> None:
+    take(store, CELL, 0.1)
+    shorter = ScenarioKey("single:cold:128", "single", {"max_tokens": 64})
+    take(store, replace(CELL, build=NEXT, scenario=shorter), 0.2)
+    found = series.series(archive, "a", "m", "single:cold:128", "tpot_s")
+    assert [point.verdict.state for point in found.points] == ["too few", "too few"]
+    assert [(mark.kind, mark.text) for mark in found.marks] == [("parameters", "max_tokens 256 → 64")]
+
+
+def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archive) -> None:
+    builds = [
+        CELL.build,
+        replace(CELL.build, facts={"torch_version": "2.12"}),
+        replace(CELL.build, dirty=True),
+        Build("vllm", "0.1.0", version="0.1.0"),
+        Build("ollama", "0.1.0", version="0.1.0"),
+    ]
+    for number, build in enumerate(builds):
+        take(store, replace(CELL, build=build), 0.1 + number / 10)
+    labels = list(archive.names.labels.values())
+    assert len(set(labels)) == 5
+    assert labels[2] == "abc1234+"
+    assert [label.split("~")[0] for label in labels] == ["abc1234", "abc1234", "abc1234+", "0.1.0", "0.1.0"]
+    (one,) = compare(archive, Side(labels[0]), Side(labels[1]), metrics=("tpot_s",))
+    assert (one.a, one.b) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.2, rel=0.01))
+    shown = runs(archive, {"sha": labels[2]})
+    assert [run.tpot_s for run in shown] == [pytest.approx(0.3, rel=0.01)] * 5
+
+
+def test_overview_tells_targets_of_one_label_and_hosts_of_one_name_apart(store: Store, archive: Archive) -> None:
+    first, second = (Target(name, "neuron", f"http://{name}", "GPU box") for name in "ab")
+    take(store, replace(CELL, target=first), 0.1)
+    take(store, replace(CELL, target=second, host=replace(CELL.host, driver_version="600")), 0.1)
+    shown = views.overview(archive, {"target": None})["targets"]
+    assert [(one["title"], one["host"].driver_version) for one in shown] == [
+        ("GPU box (a)", "595"),
+        ("GPU box (b)", "600"),
+    ]
+
+
+def test_overview_calls_a_target_steady_only_after_a_comparison(store: Store, archive: Archive) -> None:
+    take(store, CELL, 0.1, output_tps_user=10.0)
+    assert "steady" not in page(archive, "overview")
+    take(store, replace(CELL, build=NEXT), 0.1, output_tps_user=10.0)
+    assert "= steady" in page(archive, "overview")
+
+
+def test_one_level_of_load_has_no_knee(store: Store, archive: Archive) -> None:
+    def level(users: int, ttft: float) -> None:
+        scenario = ScenarioKey(f"concurrency:{users}", "concurrency", {"concurrency": users})
+        take(store, replace(CELL, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
+
+    level(1, 0.1)
+    assert [(one.knee, one.knee_concurrency) for one in capacity.capacity(archive)] == [(None, None)]
+    level(2, 0.15)
+    level(4, 0.5)
+    assert [(one.knee, one.knee_concurrency) for one in capacity.capacity(archive)] == [(2, 2)]
+
+
+def test_context_chart_labels_no_two_lengths_that_are_close() -> None:
+    def ladder(kind: str, *lengths: float) -> scaling.Scaling:
+        points = [scaling.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths]
+        return scaling.Scaling("a", "m", kind, "b", points, None)
+
+    drawn = charts.ladders([ladder("cold", 130, 1030, 4102), ladder("warm", 146, 1046, 4118)], "decode_tps")
+    assert drawn["x"]["values"] == [130, 146, 1030, 1046, 4102, 4118]
+    assert drawn["x"]["ticks"] == [130, 1030, 4102]
+
+
+def test_request_that_was_cancelled_on_purpose_is_not_shown_as_a_failure(store: Store, archive: Archive) -> None:
+    record = RequestRecord(0.0, 0.0, 1.0, "cancelled", deltas=[Delta(0.5, "text")])
+    scenario = ScenarioKey("cancel", "cancel", {})
+    sample = Sample(now_ms(), 0.0, 1.0, None, True, records=[record], measures=measure_run([record]))
+    run_id = store.record(replace(CELL, scenario=scenario), sample)
+    shown = page(archive, "run", id=run_id)
+    assert "cancelled</span>" in shown
+    assert "✕" not in shown
+    assert shown.count("failed-bar") == 1  # the legend's
+    assert "0 of 1, 1 cancelled" in page(archive, "runs", offset=0)
