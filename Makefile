@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 
-.PHONY: up chat test lint bench clean
+.PHONY: up chat test nightly outside lint bench clean
 
 up: $(VENV)/.installed
 	$(BIN)/helexa up
@@ -15,7 +15,18 @@ chat: $(VENV)/.installed
 # Tests start some hundred processes, which would compile helexa each time if none may leave what it compiled.
 test: lint
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 \
-		$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+		$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# All tests with many more random cases, then outside programs: hours.
+nightly:
+	HELEXA_NIGHTLY=1 $(MAKE) test TESTS="-m '' --timeout 7200"
+	$(MAKE) outside
+
+# Outside programs against the whole stack; not in CI. PART=sdk or ONLY=codex runs some of them: see CONTRIBUTING.md.
+outside: $(VENV)/.installed-test
+	PYTHONPATH=tests $(BIN)/python outside/run.py --environments $(VENV)/outside \
+		$(if $(PART),--part $(PART)) $(if $(ONLY),--only "$(ONLY)"); \
+	status=$$?; $(BIN)/python outside/clients_table.py && exit $$status
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

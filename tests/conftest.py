@@ -12,6 +12,8 @@ import pytest
 
 import packages
 
+pytest_plugins = ("child_processes",)
+
 # Triton's kernels run on the CPU, in Triton's interpreter; it is chosen when whoever needs it first imports Triton.
 os.environ["TRITON_INTERPRET"] = "1"
 

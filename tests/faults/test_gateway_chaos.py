@@ -18,6 +18,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import CHOICE, DONE, FINAL, STREAM, FakeNode, Speak, begin
 from cortex.running import eventually, running_cortex
+from nightly import cases
 
 MODEL = "Org/M"
 HANG_SECS = 2.0
@@ -263,7 +264,7 @@ async def recovered(fleet: Fleet) -> None:
     await eventually(fleet.nothing_runs)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(cases(1, 10)))
 async def test_a_storm(seed: int) -> None:
     chance = random.Random(seed)
     async with running("a", "b", "c", "d", "e") as fleet:

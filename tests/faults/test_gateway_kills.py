@@ -1,11 +1,10 @@
 """Gateways are killed at random under load: no cap is passed, and what clients saw to its end is in the ledger.
 
-`HELEXA_KILLS` says how often (3).
+`HELEXA_KILLS` sets how often.
 """
 
 import asyncio
 import json
-import os
 import random
 import re
 from asyncio.subprocess import DEVNULL, PIPE, Process
@@ -23,8 +22,9 @@ from cortex.command import COMMAND
 from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres
 from helexa.cortex.ledger.database import Database, open_database
+from nightly import cases
 
-KILLS = int(os.environ.get("HELEXA_KILLS", "3"))
+KILLS = cases(3, 20, "HELEXA_KILLS")
 AT_ONCE = 200
 CAP = 50_000 * KILLS
 MAX_TOKENS = 40
@@ -157,7 +157,7 @@ async def spent(database: Database) -> int:
     return int(rows[0]["tokens"])
 
 
-@pytest.mark.parametrize("gateways", [1, 3])
+@pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.nightly), 3])
 async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, postgres: Postgres) -> None:
     chance, counting = random.Random(7), Counting(8)
     ledger = postgres.new_database() if gateways > 1 else f"sqlite:{tmp_path}/cortex.db"

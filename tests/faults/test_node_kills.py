@@ -19,8 +19,9 @@ import pytest
 from clients.stack import MODEL, PATIENCE_SECONDS, Server, free_port, get, post
 from helexa.neuron.sources.cache import cache_root
 from neuron.fake_hub import FakeHub
+from nightly import cases
 
-KILLS = int(os.environ.get("HELEXA_KILLS", "2"))
+KILLS = cases(1, 20, "HELEXA_KILLS")
 SEED = int(os.environ.get("HELEXA_SEED", "1"))
 PHASES = ("decode", "downloading", "loading", "prefill", "unloading")
 VICTIMS = ("engine", "server")

@@ -1,0 +1,176 @@
+"""The runner of `make outside`: what its table, its JSON and its exit status say; no outside program is run here."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_OUTSIDE = Path(__file__).parents[1] / "outside"
+
+
+@pytest.fixture(autouse=True)
+def scripts_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner is a script with modules beside it; its folder is no package."""
+    monkeypatch.syspath_prepend(_OUTSIDE)
+
+
+def program(name="openai", **more):
+    from programs import Program
+
+    return Program(name, "sdk", "pypi", "checks/openai_checks.py", "1.0", **more)
+
+
+def result(*checks, name="openai"):
+    from results import Check, Result
+
+    return Result(program(name), tuple(Check(*check) for check in checks))
+
+
+def known(check, cause="the model is too small", name="openai"):
+    from programs import KnownFailure
+
+    return KnownFailure(name, check, cause)
+
+
+def judged(*checks, listed=()):
+    from results import judge
+
+    return judge([result(*checks)], listed)
+
+
+def test_exit_status_is_0_when_every_check_passes_or_is_skipped():
+    assert judged(("plain", "passed"), ("streamed", "skipped", "no browser")).exit_status == 0
+
+
+def test_exit_status_is_1_for_a_failure_that_is_not_listed():
+    verdict = judged(("plain", "failed", "no answer"), listed=[known("streamed")])
+    assert verdict.exit_status == 1
+    assert [(name, check.reason) for name, check in verdict.unexpected] == [("openai", "no answer")]
+
+
+def test_exit_status_is_0_for_a_listed_failure_and_its_cause_is_told():
+    verdict = judged(("plain", "failed"), listed=[known("plain")])
+    assert verdict.exit_status == 0
+    assert [cause for _, _, cause in verdict.known] == ["the model is too small"]
+
+
+def test_exit_status_is_1_when_a_listed_failure_passes():
+    verdict = judged(("plain", "passed"), listed=[known("plain")])
+    assert verdict.exit_status == 1
+    assert [entry.check for entry in verdict.mended] == ["plain"]
+
+
+def test_star_lists_all_checks_of_a_program_and_counts_as_mended_only_when_all_pass():
+    some = judged(("plain", "passed"), ("streamed", "failed"), listed=[known("*")])
+    assert some.exit_status == 0
+    assert judged(("plain", "passed"), ("streamed", "passed"), listed=[known("*")]).mended
+
+
+def test_listed_failure_of_a_program_that_did_not_run_changes_nothing():
+    assert judged(("plain", "passed"), listed=[known("plain", name="codex")]).exit_status == 0
+
+
+def test_table_counts_outcomes_and_gives_reasons_of_skips():
+    from results import table
+
+    found = table([result(("plain", "passed"), ("streamed", "failed", "a|b"), ("forced", "skipped", "no tools"))])
+    assert found.splitlines() == [
+        "| Program | Version | Passed | Failed | Skipped |",
+        "| --- | --- | --- | --- | --- |",
+        "| openai | 1.0 | 1 | 1 | 1 (no tools) |",
+    ]
+
+
+def test_result_of_one_part_replaces_only_its_programs():
+    from results import merged, to_json
+
+    old = to_json([result(("plain", "failed")), result(("plain", "passed"), name="codex")], {"date": "2026-01-01"})
+    new = to_json([result(("plain", "passed"))], {"date": "2026-01-02"})
+    found = json.loads(merged(old, new, ["codex", "openai"]))
+    outcomes = [(one["name"], one["checks"][0]["outcome"]) for one in found["programs"]]
+    assert outcomes == [("codex", "passed"), ("openai", "passed")]
+    assert found["date"] == "2026-01-02"
+
+
+def test_documented_table_names_causes_of_listed_failures():
+    from results import client_table, to_json
+
+    text = to_json([result(("plain", "passed"), ("forced", "failed", "a long trace"))], {})
+    (row,) = client_table(text, [known("forced")]).splitlines()[2:]
+    assert row == "| openai | 1.0 | sdk | 1 of 2 | forced: the model is too small |"
+
+
+def test_documented_table_is_up_to_date_with_the_result():
+    import clients_table
+
+    page = clients_table.PAGE.read_text()
+    assert clients_table.with_table(page, clients_table.RESULT.read_text()) == page, "run outside/clients_table.py"
+
+
+def test_every_pinned_program_has_a_version_and_its_script():
+    import programs
+
+    for one in programs.load().programs:
+        scripts = [programs.FOLDER / one.script]
+        if one.registry == "tests":
+            scripts = [programs.FOLDER.parent / path for path in one.script.split()]
+        else:
+            assert one.version and all("==" in package or "@" in package[1:] for package in one.packages), one.name
+        assert all(script.exists() for script in scripts), one.name
+
+
+def test_known_failure_of_an_unknown_program_is_refused(tmp_path):
+    import programs
+
+    (tmp_path / "programs.toml").write_text(
+        '[model]\n[[program]]\nname = "a"\npart = "sdk"\nregistry = "pypi"\nscript = "a.py"\n'
+        '[[known_failure]]\nprogram = "b"\ncheck = "plain"\ncause = "none"\n'
+    )
+    with pytest.raises(ValueError, match="unknown program: b"):
+        programs.load(tmp_path / "programs.toml")
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "reason"),
+    [
+        ("report('plain text', 'passed')", "passed", ""),
+        ("pass", "failed", "the script reported no check"),
+        ("raise SystemExit('no wheel')", "failed", "no wheel"),
+        ("import time; time.sleep(60)", "failed", "ran longer than 2 s"),
+    ],
+)
+def test_script_yields_its_checks_or_one_failed_check(tmp_path, script, outcome, reason):
+    import running
+    from programs import FOLDER
+
+    (tmp_path / "logs").mkdir()
+    file = tmp_path / "checks.py"
+    file.write_text(
+        f"import sys\nsys.path.insert(0, {str(FOLDER / 'checks')!r})\nfrom checking import report\n{script}\n"
+    )
+    (tmp_path / "environment/bin").mkdir(parents=True)
+    (tmp_path / "environment/bin/python").symlink_to(sys.executable)
+    one = program(timeout_secs=2.0)
+    context = {"OUTSIDE_URL": "", "OUTSIDE_TOOLS": "", "OUTSIDE_CHAT": "", "OUTSIDE_BASE": ""}
+    object.__setattr__(one, "script", str(file))
+    (check,) = running.run_script(one, tmp_path / "environment", context, tmp_path / "logs").checks
+    assert check.outcome == outcome and reason in check.reason
+
+
+def test_tests_of_the_project_are_checks_too(tmp_path):
+    import running
+
+    file = tmp_path / "test_sample.py"
+    file.write_text(
+        "import pytest\ndef test_a():\n    pass\ndef test_b():\n    assert 0, 'broken'\n"
+        "def test_c():\n    pytest.skip('no browser')\n"
+    )
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", str(file)]
+    subprocess.run(command, cwd=tmp_path, stdout=subprocess.DEVNULL, check=False)
+    found = {check.name: (check.outcome, check.reason) for check in running.read_junit(report)}
+    assert found["test_a"] == ("passed", "")
+    assert found["test_b"][0] == "failed" and "broken" in found["test_b"][1]
+    assert found["test_c"] == ("skipped", "no browser")
