@@ -1,0 +1,87 @@
+"""What the checks share: each is a function that fails by raising; its outcome goes to the runner as a JSON line."""
+
+import asyncio
+import inspect
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+URL = os.environ["OUTSIDE_URL"]
+MODEL = os.environ["OUTSIDE_TOOLS"]
+CHAT_MODELS = {name: os.environ[f"OUTSIDE_{name.upper()}"] for name in ("tools", "chat")}
+BASE_MODEL = os.environ["OUTSIDE_BASE"]
+SETTINGS: dict[str, Any] = json.loads(os.environ["OUTSIDE_SETTINGS"])
+CHECK_SECONDS = 300
+
+_checks: list[Callable[[], Any]] = []
+
+
+class Skipped(Exception):
+    """A check cannot run here; the text says why."""
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Register a check; its name is the function's, with spaces."""
+    _checks.append(function)
+    return function
+
+
+def run() -> None:
+    """Run all checks, in the order in which they are written."""
+    signal.signal(signal.SIGALRM, _too_long)
+    for function in _checks:
+        begun = time.monotonic()
+        seconds = int(SETTINGS.get("check_secs", CHECK_SECONDS))
+        signal.alarm(seconds)
+        try:
+            outcome = function()
+            if inspect.isawaitable(outcome):
+                asyncio.run(_awaited(outcome))
+            report(function.__name__, "passed", seconds=time.monotonic() - begun)
+        except Skipped as reason:
+            report(function.__name__, "skipped", str(reason))
+        except Exception as error:
+            traceback.print_exc()
+            report(function.__name__, "failed", _short(error), time.monotonic() - begun)
+        finally:
+            signal.alarm(0)
+
+
+def report(name: str, outcome: str, reason: str = "", seconds: float = 0.0) -> None:
+    """Add the outcome of a check to the runner's file."""
+    line = {"name": name.replace("_", " "), "outcome": outcome, "reason": reason, "seconds": round(seconds, 1)}
+    with Path(os.environ["OUTSIDE_RESULTS"]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def expect(error: type[Exception], function: Callable[[], Any]) -> Any:
+    """Return the error of this class that `function` raises.
+
+    Raises:
+        AssertionError: `function` raises nothing.
+    """
+    try:
+        value = function()
+    except error as raised:
+        return raised
+    raise AssertionError(f"expected {error.__name__}, got {value!r}")
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, AssertionError) and not str(error):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        return f"line {frame.lineno}: {frame.line}"
+    return f"{type(error).__name__}: {error}"[:400]
+
+
+async def _awaited(outcome: Any) -> None:
+    await outcome
+
+
+def _too_long(*_: object) -> None:
+    raise TimeoutError("the check took too long")

@@ -1,0 +1,91 @@
+"""pydantic-ai: agents on chat completions, the Responses API and Messages."""
+
+from checking import MODEL, URL, check, expect, run
+from pydantic import BaseModel
+from pydantic_ai import Agent, ModelHTTPError, ModelSettings, NativeOutput, ToolOutput
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.usage import UsageLimits
+
+openai = OpenAIProvider(base_url=f"{URL}/v1", api_key="any")
+anthropic = AnthropicProvider(base_url=URL, api_key="any")
+chat = OpenAIChatModel(MODEL, provider=openai)
+responses = OpenAIResponsesModel(MODEL, provider=openai)
+messages = AnthropicModel(MODEL, provider=anthropic)
+SHORT = ModelSettings(max_tokens=200, temperature=0)
+
+
+class City(BaseModel):
+    name: str
+    country: str
+
+
+def _forced(model: object) -> None:
+    """pydantic-ai asks for the output by a tool and `tool_choice: required`."""
+    found = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
+    assert isinstance(found.output, City)
+
+
+@check
+def chat_plain():
+    assert Agent(chat, instructions="Be brief.", model_settings=SHORT).run_sync("Say hello.").output
+
+
+@check
+async def chat_streamed():
+    async with Agent(chat, model_settings=SHORT).run_stream("Say hello.") as stream:
+        assert "".join([text async for text in stream.stream_text(delta=True)])
+
+
+@check
+def chat_required_tool():
+    _forced(chat)
+
+
+@check
+def chat_schema():
+    found = Agent(chat, output_type=NativeOutput(City), model_settings=SHORT).run_sync("Where is Paris?")
+    assert isinstance(found.output, City)
+
+
+@check
+def responses_plain():
+    assert Agent(responses, model_settings=SHORT).run_sync("Say hello.").output
+
+
+@check
+def responses_required_tool():
+    _forced(responses)
+
+
+@check
+def messages_plain():
+    assert Agent(messages, model_settings=SHORT).run_sync("Say hello.").output
+
+
+@check
+def messages_required_tool():
+    _forced(messages)
+
+
+@check
+def tools_of_an_agent():
+    agent = Agent(chat, model_settings=SHORT)
+
+    @agent.tool_plain
+    def get_weather(city: str) -> str:
+        """Return the weather of a city."""
+        return f"clear sky in {city}"
+
+    assert agent.run_sync("What is the weather in Paris?", usage_limits=UsageLimits(request_limit=6)).output
+
+
+@check
+def error_of_an_unknown_model():
+    agent = Agent(OpenAIChatModel("no-such-model", provider=openai))
+    assert expect(ModelHTTPError, lambda: agent.run_sync("Hello")).status_code == 404
+
+
+run()

@@ -1,0 +1,54 @@
+"""Environments for outside programs: one virtual environment or npm folder for each, cached between runs."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from programs import Program
+
+from npm import NODE, NODE_PATH, NPM
+
+
+class InstallError(Exception):
+    """A program could not be installed; the text ends with what the installer printed."""
+
+
+def prepare(program: Program, folder: Path) -> Path:
+    """Install the program below `folder` unless it is there with these versions; return its environment.
+
+    Raises:
+        InstallError: pip or npm failed.
+    """
+    environment = (folder / program.name).absolute()
+    wanted = hashlib.sha256("\n".join((program.registry, *program.packages)).encode()).hexdigest()
+    mark = environment / "installed"
+    if mark.exists() and mark.read_text() == wanted:
+        return environment
+    shutil.rmtree(environment, ignore_errors=True)
+    environment.mkdir(parents=True)
+    if program.registry == "pypi":
+        _run([sys.executable, "-m", "venv", str(environment)])
+        pip = [str(environment / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        _run([*pip, *program.packages])
+    elif program.registry == "npm":
+        settings = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", f"--prefix={environment}"]
+        _run([str(NODE), str(NPM), "install", *settings, *program.packages])
+    mark.write_text(wanted)
+    return environment
+
+
+def _run(command: list[str]) -> None:
+    ended = subprocess.run(
+        command,
+        env=os.environ | {"PATH": NODE_PATH},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise InstallError(f"{command[0]} ended with {ended.returncode}: {ended.stdout[-400:].strip()}")

@@ -1,0 +1,141 @@
+"""What the checks came to, against the list of known failures: the table, the JSON result and the exit status."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from programs import KnownFailure, Program
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check's outcome; `reason` says why it failed or was skipped."""
+
+    name: str
+    outcome: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcomes of all checks of one program."""
+
+    program: Program
+    checks: tuple[Check, ...]
+
+    def count(self, outcome: str) -> int:
+        """Return how many checks had this outcome."""
+        return sum(check.outcome == outcome for check in self.checks)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run says that the list of known failures does not.
+
+    Attributes:
+        unexpected: failures that are not on the list.
+        known: failures that are on the list, with their cause.
+        mended: entries of the list whose checks all passed.
+    """
+
+    unexpected: list[tuple[str, Check]]
+    known: list[tuple[str, Check, str]]
+    mended: list[KnownFailure]
+
+    @property
+    def exit_status(self) -> int:
+        """1 if a failure is not on the list or an entry of the list is out of date."""
+        return int(bool(self.unexpected or self.mended))
+
+
+def judge(results: Iterable[Result], known_failures: Iterable[KnownFailure]) -> Verdict:
+    """Compare the results with the list of known failures."""
+    listed = list(known_failures)
+    verdict = Verdict([], [], [])
+    seen: dict[KnownFailure, set[str]] = {}
+    for result in results:
+        name = result.program.name
+        for check in result.checks:
+            entry = _entry(listed, name, check)
+            if entry:
+                seen.setdefault(entry, set()).add(check.outcome)
+            if check.outcome == FAILED and entry:
+                verdict.known.append((name, check, entry.cause))
+            elif check.outcome == FAILED:
+                verdict.unexpected.append((name, check))
+    verdict.mended.extend(entry for entry, outcomes in seen.items() if outcomes == {PASSED})
+    return verdict
+
+
+def table(results: Iterable[Result]) -> str:
+    """Return the results as a Markdown table."""
+    rows = [("Program", "Version", "Passed", "Failed", "Skipped")]
+    for result in results:
+        reasons = {check.reason for check in result.checks if check.outcome == SKIPPED}
+        skipped = f"{result.count(SKIPPED)} ({'; '.join(sorted(reasons))})" if reasons else "0"
+        counts = str(result.count(PASSED)), str(result.count(FAILED))
+        rows.append((result.program.name, result.program.version or "-", *counts, skipped))
+    return _markdown(rows)
+
+
+def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
+    """Return the results as JSON text, with `about` (date, helexa's commit, the machine) beside them."""
+    programs = [
+        {
+            "name": result.program.name,
+            "version": result.program.version,
+            "part": result.program.part,
+            "checks": [asdict(check) for check in result.checks],
+        }
+        for result in results
+    ]
+    return json.dumps({**about, "programs": programs}, indent=1, ensure_ascii=False) + "\n"
+
+
+def merged(old: str, new: str, order: list[str]) -> str:
+    """Return the JSON text `old` with the programs of `new` in place of those of the same name.
+
+    Args:
+        order: names of all programs; those of other names are left out.
+    """
+    before, after = json.loads(old), json.loads(new)
+    programs = {program["name"]: program for program in (*before["programs"], *after["programs"])}
+    chosen = [programs[name] for name in order if name in programs]
+    return json.dumps(before | after | {"programs": chosen}, indent=1, ensure_ascii=False) + "\n"
+
+
+def client_table(text: str, causes: Iterable[KnownFailure]) -> str:
+    """Return the table of docs/clients.md for the JSON text of a run.
+
+    Args:
+        causes: known failures, whose causes stand beside the failed checks.
+    """
+    listed = list(causes)
+    rows = [("Program", "Version", "Part", "Checks passed", "What fails or was skipped")]
+    for program in json.loads(text)["programs"]:
+        checks = [Check(**check) for check in program["checks"]]
+        passed = sum(check.outcome == PASSED for check in checks)
+        notes = []
+        for check in checks:
+            entry = _entry(listed, program["name"], check)
+            if check.outcome == FAILED:
+                notes.append(f"{check.name}: {entry.cause if entry else 'fails'}")
+            elif check.outcome == SKIPPED:
+                notes.append(f"{check.name} skipped: {check.reason}")
+        counted = f"{passed} of {len(checks)}"
+        rows.append((program["name"], program["version"], program["part"], counted, "; ".join(notes)))
+    return _markdown(rows)
+
+
+def _entry(listed: Iterable[KnownFailure], program: str, check: Check) -> KnownFailure | None:
+    return next((one for one in listed if one.program == program and one.check in (check.name, "*")), None)
+
+
+def _markdown(rows: list[tuple[str, ...]]) -> str:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows]
+    cells.insert(1, ["---"] * len(rows[0]))
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells) + "\n"
