@@ -29,10 +29,11 @@ def _run(prompt: str, proxy: Proxy) -> str:
         (HOME / name).parent.mkdir(parents=True, exist_ok=True)
         (HOME / name).write_text(filled(text))
     program = ENVIRONMENT / SETTINGS["program"]
+    node = str(ENVIRONMENT / SETTINGS["node"]) if "node" in SETTINGS else "node"
     environ = {"PATH": os.environ["PATH"], "HOME": str(HOME), "TMPDIR": str(HOME), "LANG": "C.UTF-8"}
     environ |= {"HTTPS_PROXY": proxy.url, "NO_PROXY": "127.0.0.1,localhost"}
     ended = subprocess.run(
-        [*(["node"] if program.suffix in (".js", ".cjs") else []), program, *map(filled, SETTINGS["arguments"])],
+        [*([node] if program.suffix in (".js", ".cjs") else []), program, *map(filled, SETTINGS["arguments"])],
         cwd=FOLDER,
         env=environ | {name: filled(value) for name, value in SETTINGS.get("environment", {}).items()},
         stdin=subprocess.DEVNULL,
