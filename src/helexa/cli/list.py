@@ -7,8 +7,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from helexa.cli.local_model import models_here
-from helexa.cli.table import print_table
 from helexa.cli.terminal import note, size_text
+from helexa.core.text_table import text_table
 from helexa.neuron.sources.inventory import KeptModel
 
 _HEADINGS = ("MODEL", "FORM", "SIZE", "FETCHED")
@@ -25,7 +25,7 @@ def list_models(*, as_json: Annotated[bool, Parameter(name="--json", negative=""
     if as_json:
         print(json.dumps([_facts(model) for model in models], indent=2))
     elif models:
-        print_table(_HEADINGS, [_row(model) for model in models], numbers=("SIZE",))
+        print(text_table(_HEADINGS, [_row(model) for model in models], right=("SIZE",)))
     else:
         note("no model is kept on this machine; fetch one with `helexa pull`")
 

@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from helexa.cli.gateway import Gateway
 from helexa.cli.nodes import NodeReport, node_reports
-from helexa.cli.table import print_table
 from helexa.cli.terminal import note
 from helexa.core.fleet import ModelInfo
+from helexa.core.text_table import text_table
 
 _HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S")
 
@@ -41,7 +41,7 @@ def ps(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="--jso
     if as_json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     elif rows:
-        print_table(_HEADINGS, [tuple(asdict(row).values()) for row in rows], numbers=_HEADINGS[3:])
+        print(text_table(_HEADINGS, [tuple(asdict(row).values()) for row in rows]))
     else:
         note("no node holds a model" if nodes else "the gateway has no nodes")
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from helexa.core.errors import HelexaError
+from helexa.core.text_table import printable
 
 PATIENCE_SECS = 10.0
 
@@ -72,11 +73,6 @@ class GatewayApi:
         except (OSError, ValueError, HTTPException) as error:
             reason = " ".join(str(getattr(error, "reason", error)).split())
             raise Unreachable(f"{url} gave no answer: {reason}") from None
-
-
-def printable(text: object) -> str:
-    """Text from elsewhere on one line, without what could steer a terminal."""
-    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
 
 
 def _words(error: Any) -> str:

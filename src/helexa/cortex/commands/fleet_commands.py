@@ -4,7 +4,8 @@ from typing import Any
 from urllib.parse import quote
 
 from helexa.core.errors import HelexaError
-from helexa.cortex.commands.api_client import GatewayApi, printable
+from helexa.core.text_table import printable
+from helexa.cortex.commands.api_client import GatewayApi
 
 _DRAIN_PATIENCE_SECS = 900.0
 _HERE = GatewayApi()

@@ -12,10 +12,10 @@ from cyclopts import Parameter
 
 from helexa.core import catalogue
 from helexa.core.catalogue import Catalogue
+from helexa.core.text_table import text_table
 from helexa.cortex.access.key import Key, static_keys
 from helexa.cortex.access.key_terms import NewKey, described, refuse_static
 from helexa.cortex.commands.duration import duration_text, parse_duration
-from helexa.cortex.commands.text_table import text_table
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.ledger.database import Database, open_database
 from helexa.cortex.ledger.keys import KeyStore

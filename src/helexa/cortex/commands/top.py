@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from helexa.core.errors import HelexaError
+from helexa.core.text_table import text_table
 from helexa.cortex.commands.api_client import GatewayApi
-from helexa.cortex.commands.text_table import text_table
 
 _HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
 _REFRESH_SECS = 1.0

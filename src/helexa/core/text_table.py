@@ -1,0 +1,43 @@
+"""Text tables of the command line, laid out by rich."""
+
+from collections.abc import Sequence
+
+_WIDEST = 1 << 20  # columns: a table is never cut or wrapped
+
+
+def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
+    """Lay out rows as aligned columns, two spaces apart, without color.
+
+    Args:
+        rows: one value per heading. A float is shown with one decimal, None as a dash.
+        right: headings of columns to align right. Columns that hold only numbers and None are always aligned right.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for place, heading in enumerate(headings):
+        is_number = bool(rows) and all(isinstance(row[place], int | float | None) for row in rows)
+        table.add_column(heading, justify="right" if is_number or heading in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console = Console(color_system=None, width=_WIDEST)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def printable(text: object) -> str:
+    """Return text from elsewhere on one line, without characters that could steer a terminal."""
+    return " ".join("".join(char for char in str(text) if char.isprintable() or char.isspace()).split())
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.1f}"
+        case _:
+            return printable(value)
