@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.cors import Cors
+from helexa.cortex.access.cors import with_cors
 from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.database import DatabaseError
@@ -98,4 +98,4 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.router.redirect_slashes = False
     hot = HotPaths(app, _HOT)
     origins = gateway.config.gateway.cors_origins
-    return OriginGuard(Cors(hot, origins) if origins else hot, gateway)
+    return OriginGuard(with_cors(hot, origins) if origins else hot, gateway)

@@ -24,7 +24,13 @@ _REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-en
 _BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
 _NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | _REPLACED | _BROWSER
 _IDENTITY_PREFIX = b"x-helexa-"
-_NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
+# Which pages may read an answer is up to the gateway's `cors_origins`, not to its nodes.
+_CORS = {
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-expose-headers",
+}
+_NOT_RETURNED = _HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
 
 
 def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from cortex import fake_node
 from cortex.fake_node import FakeNode
@@ -113,11 +114,22 @@ async def test_compressed_bodies_are_refused(edged: Cortex, node: FakeNode) -> N
 async def test_a_page_asks_before_it_has_a_key(edged: Cortex, node: FakeNode) -> None:
     preflight = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
     async with edged.client.options(f"{edged.url}/v1/chat/completions", headers=preflight) as response:
-        assert (response.status, response.headers["access-control-allow-origin"]) == (204, PAGE)
+        assert (response.status, response.headers["access-control-allow-origin"]) == (200, PAGE)
     async with chat(edged, origin=PAGE, authorization="Bearer other") as response:
         assert (response.status, response.headers["access-control-allow-origin"]) == (401, PAGE)
     async with chat(edged, origin=PAGE) as response:
         assert (response.status, response.headers["access-control-allow-origin"]) == (200, PAGE)
+
+
+async def test_a_node_lets_no_page_read(edged: Cortex, node: FakeNode) -> None:
+    async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        marks = {"Access-Control-Allow-Origin": "*", "Access-Control-Allow-Credentials": "true"}
+        return web.json_response({}, headers=marks)
+
+    node.speak = speak
+    async with chat(edged, stream=False, origin="https://evil.example") as response:
+        assert response.status == 200
+        assert not [name for name in response.headers if name.lower().startswith("access-control-allow")]
 
 
 async def test_no_page_may_ask_by_default(cortex: Cortex) -> None:
