@@ -13,7 +13,6 @@ from torch import Tensor
 
 from helexa.neuron.engine import runner as runner_module
 from helexa.neuron.engine import scheduler as scheduler_module
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan, PlanEntry
@@ -22,6 +21,8 @@ from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.steps import Steps
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 LARGEST_STEP = 2048
 """Tokens: no prompt is cut, unless a `Way` says so."""

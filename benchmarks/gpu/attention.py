@@ -13,7 +13,7 @@ import measure
 import torch
 
 if TYPE_CHECKING:
-    from helexa.neuron.engine.batch import Batch
+    from helexa.neuron.ops.batch import Batch
 
 SHAPES = {"Qwen3-8B": (32, 8, 128), "Qwen3.5-27B": (24, 4, 256), "Qwen3-30B-A3B": (32, 4, 128)}
 """Heads of queries, of keys and values, and their width."""
@@ -26,8 +26,8 @@ TINY = {"tiny": (4, 2, 32)}
 
 def main() -> None:
     arguments = measure.arguments(__doc__)
-    from helexa.neuron.engine.batch import PAGE_SIZE
     from helexa.neuron.ops.attention_kind import AttentionKind
+    from helexa.neuron.ops.constants import PAGE_SIZE
     from helexa.neuron.ops.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
@@ -60,7 +60,7 @@ def main() -> None:
 
 def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) -> "Batch":
     """So many sequences alike, their pages in no order."""
-    from helexa.neuron.engine.batch import Batch, Capacity, Span
+    from helexa.neuron.ops.batch import Batch, Capacity, Span
 
     numbers = torch.randperm(count * pages).view(count, pages).tolist()
     spans = [Span(slice(n * rows, (n + 1) * rows), prefix, numbers[n], 0, rows) for n in range(count)]

@@ -23,7 +23,7 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 def main() -> None:
     arguments = measure.arguments(__doc__)
-    from helexa.neuron.engine.batch import Batch, Capacity, Span
+    from helexa.neuron.ops.batch import Batch, Capacity, Span
     from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
     from helexa.neuron.ops.gpu import GpuOps
 

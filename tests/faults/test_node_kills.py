@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from clients.stack import MODEL, PATIENCE_SECONDS, Server, free_port, get, post
-from helexa.neuron.sources.cache import cache_root
+from helexa.neuron.cache_folder import cache_root
 from neuron.fake_hub import FakeHub
 from nightly import cases
 

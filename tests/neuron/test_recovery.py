@@ -1,8 +1,6 @@
-"""When an engine is started anew, and when it counts as hung."""
+"""When an engine is started anew."""
 
-import pytest
-
-from helexa.neuron.recovery import Restarts, Silence
+from helexa.neuron.recovery import Restarts
 
 
 def test_pauses_grow_until_it_is_too_often():
@@ -24,19 +22,3 @@ def test_an_engine_that_lived_for_a_while_is_replaced_at_once():
 
 def test_a_model_may_be_without_restarts():
     assert Restarts(most=0, window=100).next(0) is None
-
-
-@pytest.mark.parametrize(
-    ("looks", "hangs"),
-    [
-        ([(0, True), (0, True), (0, True)], [False, False, False]),
-        ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
-        ([(0, False)] * 9, [False] * 9),
-        ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
-        ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
-    ],
-    ids=["three looks", "four looks", "idle", "news", "work ended"],
-)
-def test_an_engine_hangs_that_has_work_and_says_nothing(looks: list[tuple[int, bool]], hangs: list[bool]):
-    silence = Silence(patience=3)
-    assert [silence.look(news, working) for news, working in looks] == hangs

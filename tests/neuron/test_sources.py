@@ -16,9 +16,9 @@ import pytest
 from bare_venv import bare_venv
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import ModelSource
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import read_config
 from helexa.neuron.sources import pypi
-from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.choice import chosen_files
 from helexa.neuron.sources.hub import default_cache
 from helexa.neuron.sources.sources import Sources

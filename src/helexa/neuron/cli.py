@@ -123,7 +123,7 @@ def doctor(
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
     """Set what every process that is started from here inherits: where files are kept."""
-    from helexa.neuron.sources.cache import cache_root
+    from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:
         os.environ["HELEXA_CACHE"] = str(cache_root(settings.cache.dir).absolute())

@@ -15,7 +15,8 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, Kernels, PrefixReuse
+from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse
+from helexa.neuron.ops.constants import Kernels
 
 ENV_PREFIX = "NEURON_"
 MOST_DOWNLOADS = 64

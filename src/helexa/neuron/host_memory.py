@@ -26,6 +26,18 @@ def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, 
     return free, total
 
 
+def own_bytes(pid: int) -> int | None:
+    """Memory that a process holds and that cannot be read from a file again; None if there is no such process."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        try:
+            return psutil.Process(pid).memory_info().rss
+        except psutil.Error:
+            return None
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+
+
 def _own_group() -> str:
     """The control group of this process, relative to that of all; empty if it has none."""
     try:

@@ -20,10 +20,10 @@ from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
 from helexa.neuron.engine.child import Child, Spawn
 from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import EngineOptions, Progress
 from helexa.neuron.engine.spare import Spare
 from helexa.neuron.grammar import GrammarChecker
-from helexa.neuron.memory_book import MemoryBook
 from helexa.neuron.model import ServedModel
 from helexa.neuron.parsers.choice import FAMILIES
 from helexa.neuron.recovery import Restarts

@@ -12,10 +12,10 @@ import msgspec
 import psutil
 import torch
 
-from helexa.neuron import ops
 from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, Survey
 from helexa.neuron.engine.device import DeviceError, physical_cores, usable_device
 from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.ops.choice import choose
 
 
 def take(options: EngineOptions) -> Survey:
@@ -44,7 +44,7 @@ def take(options: EngineOptions) -> Survey:
 
 def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
     try:
-        choice = ops.choose(device, dtype, {})
+        choice = choose(device, dtype, {})
         free_mb = _free_mb(device)
     except (AssertionError, RuntimeError) as error:  # its memory is full, or its driver too old
         reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"

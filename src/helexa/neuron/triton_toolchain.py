@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from helexa.neuron.sources.cache import cache_root
+from helexa.neuron.cache_folder import cache_root
 
 _LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"  # what it builds for this Python, in its cache
 

@@ -6,8 +6,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Chunk
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.step_graphs import StepGraphs, again

@@ -8,9 +8,10 @@ import torch
 from helexa.neuron.engine.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.overlap import foreseeable
-from helexa.neuron.engine.plan import UNSOUND, PlanEntry
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.sampler import Row, launch
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference import ReferenceOps
 
 PENALTY = SamplingParams(temperature=0, repetition_penalty=2.0)
@@ -49,7 +50,7 @@ def test_each_token_is_read_once() -> None:
     assert tokens.read < 1200
 
 
-@pytest.mark.parametrize(("last", "chosen"), [([5, 3], 4), ([3, 5], 3), ([3, UNSOUND], 3)])
+@pytest.mark.parametrize(("last", "chosen"), [([5, 3], 4), ([3, 5], 3), ([3, NON_FINITE], 3)])
 def test_a_penalty_covers_a_token_that_is_still_on_the_device(last: list[int], chosen: int) -> None:
     one = sequence([1])
     one.tokens.append(-1)

@@ -25,8 +25,9 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
     encode,
 )
-from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import ModelFacts
+from helexa.neuron.ops.constants import NON_FINITE
 
 GREEDY = SamplingParams(temperature=0)
 OPTIONS = EngineOptions()
@@ -212,7 +213,7 @@ def test_pieces_of_prompts_in_between_do_not_count():
 
 def unsound_for(tokens: set[int]) -> Callable[[Plan], list[int]]:
     def step(plan: Plan) -> list[int]:
-        return [UNSOUND if tokens & set(entry.sequence.tokens) else 9 for entry in plan if entry.samples]
+        return [NON_FINITE if tokens & set(entry.sequence.tokens) else 9 for entry in plan if entry.samples]
 
     return step
 

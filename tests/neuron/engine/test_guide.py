@@ -21,11 +21,12 @@ from helexa.neuron.engine.masks import refused
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.sampler import rows_of, sample
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference import ReferenceOps
 
 WIDTH = 49152
@@ -301,7 +302,7 @@ def test_what_is_forced_is_bounded_and_teaches_the_drafter_nothing(tokenizer: LL
         lengths |= {len(entry.drafts) for entry in plan}
         scheduler.commit(plan, speaker.run(plan))
     assert one.generated > 180
-    assert max(lengths) == MOST_DRAFTS
+    assert max(lengths) == MAX_DRAFTS
     assert one.drafter.heard <= one.drafter.made
 
 

@@ -7,10 +7,11 @@ from simulation import SimulatedCache
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.ops.constants import NON_FINITE
 
 FATAL = 7
 """A token of which steps die."""
@@ -31,7 +32,7 @@ class Broken(SimulatedCache):
             raise ValueError("of no consequence")
         rows = [entry for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
         return [
-            UNSOUND if NOT_A_NUMBER in entry.sequence.tokens else token
+            NON_FINITE if NOT_A_NUMBER in entry.sequence.tokens else token
             for entry, token in zip(rows, sampled, strict=True)
         ]
 

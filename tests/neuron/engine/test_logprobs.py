@@ -5,9 +5,9 @@ import torch
 
 from helexa.neuron.engine.logprobs import Logprobs
 from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.plan import UNSOUND
 from helexa.neuron.engine.sampler import Row
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.constants import NON_FINITE
 
 
 def rows(*alternatives: int | None) -> list[Row]:
@@ -22,8 +22,8 @@ def test_only_rows_that_ask_and_as_many_as_they_ask_for() -> None:
     expected = torch.log_softmax(logits, dim=-1)
     logprobs = Logprobs(logits, rows(2, None, 0, 1))
     logits.zero_()  # the sampler may change them
-    logprobs.begin(torch.tensor([0, 1, 1, UNSOUND]))
-    told = logprobs.of([0, 1, 1, UNSOUND])
+    logprobs.begin(torch.tensor([0, 1, 1, NON_FINITE]))
+    told = logprobs.of([0, 1, 1, NON_FINITE])
     assert set(told) == {0, 2}
     assert told[0][0] == pytest.approx(float(expected[0, 0]))
     assert [token for token, _ in told[0][1]] == [2, 1]

@@ -7,11 +7,12 @@ import torch
 from tabled_ops import TabledOps
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron import ops
+from helexa.neuron.engine import device
 from helexa.neuron.engine.fit import alone
 from helexa.neuron.engine.measured import largest, measured
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.ops.choice import Choice
 from neuron.needing import MIB, needs
 from tiny_models import tiny_model
 
@@ -73,7 +74,7 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
     tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
     monkeypatch.setattr(
-        ops, "choose", lambda *a, **k: ops.Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
+        device, "choose", lambda *a, **k: Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
     )
     runner = Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100))
     card = Card()

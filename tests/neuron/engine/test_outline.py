@@ -86,7 +86,8 @@ def held(thing: object, seen: dict[int, object]) -> int:
         return sum(held(part, seen) for part in thing.values())
     if isinstance(thing, list | tuple):
         return sum(held(part, seen) for part in thing)
-    if type(thing).__module__.startswith("helexa.") and not type(thing).__name__.endswith(("Loader", "Ops")):
+    name = f"{type(thing).__module__}.{type(thing).__name__}"
+    if name.startswith("helexa.") and not name.endswith(("Launcher", "Loader", "Ops")):
         return held(vars(thing), seen)
     return 0
 

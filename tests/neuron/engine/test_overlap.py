@@ -15,11 +15,12 @@ from helexa.neuron.engine.launched import Launched, Outcome, begin_sums
 from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import UNSOUND, Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.steps import Steps, _sound_vectors
+from helexa.neuron.ops.constants import NON_FINITE
 
 FATAL_LATE, FATAL, NOT_A_NUMBER, STOP = 6, 7, 8, 9
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
@@ -51,7 +52,7 @@ class Simulated(SimulatedCache):
         self.entries += len(plan)
         if any(FATAL_LATE in entry.sequence.tokens and entry.samples for entry in plan):
             return Late(step.tokens)
-        return SimulatedStep([UNSOUND if bad else token for bad, token in zip(spoilt, step.tokens, strict=True)])
+        return SimulatedStep([NON_FINITE if bad else token for bad, token in zip(spoilt, step.tokens, strict=True)])
 
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages

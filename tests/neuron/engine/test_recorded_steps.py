@@ -11,13 +11,16 @@ import torch
 from driving import generate, scheduler_of
 from tabled_ops import TabledOps
 
-from helexa.neuron import ops
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity, Layout
+from helexa.neuron.engine import device
+from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.choice import Choice
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.step_graphs import CudaCapture
 from tiny_models import tiny_model
 
@@ -43,7 +46,7 @@ def expected(model: Path) -> list[list[int]]:
 
 def tabled(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ops, "choose", lambda *a, **k: ops.Choice(TabledOps(CPU, torch.float32), "these are tested"))
+        patch.setattr(device, "choose", lambda *a, **k: Choice(TabledOps(CPU, torch.float32), "these are tested"))
         return Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 
 

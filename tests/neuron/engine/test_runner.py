@@ -14,7 +14,7 @@ from helexa.neuron.engine import runner
 from helexa.neuron.engine.device import DeviceError, usable_device
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
-from helexa.neuron.memory_book import own_bytes
+from helexa.neuron.host_memory import own_bytes
 from helexa.neuron.models.llama import Llama
 
 CONFIG = {

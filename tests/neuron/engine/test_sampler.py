@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.plan import UNSOUND, PlanEntry
+from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.sampler import Refused, Row, rows_of, uniforms
 from helexa.neuron.engine.sampler import sample as sample_with
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference import ReferenceOps
 
 VOCABULARY = 1000
@@ -152,7 +153,7 @@ def test_broken_logits_yield_no_token_and_leave_the_others_theirs(value: float, 
     sound = torch.randn(1, VOCABULARY)
     (alone,) = sample(sound.clone(), [row(**settings)])
     broken = torch.full((1, VOCABULARY), value)
-    assert sample(torch.cat((broken, sound)), [row(**settings)] * 2) == [UNSOUND, alone]
+    assert sample(torch.cat((broken, sound)), [row(**settings)] * 2) == [NON_FINITE, alone]
 
 
 def test_rows_keep_their_own_settings_in_one_batch() -> None:

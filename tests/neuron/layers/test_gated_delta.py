@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.batch import Batch, Capacity, Span
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
+from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.delta_rule import DeltaRule
 from helexa.neuron.ops.reference import ReferenceOps

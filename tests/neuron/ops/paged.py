@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native import NativeOps
 
 CPU = torch.device("cpu")

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import oracle, paged

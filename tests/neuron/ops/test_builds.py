@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron.engine.batch import Capacity
 from helexa.neuron.ops import compiler
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Capacity
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native import NativeOps

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.ops import accelerator_dtype, choose, compiler
+from helexa.neuron.ops import compiler
+from helexa.neuron.ops.choice import accelerator_dtype, choose
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from helexa.neuron import heartbeat
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.compiler import native_kernels
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import paged, random_weights

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import helexa
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops import packed_store
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
-from helexa.neuron.sources.cache import cache_root
 from neuron.ops import random_weights
 
 SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.ops.norm import HeadNorms
 from neuron.ops import paged, random_weights

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
+from helexa.neuron.engine.layout import Layout
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.cpu import CpuOps, Int4Linear
 from helexa.neuron.ops.norm import FewPassRmsNorm, RmsNorm
 from helexa.neuron.ops.reference import ReferenceOps

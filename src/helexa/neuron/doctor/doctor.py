@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from helexa.neuron.access import exposure
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device
 from helexa.neuron.doctor.finding import Finding
@@ -12,7 +13,6 @@ from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.kernels import look_at_kernels
 from helexa.neuron.doctor.machine import look_at_machine
 from helexa.neuron.doctor.port import look_at_port
-from helexa.neuron.sources.cache import cache_root
 
 _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 

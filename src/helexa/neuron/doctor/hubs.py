@@ -7,10 +7,10 @@ from pathlib import Path
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME, ModelSource
 from helexa.neuron.builtin import source_text
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.doctor.folder import look_at_folder
-from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.hub import Hub, offline
 from helexa.neuron.sources.local import local_model
 from helexa.neuron.sources.package_download import has_installer

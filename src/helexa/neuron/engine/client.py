@@ -13,6 +13,7 @@ import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
 from helexa.neuron.engine.child import Child, Spawn
+from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
@@ -34,9 +35,8 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
     encode,
 )
+from helexa.neuron.engine.silence import Silence
 from helexa.neuron.engine.token_stream import TokenStream
-from helexa.neuron.memory_book import MemoryBook
-from helexa.neuron.recovery import Silence
 
 log = logging.getLogger(__name__)
 

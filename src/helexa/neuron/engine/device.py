@@ -8,9 +8,9 @@ import psutil
 import torch
 
 from helexa.core.errors import HelexaError
-from helexa.neuron import ops
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.needs import free_memory
+from helexa.neuron.ops.choice import choose
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.quant_form import AUTO, quant_named
@@ -46,7 +46,7 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
     """The kernels that suit the device, the options and the model's `config` (see `ops.choose`)."""
     kv_bits = 8 if options.kv_dtype == "int8" else 16
     x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
-    choice = ops.choose(
+    choice = choose(
         device,
         _DTYPES.get(options.dtype),
         config,

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from helexa.neuron.ops.constants import Kernels
+
 T = TypeVar("T")
 
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
@@ -20,7 +22,6 @@ _LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
-Kernels = Literal["auto", "torch", "triton"]
 PrefixReuse = Literal["principal", "all", "off"]
 Pooling = Literal["mean", "last", "cls"]
 Logprob = tuple[float, list[tuple[int, float]]]

@@ -4,12 +4,10 @@ import os
 
 import torch
 
-from helexa.neuron.engine.batch import PAGE_SIZE
 from helexa.neuron.engine.messages import EngineOptions, Needs
 from helexa.neuron.engine.outline import Outline
-from helexa.neuron.engine.plan import MOST_DRAFTS
-from helexa.neuron.host_memory import host_memory
-from helexa.neuron.memory_book import own_bytes
+from helexa.neuron.host_memory import host_memory, own_bytes
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.reference import ReferenceOps
 
 _RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
@@ -73,7 +71,7 @@ def _step(found: Outline, options: EngineOptions, ops: ReferenceOps, rows: int) 
 def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
     """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
-    rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MOST_DRAFTS))
+    rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
     if ops.quantised:
         rows += options.max_sequences  # memory is lent in powers of two
     return rows * found.vocab_size * 4

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Bucket, Capacity, Rows, Tables
-from helexa.neuron.engine.plan import MOST_DRAFTS, Plan
+from helexa.neuron.engine.layout import Rows
+from helexa.neuron.engine.plan import Plan
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity, Tables
+from helexa.neuron.ops.constants import MAX_DRAFTS
 
 _ALIGNED = 16  # numbers: every part begins at a multiple, so that kernels may read several at once
 _NOWHERE = -1  # the slot of a row that stands for nothing
 _MOST_DRAFTING = 4  # sequences in a recorded step with drafts
 
-FEW = 1 + MOST_DRAFTS
+FEW = 1 + MAX_DRAFTS
 """Rows of a span that has drafts, at most."""
 
 

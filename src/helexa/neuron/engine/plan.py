@@ -5,12 +5,6 @@ from dataclasses import dataclass, field
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.sequence import Sequence
 
-UNSOUND = -1
-"""Stands for the token that a row of logits yields that are no finite numbers."""
-
-MOST_DRAFTS = 16
-"""Rows that speculation may add to a sequence."""
-
 
 @dataclass
 class PlanEntry:

@@ -14,23 +14,25 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron import heartbeat
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity, Layout
 from helexa.neuron.engine.device import kernels_for, policy_for, usable_device
 from helexa.neuron.engine.faults import is_device_fault
 from helexa.neuron.engine.fit import LEAST_CONTEXT, alone
 from helexa.neuron.engine.launched import Launched, Outcome, begin_sums
+from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.logprobs import Logprobs
 from helexa.neuron.engine.measured import largest, measured
 from helexa.neuron.engine.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
 from helexa.neuron.engine.needs import needs
 from helexa.neuron.engine.outline import outline
 from helexa.neuron.engine.packed_layout import PackedLayout, buckets
-from helexa.neuron.engine.plan import MOST_DRAFTS, Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.prompt_scores import MOST_ROWS, begin_scores
 from helexa.neuron.engine.sampler import launch, rows_of
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
+from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 __all__ = ["PAGE_SIZE", "ModelFacts", "NotFiniteError", "Runner", "load"]
@@ -166,7 +168,7 @@ class Runner:
         slots = grant.sequences + grant.snapshots if asked.state else 0
         self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
-        rows = max(self._options.max_step_tokens, grant.sequences) + MOST_DRAFTS * grant.sequences
+        rows = max(self._options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
         width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
         capacity = Capacity(rows, grant.sequences, width)
         if not self.ops.tabled:

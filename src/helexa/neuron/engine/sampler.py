@@ -65,7 +65,7 @@ class Sampled:
     """Tokens that are chosen on the device, whether or not it has come to that yet.
 
     Attributes:
-        tokens: int64 [S] on the device; `UNSOUND` where the largest logit is no finite number.
+        tokens: int64 [S] on the device; `NON_FINITE` where the largest logit is no finite number.
     """
 
     def __init__(self, ops: ReferenceOps, logits: Tensor, rows: Rows[Row], tokens: Tensor) -> None:
@@ -176,7 +176,7 @@ def _adjust(logits: Tensor, rows: Rows[Row], last: Tensor | None) -> Tensor:
         cells, values = repeated.on(logits.device)
         if coming and last is not None:
             starts, places, penalties = (np.array(column) for column in zip(*coming, strict=True))
-            tokens = last[upload(places, logits.device)].clamp(min=0)  # `UNSOUND` must not reach the row before
+            tokens = last[upload(places, logits.device)].clamp(min=0)  # `NON_FINITE` must not reach the row before
             cells = torch.cat((cells, upload(starts, logits.device) + tokens))
             values = torch.cat((values, upload(penalties.astype(np.float32), logits.device)))
         flat[cells] = torch.where(flat[cells] > 0, flat[cells] / values, flat[cells] * values)

@@ -32,12 +32,13 @@ from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.overlap import foreseeable
 from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import MOST_DRAFTS, UNSOUND, Plan, PlanEntry
+from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.prompt_scores import are_finite
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_budget import StepBudget
 from helexa.neuron.engine.turns import Ration, Turns
+from helexa.neuron.ops.constants import MAX_DRAFTS, NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -165,8 +166,8 @@ class Scheduler:
             seconds: that it took, if anything is to be learnt from it.
             sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
                 for each draft: the token that would follow if this draft and those before it were right. As a draw
-                depends on seed and position alone, those that count are the tokens of a step without drafts. `UNSOUND`
-                ends its sequence; nobody will find what it has computed.
+                depends on seed and position alone, those that count are the tokens of a step without drafts.
+                `NON_FINITE` ends its sequence; nobody will find what it has computed.
             logprobs: of those whose sequences ask, by their place in `sampled`.
             hidden: what the vectors that are wanted get of this step, by the ids of their sequences.
             scores: the log-probabilities of the next prompt tokens, by the ids of the sequences that ask for them.
@@ -217,7 +218,7 @@ class Scheduler:
             kept = _kept(entry.drafts[:ahead], sampled[first:row])
             if sequence in self._suspects:
                 self._suspects.remove(sequence)
-            if kept[-1] == UNSOUND:
+            if kept[-1] == NON_FINITE:
                 outputs.append(self._end_unsound(sequence))
                 continue
             if entry.drafter is not None:
@@ -514,7 +515,7 @@ class Scheduler:
     def _draft(self, sequence: Sequence, room: int) -> tuple[tuple[int, ...], Drafter | None]:
         """Drafts for a sequence in the plan, as far as there is a use, `room` and a page; and who guessed them."""
         left = min(self._left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(room, left - 1, MOST_DRAFTS)  # the last token needs no draft: it is sampled after the others
+        limit = min(room, left - 1, MAX_DRAFTS)  # the last token needs no draft: it is sampled after the others
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None

@@ -10,9 +10,10 @@ from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memo
 from helexa.neuron.engine.launched import Launched, Outcome
 from helexa.neuron.engine.messages import TokenOutput
 from helexa.neuron.engine.overlap import as_after
-from helexa.neuron.engine.plan import UNSOUND, Plan
+from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
 
@@ -117,7 +118,7 @@ class Steps:
 def _sound_tokens(plan: Plan, outcome: Outcome) -> list[bool]:
     """Of each token for a sequence that is still there, whether it was chosen from finite numbers."""
     rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
-    return [token != UNSOUND for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
+    return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
 def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:

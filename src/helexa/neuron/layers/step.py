@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch
 from helexa.neuron.layers.rope import Rope
+from helexa.neuron.ops.batch import Batch
 
 
 class Step:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Capacity
+from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 _SPAN = 512  # positions, as in attention.c
 _TILE = 24  # queries that go through a page together

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 from helexa.core.errors import ConfigError
 from helexa.neuron import heartbeat
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.sources.cache import cache_root
 
 _log = logging.getLogger("helexa.neuron.ops")
 _FOLDER = Path(__file__).with_name("kernels")

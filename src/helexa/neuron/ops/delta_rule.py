@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Span
+from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.gated_delta import convolve, gated_delta, log_decay
 from helexa.neuron.ops.norm import NormOp

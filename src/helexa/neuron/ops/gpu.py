@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing

@@ -6,7 +6,6 @@ it, so neither the batch, nor a chunk's border, nor a prefix hit changes a seque
 
 import logging
 import mmap
-import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.attention_plan import AttentionPlan
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.loading_code import loading_code_version
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.native_launcher import Launcher, float_bits
+from helexa.neuron.ops.native_linear import NativeLinear
 from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, quantize
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.workspace import Workspace
-from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quant_form import QuantForm
 
@@ -36,9 +38,6 @@ _log = logging.getLogger("helexa.neuron.ops")
 _LANES = 16
 _MAX_DIM = 256
 _MAX_GROUP = 32
-_BLOCK_BYTES, _GROUP = 80, 32
-_SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
-_GATES = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in lanes.h
 _NO_WINDOW = 1 << 40
 _WIDTHS = (
     "hidden_size",
@@ -68,8 +67,10 @@ class NativeOps(ReferenceOps):
         super().__init__(torch.device("cpu"), torch.bfloat16)
         library.start_threads(threads)
         self._library = library
-        self._workspace = Workspace()
-        self._graphs = Graphs(library, self._workspace)
+        workspace = Workspace()
+        self._graphs = Graphs(library, workspace)
+        self._launcher = Launcher(workspace, self._graphs, x_bits)
+        self._take, self._launch = self._launcher.take, self._launcher.launch
         self._memory = HugeMemory()
         self.kv_bits = kv_bits
         self.x_bits = x_bits
@@ -107,7 +108,7 @@ class NativeOps(ReferenceOps):
     def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """One product after another from the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
-        return _Linear(self, parts, bias, gate)
+        return NativeLinear(self._launcher, parts, bias, gate)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """All experts in a few kernels, which also choose them."""
@@ -115,37 +116,32 @@ class NativeOps(ReferenceOps):
             return super().mixture(experts, routing, clamp)
         held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
         self.step_bytes += held * routing.chosen // len(experts)
-        return NativeMixture(self, experts, routing, clamp)
+        return NativeMixture(self._launcher, experts, routing, clamp)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """See `ReferenceOps`."""
-        self.launch("add_gated", out, x, gate, *out.shape)
+        self._launch("add_gated", out, x, gate, *out.shape)
         return out
-
-    def clamp_gate_up(self, gate_up: Tensor, clamp: Clamp) -> None:
-        """What `clamp` does to [T, 2 * I]."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        self.launch("clamp_gate_up", gate_up, rows, width, _bits(clamp.alpha), _bits(clamp.limit))
 
     def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
         """Rows of the matrix, from its tiles."""
-        out = self.take(tokens.shape[0], matrix.columns)
-        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns, _bits(factor))
+        out = self._take(tokens.shape[0], matrix.columns)
+        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns, float_bits(factor))
         if matrix.number is None:
-            self.launch("embed_plain", *arguments)
+            self._launch("embed_plain", *arguments)
         else:
-            self.launch("embed", *arguments, matrix.number)
+            self._launch("embed", *arguments, matrix.number)
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """One pass to add and measure, one to scale."""
-        return _RmsNorm(self, weight, eps)
+        return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """See `ReferenceOps`."""
         rows, half = positions.shape[0], frequencies.shape[0]
-        cos, sin = self.take(rows, half), self.take(rows, half)
-        self.launch("rope_tables", positions, frequencies, cos, sin, rows, half, _bits(factor))
+        cos, sin = self._take(rows, half), self._take(rows, half)
+        self._launch("rope_tables", positions, frequencies, cos, sin, rows, half, float_bits(factor))
         return cos, sin
 
     def rotate_store(
@@ -159,30 +155,25 @@ class NativeOps(ReferenceOps):
     ) -> Tensor:
         """See `ReferenceOps`; the queries come in bfloat16."""
         rows, dim, kv_heads = qkv.shape[0], qkv.shape[2], cache.shape[1]
-        queries = self.take(rows, heads, dim, dtype=torch.bfloat16)
+        queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
         weights = (0, 0) if norms is None else (norms.query, norms.key)
-        eps = _bits(0.0 if norms is None else norms.eps)
+        eps = float_bits(0.0 if norms is None else norms.eps)
         shape = (rows, heads, kv_heads, dim, rope[0].shape[1])
-        self.launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape, self.kv_bits == 8, eps)
+        self._launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape, self.kv_bits == 8, eps)
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
         """See `ReferenceOps`."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = self.take(rows, width)
-        self.launch("gate_mul", gate_up, out, rows, width, _GATES[gate])
-        return out
+        return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """Rows [S] of x [T, H]."""
-        out = self.take(rows.shape[0], x.shape[1])
-        self.launch("choose_rows", x, rows, out, *out.shape)
-        return out
+        return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest in each row of [S, V], int64 [S]."""
-        out = self.take(logits.shape[0], dtype=torch.int64)
-        self.launch("argmax", logits, out, *logits.shape)
+        out = self._take(logits.shape[0], dtype=torch.int64)
+        self._launch("argmax", logits, out, *logits.shape)
         return out
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
@@ -202,12 +193,12 @@ class NativeOps(ReferenceOps):
         plan = self._plan
         assert plan is not None, "attention outside `run`"
         rows, heads, dim = queries.shape
-        out = self.take(rows, heads, dim)
+        out = self._take(rows, heads, dim)
         partials = plan.partials(heads, dim)
         sinks = 0 if kind.sinks is None else kind.sinks
-        how = (self.kv_bits == 8, kind.window or _NO_WINDOW, _bits(kind.scale), sinks)
-        self.launch("attend", queries, cache, *plan.addresses, partials, out, heads, cache.shape[1], dim, *how)
-        self.launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim, sinks)
+        how = (self.kv_bits == 8, kind.window or _NO_WINDOW, float_bits(kind.scale), sinks)
+        self._launch("attend", queries, cache, *plan.addresses, partials, out, heads, cache.shape[1], dim, *how)
+        self._launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim, sinks)
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
@@ -224,72 +215,18 @@ class NativeOps(ReferenceOps):
             _log.info("the model computes outside the native kernels: steps run kernel by kernel")
         return logits
 
-    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for a result."""
-        return self._workspace.take(*shape, dtype=dtype)
-
-    def launch(self, kernel: str, *arguments: Tensor | int, waits: bool = True) -> None:
-        """Run a kernel, or record it."""
-        self._graphs.launch(kernel, waits, arguments)
-
-
-class _Linear:
-    """`x @ weight.T + bias` with the parts' outputs side by side."""
-
-    def __init__(self, ops: NativeOps, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None) -> None:
-        self._ops = ops
-        self._gate = gate
-        self._parts = parts
-        self._bias = None if bias is None else bias.float().contiguous()
-        self._columns = parts[0].columns
-        self._outputs = sum(part.outputs for part in parts)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32 [T, K] -> float32 [T, N]."""
-        ops, rows, columns = self._ops, x.shape[0], self._columns
-        out = ops.take(rows, self._outputs)
-        if rows == 0:
-            return out
-        x = x.contiguous()
-        inputs: dict[bool, Tensor] = {}
-        for plain in sorted({part.number is None for part in self._parts}):  # `quantise` reads x before it is gated
-            if plain:
-                x = ops.gate_mul(x, self._gate) if self._gate else x
-                inputs[plain] = ops.take(rows, columns, dtype=torch.bfloat16)
-                ops.launch("narrow", x, inputs[plain], rows, columns)
-            else:
-                inputs[plain] = ops.take((rows * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise", x, inputs[plain], rows, columns, _GATES[self._gate], ops.x_bits)
-        first = 0
-        for part in self._parts:
-            rounded = inputs[part.number is None]
-            bias = 0 if self._bias is None else self._bias.data_ptr() + 4 * first
-            to = out.data_ptr() + 4 * first
-            arguments = (rounded, part.data, to, bias, rows, columns, part.outputs, self._outputs)
-            first += part.outputs
-            waits = first == self._outputs
-            if part.number is None:
-                ops.launch("multiply_plain", *arguments, waits=waits)
-            else:
-                ops.launch("multiply", *arguments, part.number, ops.x_bits, waits=waits)
-        return out
-
 
 class _RmsNorm:
     """The norm in one kernel."""
 
-    def __init__(self, ops: NativeOps, weight: Tensor, eps: float) -> None:
-        self._ops = ops
+    def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
+        self._launcher = launcher
         self._weight = weight.float().contiguous()
-        self._eps = _bits(eps)
+        self._eps = float_bits(eps)
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
-        out = self._ops.take(*x.shape)
+        out = self._launcher.take(*x.shape)
         added = 0 if delta is None else delta
-        self._ops.launch("add_rms_norm", x, added, self._weight, out, *x.shape, self._eps)
+        self._launcher.launch("add_rms_norm", x, added, self._weight, out, *x.shape, self._eps)
         return out
-
-
-def _bits(number: float) -> int:
-    return struct.unpack("<i", struct.pack("<f", number))[0]

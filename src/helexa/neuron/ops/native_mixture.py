@@ -1,30 +1,25 @@
 """Mixtures of experts on the native kernels: choice, products and sums in a few kernels for all experts together."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.native_launcher import Launcher, float_bits
 from helexa.neuron.ops.packed import PackedMatrix
 
-if TYPE_CHECKING:
-    from helexa.neuron.ops.native import NativeOps
-
-_BLOCK_BYTES, _GROUP = 80, 32
-_SPARE_BLOCKS = 8  # `multiply` reads beyond its rows
 _MOST_EXPERTS = 4096  # `route` counts them on its stack
 
 
 class NativeMixture:
     """See `Mixture`. Of equal scores those of the first experts win."""
 
-    def __init__(self, ops: "NativeOps", experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
-        self._ops = ops
+    def __init__(self, launcher: Launcher, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
+        self._launcher = launcher
         self._count, self._routing, self._clamp = len(experts), routing, clamp
-        self._gate_up = _Products(ops, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts])
-        self._down = _Products(ops, [[expert.down] for expert in experts], [e.down_bias for e in experts])
+        self._gate_up = _Products(launcher, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts])
+        self._down = _Products(launcher, [[expert.down] for expert in experts], [e.down_bias for e in experts])
 
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
@@ -34,19 +29,20 @@ class NativeMixture:
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
         """See `MixtureOp`."""
-        ops, rows, chosen, experts = self._ops, x.shape[0], self._routing.chosen, self._count
+        launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
         if rows == 0:
-            return ops.take(*x.shape)
-        pairs, places = ops.take(rows * chosen, dtype=torch.int64), ops.take(rows, chosen, dtype=torch.int64)
-        starts, weights = ops.take(experts + 1, dtype=torch.int64), ops.take(rows, chosen)
+            return launcher.take(*x.shape)
+        pairs, places = launcher.take(rows * chosen, dtype=torch.int64), launcher.take(rows, chosen, dtype=torch.int64)
+        starts, weights = launcher.take(experts + 1, dtype=torch.int64), launcher.take(rows, chosen)
         normalised = self._routing.weights != "shares"
-        ops.launch("route", scores, pairs, starts, places, weights, rows, experts, chosen, normalised)
-        gate_up = self._gate_up(ops.choose_rows(x, pairs), starts, gated=False)
+        launcher.launch("route", scores, pairs, starts, places, weights, rows, experts, chosen, normalised)
+        gate_up = self._gate_up(launcher.choose_rows(x, pairs), starts, gated=False)
         if self._clamp is not None:
-            ops.clamp_gate_up(gate_up, self._clamp)
+            alpha, limit = float_bits(self._clamp.alpha), float_bits(self._clamp.limit)
+            launcher.launch("clamp_gate_up", gate_up, len(gate_up), gate_up.shape[1] // 2, alpha, limit)
         made = self._down(gate_up, starts, gated=True)
-        out = ops.take(*x.shape)
-        ops.launch("sum_pairs", made, places, weights, out, rows, chosen, x.shape[1])
+        out = launcher.take(*x.shape)
+        launcher.launch("sum_pairs", made, places, weights, out, rows, chosen, x.shape[1])
         return out
 
 
@@ -54,9 +50,9 @@ class _Products:
     """One product for each expert with the pairs that chose it."""
 
     def __init__(
-        self, ops: "NativeOps", parts: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
+        self, launcher: Launcher, parts: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
     ) -> None:
-        self._ops = ops
+        self._launcher = launcher
         self._parts = parts  # which also keeps the memory at these addresses
         self._addresses = torch.tensor([[part.data.data_ptr() for part in own] for own in zip(*parts, strict=True)])
         found = [bias.float() for bias in biases if bias is not None]
@@ -65,25 +61,25 @@ class _Products:
 
     def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """float32 [pairs, K], or [pairs, 2 * K] that a gate makes [pairs, K] -> float32 [pairs, N]."""
-        ops, pairs, experts, columns = self._ops, x.shape[0], len(self._parts), self._parts[0][0].columns
-        out = ops.take(pairs, self._outputs)
+        launcher, pairs, experts, columns = self._launcher, x.shape[0], len(self._parts), self._parts[0][0].columns
+        out = launcher.take(pairs, self._outputs)
         inputs: dict[bool, Tensor] = {}
         for plain in {part.number is None for part in self._parts[0]}:
             if plain:
-                inputs[plain] = ops.take(pairs, columns, dtype=torch.bfloat16)
-                ops.launch("narrow", ops.gate_mul(x, "silu") if gated else x, inputs[plain], pairs, columns)
+                inputs[plain] = launcher.take(pairs, columns, dtype=torch.bfloat16)
+                launcher.launch("narrow", launcher.gate_mul(x, "silu") if gated else x, inputs[plain], pairs, columns)
             else:
-                inputs[plain] = ops.take((pairs * columns // _GROUP + _SPARE_BLOCKS) * _BLOCK_BYTES, dtype=torch.uint8)
-                ops.launch("quantise_experts", starts, experts, x, inputs[plain], columns, gated, ops.x_bits)
+                inputs[plain] = launcher.take_rounded(pairs, columns)
+                launcher.launch("quantise_experts", starts, experts, x, inputs[plain], columns, gated, launcher.x_bits)
         first = 0
         for part, addresses in zip(self._parts[0], self._addresses, strict=True):
             bias = 0 if self._biases is None else self._biases.data_ptr() + 4 * first
             number = -1 if part.number is None else part.number
             to, shape = out.data_ptr() + 4 * first, (columns, part.outputs, self._outputs)
             first += part.outputs
-            ops.launch(
+            launcher.launch(
                 "multiply_experts",
-                *(starts, experts, inputs[part.number is None], addresses, to, bias, *shape, number, ops.x_bits),
+                *(starts, experts, inputs[part.number is None], addresses, to, bias, *shape, number, launcher.x_bits),
                 waits=first == self._outputs,
             )
         return out

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Chunk, DecodeGroup
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Chunk, DecodeGroup
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing

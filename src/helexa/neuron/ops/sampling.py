@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from helexa.neuron.engine.plan import UNSOUND
+from helexa.neuron.ops.constants import NON_FINITE
 
 Settings = NDArray[np.float32]
 """[5, S]: of each row its temperature (0 takes the largest), top-k (0 is off), top-p, min-p and number in [0, 1)."""
@@ -24,7 +24,7 @@ _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nu
 
 
 def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """A token for each row of float32 [S, vocabulary], int64 [S]; `UNSOUND` where the largest is no finite number."""
+    """A token for each row of float32 [S, vocabulary], int64 [S]; `NON_FINITE` where the largest is not finite."""
     chosen = argmax(logits)
     sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
     drawn = np.flatnonzero(settings[0] > 0)
@@ -32,7 +32,7 @@ def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor
         chosen = _draw(logits, settings)
     elif len(drawn):
         chosen[drawn] = _draw(logits[drawn], settings[:, drawn])
-    return chosen.where(sound, UNSOUND)
+    return chosen.where(sound, NON_FINITE)
 
 
 def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:

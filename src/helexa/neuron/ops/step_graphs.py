@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Bucket
+from helexa.neuron.ops.batch import Batch, Bucket
 
 
 class Capture(Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.cache import expanded
+from helexa.neuron.cache_folder import expanded
 from helexa.neuron.sources.choice import chosen_files, model_path
 from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch

@@ -13,9 +13,9 @@ from pathlib import Path
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME
 from helexa.neuron.builtin import BUILTIN_MODELS
+from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.file_use import is_used
-from helexa.neuron.sources.cache import cache_root
 from helexa.neuron.sources.choice import quant_tag
 from helexa.neuron.sources.pypi import PINNED, kept_model
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from helexa.core.errors import SourceError
-from helexa.neuron.sources.cache import expanded
+from helexa.neuron.cache_folder import expanded
 
 
 def local_model(name: str) -> Path:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from helexa.core.errors import ConfigError, SourceError
 from helexa.core.source import DEFAULT_SCHEME, ModelSource
+from helexa.neuron.cache_folder import cache_root, expanded
 from helexa.neuron.config import MOST_DOWNLOADS, NeuronConfig, SourceConfig
-from helexa.neuron.sources.cache import cache_root, expanded
 from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch, ProgressReport
 from helexa.neuron.sources.hub import Hub, default_cache

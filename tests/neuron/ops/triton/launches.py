@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Capacity, Span
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Routing

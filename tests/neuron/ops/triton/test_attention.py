@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Batch, Bucket, Capacity
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.triton import attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Capacity, Span
+from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Capacity
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference import ReferenceOps

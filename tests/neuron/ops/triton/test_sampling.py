@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.engine.plan import UNSOUND
 from helexa.neuron.ops import sampling
+from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.triton import sampling as kernels
@@ -67,7 +67,7 @@ def test_broken_rows_have_no_token_and_leave_the_others_theirs() -> None:
     for row, value in ((3, "nan"), (4, "nan"), (5, "inf"), (6, "-inf")):
         logits[row] = float(value)
     logits[7, 1499] = float("nan")
-    expected[3:] = UNSOUND
+    expected[3:] = NON_FINITE
     assert torch.equal(GPU.choose(logits, asked), expected)
 
 

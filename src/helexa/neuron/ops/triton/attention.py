@@ -6,9 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE, Tables
-from helexa.neuron.engine.plan import MOST_DRAFTS
 from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Tables
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.triton.attention_block import LOG2_E
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.kv_cache import Paged
@@ -18,8 +18,8 @@ from helexa.neuron.ops.triton.short_attention import LEAST_SEGMENT, attend_short
 
 WIDEST = 256
 """Numbers of a head that kernels take."""
-_FEW = 1 + MOST_DRAFTS
-_MOST_DRAFTED = 4 * MOST_DRAFTS  # rows beside one of each span, for all of whose parts there is room
+_FEW = 1 + MAX_DRAFTS
+_MOST_DRAFTED = 4 * MAX_DRAFTS  # rows beside one of each span, for all of whose parts there is room
 _NO_WINDOW = 1 << 30
 _SHARES = 256  # of a row's work, all KV heads together, where it is long enough
 _WAVES = 4  # programs for each processor, so that none is idle for long while others end

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Tables
+from helexa.neuron.ops.batch import Tables
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.triton.delta_inputs import convolved, gates
 from helexa.neuron.ops.triton.launch import launch

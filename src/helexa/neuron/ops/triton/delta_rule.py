@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.engine.batch import Batch, Tables
+from helexa.neuron.ops.batch import Batch, Tables
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.triton.card import Card

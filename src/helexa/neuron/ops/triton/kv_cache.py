@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 _SCALES = 2 * PAGE_SIZE * 4
 

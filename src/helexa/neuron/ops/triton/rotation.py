@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.engine.batch import PAGE_SIZE
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.triton.kv_cache import Paged
 from helexa.neuron.ops.triton.launch import launch

@@ -9,6 +9,7 @@ import psutil
 
 from helexa.neuron.engine.fit import divide
 from helexa.neuron.engine.messages import Grant, Needs
+from helexa.neuron.host_memory import own_bytes
 
 log = logging.getLogger(__name__)
 
@@ -119,18 +120,6 @@ class MemoryBook:
         if holding.device != "cpu":
             return 0 if holding.settled else max(holding.promised - holding.taken, 0)
         return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
-
-
-def own_bytes(pid: int) -> int | None:
-    """Memory that a process holds and that cannot be read from a file again; None if there is no such process."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        try:
-            return psutil.Process(pid).memory_info().rss
-        except psutil.Error:
-            return None
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
 
 
 def _begun(pid: int) -> float | None:

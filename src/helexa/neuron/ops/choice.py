@@ -1,0 +1,111 @@
+"""Chooses the kernels for a device, an activation dtype and a model."""
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.triton_toolchain import triton_cache, triton_missing
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kernels that were chosen, and why not faster ones, if there are any."""
+
+    ops: ReferenceOps
+    reason: str
+
+
+OLDEST = (7, 5)
+"""The compute capability from which on Triton's kernels work."""
+
+NARROW = 2048
+"""Models of this hidden size and below say something else when products round their input to 8 bits."""
+
+
+def choose(
+    device: torch.device,
+    dtype: torch.dtype | None,
+    config: dict[str, Any],
+    *,
+    kv_bits: int = 16,
+    x_bits: int | None = None,
+    half: bool = True,
+    kernels: Kernels = "auto",
+) -> Choice:
+    """The fastest kernels that work for this device, activation dtype and model.
+
+    Args:
+        dtype: of the activations; None for what suits the device.
+        config: the model's, in Hugging Face's terms.
+        kv_bits: of K and V in the cache, 16 or 8; plain torch does not know 8.
+        x_bits: to which the native kernels' products round their input, 16 or 8; None for what suits the model.
+        half: the model's activations stay within float16.
+        kernels: `auto` or those that are wanted.
+    """
+    if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
+        reason = _refusal_of_triton(device)
+        if reason is None:
+            os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
+            from helexa.neuron.ops.gpu import GpuOps
+
+            return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
+    if kernels == "torch":
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was asked for")
+    if device.type != "cpu":
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
+    if dtype not in (None, torch.bfloat16):
+        return Choice(ReferenceOps(device, dtype), f"{dtype} was asked for".replace("torch.", ""))
+    from helexa.neuron.ops.compiler import Unavailable, native_kernels
+    from helexa.neuron.ops.cpu import CpuOps
+    from helexa.neuron.ops.native import NativeOps
+
+    try:
+        library, reason = native_kernels(), NativeOps.refusal(config)
+        if reason is None:
+            x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
+            return Choice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine")
+    except Unavailable as error:
+        reason = str(error)
+    if CpuOps.available():
+        return Choice(CpuOps(device, torch.bfloat16), reason)
+    return Choice(ReferenceOps(device, dtype or torch.float32), reason)
+
+
+def _refusal_of_triton(device: torch.device) -> str | None:
+    if device.type == "cuda" and (missing := triton_missing()) is not None:
+        return missing
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "Triton runs on a CPU in its interpreter alone (TRITON_INTERPRET=1)"
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < OLDEST:
+        return (
+            f"Triton needs compute capability {OLDEST[0]}.{OLDEST[1]}, this device has {capability[0]}.{capability[1]}"
+        )
+    return None
+
+
+def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    return accelerator_dtype(device.type, capability, half=half)
+
+
+def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> torch.dtype:
+    """The dtype of activations on an accelerator.
+
+    Args:
+        kind: as torch calls it, `cuda` or `mps`.
+        capability: CUDA's compute capability.
+        half: the model's activations stay within float16.
+    """
+    if kind == "cuda" and capability is not None and capability >= (8, 0):
+        return torch.bfloat16
+    return torch.float16 if half else torch.float32

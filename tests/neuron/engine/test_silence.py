@@ -1,0 +1,21 @@
+"""When an engine counts as hung."""
+
+import pytest
+
+from helexa.neuron.engine.silence import Silence
+
+
+@pytest.mark.parametrize(
+    ("looks", "hangs"),
+    [
+        ([(0, True), (0, True), (0, True)], [False, False, False]),
+        ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
+        ([(0, False)] * 9, [False] * 9),
+        ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
+        ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
+    ],
+    ids=["three looks", "four looks", "idle", "news", "work ended"],
+)
+def test_an_engine_hangs_that_has_work_and_says_nothing(looks: list[tuple[int, bool]], hangs: list[bool]):
+    silence = Silence(patience=3)
+    assert [silence.look(news, working) for news, working in looks] == hangs
