@@ -32,6 +32,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache --config import-circles.toml
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.installed
