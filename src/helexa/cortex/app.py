@@ -97,5 +97,6 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.gateway = gateway
     app.router.redirect_slashes = False
     hot = HotPaths(app, _HOT)
-    origins = gateway.config.gateway.cors_origins
-    return OriginGuard(with_cors(hot, origins) if origins else hot, gateway)
+    section = gateway.config.gateway  # address and origins stay those of the start
+    guarded = with_cors(hot, section.cors_origins) if section.cors_origins else hot
+    return OriginGuard(guarded, section, gateway.gatekeeper)

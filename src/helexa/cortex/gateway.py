@@ -19,7 +19,8 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_metrics import FleetCollector
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
-from helexa.cortex.ledger.database import Database, open_database
+from helexa.cortex.ledger.backends import open_database
+from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.lifecycle.lifecycle import Lifecycle

@@ -24,11 +24,6 @@ def refusal(error: ApiError) -> Response:
     return Response(orjson.dumps(error.envelope()), error.status, headers)
 
 
-def refusal_event(error: ApiError) -> bytes:
-    """The last two events of a stream that cannot go on."""
-    return b"data: " + orjson.dumps(error.envelope()) + b"\n\ndata: [DONE]\n\n"
-
-
 async def refuse_api_error(request: Request, error: Exception) -> Response:
     """Exception handler for `ApiError`."""
     assert isinstance(error, ApiError)

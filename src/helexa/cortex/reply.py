@@ -6,8 +6,8 @@ import orjson
 from starlette.types import Send
 
 from helexa.core.errors import ApiError
+from helexa.core.sse import DONE, frame
 from helexa.cortex.headers import Headers
-from helexa.cortex.refusal import refusal_event
 
 MAX_HELD_BYTES = 64 << 10
 
@@ -68,7 +68,7 @@ class Reply:
 
     def failure(self, error: ApiError) -> bytes:
         """The last events of a stream that cannot go on."""
-        return refusal_event(error)
+        return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:
         held = self._held + chunk

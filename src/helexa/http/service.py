@@ -4,14 +4,33 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from starlette.types import ASGIApp
 
 from helexa.http.body_budget import BodyBudget
 
-if TYPE_CHECKING:
-    from helexa.http.connection import Connection
+
+class OpenConnection(Protocol):
+    """What a service's owners do with a connection.
+
+    Attributes:
+        address: the client's host.
+    """
+
+    address: str
+
+    def stop(self) -> None:
+        """End after the responses that are under way."""
+        ...
+
+    def evict(self) -> bool:
+        """Close the connection to make room for another; return False if a response is not sent to its end."""
+        ...
+
+    def close(self) -> None:
+        """Send what is written, and end."""
+        ...
 
 
 @dataclass
@@ -31,8 +50,8 @@ class Service:
     app: ASGIApp
     keep_alive_secs: float
     bodies: BodyBudget = field(default_factory=BodyBudget)
-    connections: "set[Connection]" = field(default_factory=set)
-    idle: "dict[Connection, float]" = field(default_factory=dict)
+    connections: set[OpenConnection] = field(default_factory=set)
+    idle: dict[OpenConnection, float] = field(default_factory=dict)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     stopping: bool = False
     all_gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,7 +66,7 @@ class Service:
             self._date = b"date: %s\r\n" % formatdate(second, usegmt=True).encode()
         return self._date
 
-    def leave(self, connection: "Connection") -> None:
+    def leave(self, connection: OpenConnection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)

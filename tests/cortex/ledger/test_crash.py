@@ -13,7 +13,8 @@ from cortex.ledger.running import charged, holder, kill, rows, running, spent, s
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step, open_database
+from helexa.cortex.ledger.backends import open_database
+from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step
 from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation

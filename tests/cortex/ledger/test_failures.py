@@ -14,7 +14,8 @@ from cortex.postgres import Postgres, running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.ledger import gateways, periodic, postgres, sqlite
-from helexa.cortex.ledger.database import DatabaseError, open_database
+from helexa.cortex.ledger.backends import open_database
+from helexa.cortex.ledger.database import DatabaseError
 from helexa.cortex.ledger.ledger import Ledger
 
 BIG = 90_000

@@ -11,7 +11,8 @@ from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Window
-from helexa.cortex.ledger.database import Args, DatabaseError, Step, open_database
+from helexa.cortex.ledger.backends import open_database
+from helexa.cortex.ledger.database import Args, DatabaseError, Step
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
 

@@ -10,7 +10,7 @@ import sys
 
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.database import open_database
+from helexa.cortex.ledger.backends import open_database
 from helexa.cortex.ledger.ledger import Ledger
 
 

@@ -32,7 +32,7 @@ class Gatekeeper:
 
     def configure(self, require_auth: bool, static: Iterable[Key]) -> None:
         """Exchange the static keys, at once."""
-        self._require_auth = require_auth
+        self.require_auth = require_auth
         self.static = tuple(static)
         self._index()
 
@@ -49,12 +49,12 @@ class Gatekeeper:
         """
         secret = shown_secret(headers)
         if secret is None:
-            if self._require_auth:
+            if self.require_auth:
                 raise _unauthorized("missing API key; supply 'Authorization: Bearer <key>'")
             return None
         key = self._keys.get(digest_of(secret)) if len(secret) <= LONGEST_SECRET else None
         if key is None:
-            if self._require_auth:
+            if self.require_auth:
                 raise _unauthorized("invalid API key")
             return None
         if key.revoked_at is not None:

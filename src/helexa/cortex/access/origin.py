@@ -3,7 +3,8 @@
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
-from helexa.cortex.gateway import Gateway
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.config import GatewaySection
 from helexa.cortex.refusal import refusal
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 
@@ -16,10 +17,9 @@ class OriginGuard:
     """Refuses, where no key is required and none is shown, pages that are not the gateway's own or in
     `gateway.cors_origins`; and on loopback any other host's name. It stands before everything else."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
         self._app = app
-        self._gateway = gateway
-        section = gateway.config.gateway  # the address and the origins stay those of the start
+        self._gatekeeper = gatekeeper
         self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in section.cors_origins)
         host = section.listen.host
         own = (f"[{host}]" if ":" in host else host).lower().encode()
@@ -33,12 +33,12 @@ class OriginGuard:
     def _refused(self, headers: Headers) -> ApiError | None:
         host, origin = host_and_origin(headers)
         code = "host_not_allowed" if self._is_strange(host) else "origin_not_allowed" if origin else None
-        if code is None or self._gateway.config.entitlements.require_auth:
+        if code is None or self._gatekeeper.require_auth:
             return None
         if code == "origin_not_allowed" and self._may_call(origin, host):
             return None
         try:
-            if self._gateway.gatekeeper.admit(headers) is not None:
+            if self._gatekeeper.admit(headers) is not None:
                 return None
         except ApiError as error:
             return error

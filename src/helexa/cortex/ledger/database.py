@@ -122,27 +122,6 @@ class Database(ABC):
                 await sql.execute("INSERT INTO migrations VALUES ($1, $2, $3)", version, name, time.time())
 
 
-async def open_database(url: str) -> Database:
-    """Open `sqlite:PATH` or `postgresql://...`; its tables are not touched.
-
-    Raises:
-        HelexaError: the URL is neither, or its driver is not installed.
-        DatabaseError: the database cannot be reached.
-    """
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite" and rest:
-        from helexa.cortex.ledger.sqlite import open_sqlite
-
-        return await open_sqlite(rest)
-    if scheme in ("postgresql", "postgres"):
-        from helexa.cortex.ledger.postgres import open_postgres
-
-        return await open_postgres(url)
-    raise HelexaError(
-        "the ledger's url is neither sqlite:PATH nor postgresql://..."
-    )  # not repeated: it may hold a secret
-
-
 def _migrations() -> dict[int, tuple[str, str]]:
     folder = resources.files("helexa.cortex.ledger") / "migrations"
     files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
