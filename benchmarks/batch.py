@@ -18,6 +18,10 @@ import os
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
 
 WORDS = ("river", "stone", "window", "garden", "letter", "mirror", "engine", "forest", "candle", "bridge", "harbour")
 BAR = 0.9
@@ -108,11 +112,11 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     _say("engine", generated, seconds, prompt_tokens=sum(map(len, ids)), cpu_s=spent)
 
 
-def _cpu(process: object) -> dict[str, float]:
+def _cpu(process: "psutil.Process") -> dict[str, float]:
     """Seconds of processor time of the process, and of its children."""
-    own = process.cpu_times()  # type: ignore[attr-defined]
+    own = process.cpu_times()
     spent = {"library": own.user + own.system}
-    children = [child.cpu_times() for child in process.children(recursive=True)]  # type: ignore[attr-defined]
+    children = [child.cpu_times() for child in process.children(recursive=True)]
     if children:
         spent["engine"] = sum(child.user + child.system for child in children)
     return spent

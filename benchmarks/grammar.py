@@ -113,7 +113,8 @@ def main() -> None:
         ratios: list[float] = []
         for number in range(arguments.rounds):
             first, second = (plain, guided) if number % 2 else (guided, plain)
-            first.round(), second.round()
+            first.round()
+            second.round()
             ratios.append(guided.clock[-1] / plain.clock[-1])
         print(
             json.dumps(

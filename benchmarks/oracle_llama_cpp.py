@@ -12,7 +12,7 @@ import sys
 import urllib.request
 from typing import Any
 
-import xllamacpp
+import xllamacpp  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 
 
 class Oracle:

@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from bench import fleet_history  # type: ignore[import-not-found]
+from bench import fleet_history
 from helexa.bench.api.app import create_app
 from helexa.http.listener import Listener, bind
 

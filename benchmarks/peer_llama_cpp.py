@@ -10,7 +10,7 @@ settings are kept, but for the size of the context and a KV cache that all seque
 import time
 from pathlib import Path
 
-import llama_cpp as llama
+import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 BATCH = 512

@@ -10,8 +10,8 @@ take less the time that the first one takes, for as many prompts of the same len
 import time
 
 import numpy
-import openvino
-import openvino_genai
+import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 CACHE_GIB = 1

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
 
-from cortex.spender import random_attack  # type: ignore[import-not-found]
+from cortex.spender import random_attack
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from cortex.fake_node import FakeNode
-from cortex.postgres import Postgres, running_postgres, running_standby
+from cortex.postgres import Postgres, running_postgres
 from faults import test_gateway_kills
 from faults.test_gateway_kills import CAPPED, Counting, Gateway, Load, spent
 from helexa.cortex.ledger.database import open_database
@@ -117,7 +117,7 @@ async def main() -> int:
     with (
         tempfile.TemporaryDirectory() as folder,
         running_postgres() as primary,
-        running_standby(primary) as standby,
+        running_postgres(primary) as standby,
     ):
         primary.wait_for_standbys()
         url = primary.new_database(standby)

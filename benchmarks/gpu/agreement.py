@@ -29,7 +29,7 @@ import sys
 import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import measure
 import torch
@@ -43,7 +43,7 @@ from helexa.neuron.engine.sampler import uniforms
 from helexa.neuron.weights.quant_form import FORMS
 from helexa.neuron.weights.quantize import quantize
 
-CASES = {
+CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
     "llama": ("llama", "", "auto"),
     "llama-w4": ("llama", "q4k", "auto"),
     "qwen3": ("qwen3", "", "auto"),

@@ -225,7 +225,8 @@ class Bench:
         if not self._tiny:
             more = {"max_step_tokens": 8192, "context_length": 10240, **more}
         wanted: dict[str, Any] = {"device": self._name, "dtype": dtype_name(self._dtype), "quant": quant}
-        return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off", **(tiny | more))
+        wanted |= tiny | more
+        return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off")
 
     def _free(self) -> None:
         """Give back what the model before has held, which torch keeps."""
