@@ -52,13 +52,6 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
         "Hm.",
         "",
     ),
-    "glm": (
-        "GLM-4.6",
-        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
-        "<think>Hm.</think>\n<tool_call>weather\n<arg_key>place</arg_key>\n<arg_value>Köln</arg_value>\n</tool_call>",
-        "Hm.",
-        "",
-    ),
     "llama3_json": (
         "meta-llama-Llama-3.1-8B-Instruct",
         ("<|python_tag|>",),

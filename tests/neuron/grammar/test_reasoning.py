@@ -39,7 +39,7 @@ def test_an_answer_comes_after_reasoning(vocabulary: Vocabulary, text: str, begu
 
 
 def test_reasoning_comes_before_text_and_calls_too() -> None:
-    for family in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "glm", "deepseek"):
+    for family in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
         tools = for_tools(family, TOOLS, "auto", True, token_id=TOKENS.token_id)
         grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)
         assert accepts(grammar, "hm</think>\n\nHello,\n\nyou.", TOKENS), family

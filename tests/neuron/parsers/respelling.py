@@ -22,7 +22,7 @@ _HARMONY_GAP = (
 
 def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
     """Matches each text that `events` may have been read from."""
-    empty = _EMPTY_CALL if family in ("hermes", "hermes_strict", "qwen_xml", "glm") else ""
+    empty = _EMPTY_CALL if family in ("hermes", "hermes_strict", "qwen_xml") else ""
     gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
     call: tuple[str, list[str]] | None = None
@@ -56,8 +56,6 @@ def _call(family: str | None, name: str, arguments: str) -> str:
             tagged = rf"(?:<tool_call>\s*)?(?:{json_call}|{xml})(?:[\s}}]*</tool_call>)?"
             untagged = rf"(?:```(?:json)?\s*)?(?:\[\s*|,\s*)?{json_call}{_SURPLUS}\s*\]?(?:\s*```)?"
             return rf"(?:{tagged}|{untagged})" if family == "hermes" else tagged
-        case "glm":
-            return rf"<tool_call>\s*{name}{_pairs(arguments, _ARGUMENT, '(?:</tool_call>)?')}"
         case "llama3_json":
             method = rf"{name}\.call\({_pairs(arguments, _KEYWORD, _BRACKET)}"
             return rf"(?:<\|python_tag\|>)?\s*(?:{json_call}{_SURPLUS}\s*;?|{method})"
@@ -79,7 +77,6 @@ def _call(family: str | None, name: str, arguments: str) -> str:
 
 # What stands before and after a value. A key's name goes into the first.
 _PARAMETER = (r"<parameter={}>\n?", r"\n?(?:</parameter>)?")
-_ARGUMENT = (r"<arg_key>{}</arg_key>\s*<arg_value>", r"</arg_value>")
 _KEYWORD, _BRACKET = (r",?\s*{}\s*=\s*", r"\s*"), r",?\s*\)"
 _SURPLUS = r"(?:\s*\}){0,3}"
 

@@ -78,9 +78,6 @@ ALPHABETS = {
     "hermes": SHARED + TAGS * 3 + JSON + XML + ["```json\n", "\n```", "```", *CALLED_IN_LINES],
     "hermes_strict": SHARED + TAGS * 3 + JSON + XML,
     "qwen_xml": SHARED + TAGS * 2 + XML * 2 + ['{"name": "ping", "arguments": {}}'],
-    "glm": SHARED
-    + TAGS * 3
-    + ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "a", "city", "1", "true", "[1, 2]"] * 2,
     "llama3_json": SHARED + ["<|python_tag|>"] * 3 + JSON * 2 + [";", "; ", "ping.call(", *KEYWORDS],
     "pythonic": SHARED + ["<|python_start|>", "<|python_end|>"] * 2 + KEYWORDS * 2,
     "mistral": SHARED + ["[TOOL_CALLS]", "[TOOL_CALLS]ping", "[TOOL_CALLS][", "[ARGS]", "[CALL_ID]"] * 3 + JSON,
@@ -217,25 +214,16 @@ def test_calls_come_out_as_they_were_made(family: str):
 
 
 # No notation of tags can show these in a value; hypothesis draws strings that it finds in the code.
-TAGGED = ("</parameter>", "<parameter=", "</function>", "</tool_call>", "</arg_value>")
+TAGGED = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
 STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map(str.strip)
 
 
-@pytest.mark.parametrize(
-    ("family", "head", "pair", "tail"),
-    [
-        ("qwen_xml", "<tool_call>\n<function={}>\n", "<parameter={}>\n{}\n</parameter>\n", "</function>\n</tool_call>"),
-        ("glm", "<tool_call>{}\n", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n", "</tool_call>"),
-    ],
-)
-def test_bare_values_come_out_typed(family: str, head: str, pair: str, tail: str):
-    @CALLED
-    @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
-    def check(city: str, days: int, metric: bool, other: object, size: int) -> None:
-        written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
-        assume(not any(tag in written["other"] for tag in TAGGED))
-        text = head.format("get_weather") + "".join(pair.format(*item) for item in written.items()) + tail
-        [call] = said(parser(family), pieces_at(text, range(size, len(text), size)))
-        assert json.loads(call[2]) == {"city": city, "days": days, "metric": metric, "other": other}
-
-    check()
+@CALLED
+@given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
+def test_bare_values_come_out_typed(city: str, days: int, metric: bool, other: object, size: int):
+    written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
+    assume(not any(tag in written["other"] for tag in TAGGED))
+    parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())
+    text = f"<tool_call>\n<function=get_weather>\n{parameters}</function>\n</tool_call>"
+    [call] = said(parser("qwen_xml"), pieces_at(text, range(size, len(text), size)))
+    assert json.loads(call[2]) == {"city": city, "days": days, "metric": metric, "other": other}

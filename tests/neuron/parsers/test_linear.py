@@ -10,7 +10,6 @@ BODIES = {
     "hermes": ('<tool_call>{"name": "write_file", "arguments": {"content": "', '"}}</tool_call>'),
     "untagged": ('```json\n{"name": "write_file", "arguments": {"content": "', '"}}\n```'),
     "qwen_xml": ("<tool_call><function=write_file><parameter=content>", "</parameter></function></tool_call>"),
-    "glm": ("<tool_call>write_file<arg_key>content</arg_key><arg_value>", "</arg_value></tool_call>"),
     "llama3_json": ('{"name": "write_file", "parameters": {"content": "', '"}}'),
     "pythonic": ('[write_file(content="', '")]'),
     "mistral": ('[TOOL_CALLS]write_file[ARGS]{"content": "', '"}'),

@@ -182,25 +182,6 @@ QWEN_XML: list[tuple[str, list[Said]]] = [
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
 ]
 
-GLM: list[tuple[str, list[Said]]] = [
-    (
-        "\n<think>Hm.</think>\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
-        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
-        [("thought", "Hm."), ("call", "get_weather", '{"city": "Paris", "days": 3}')],
-    ),
-    (
-        "<tool_call>write_file<arg_key>content</arg_key><arg_value>a\n</arg_value></tool_call><tool_call>ping</tool_call>",
-        [("call", "write_file", '{"content": "a\\n"}'), PING],
-    ),
-    ("<tool_call>rm\n</tool_call>", [RM]),
-    ("<tool_call> markers", [("text", "<tool_call> markers")]),
-    ("<tool_call>\n</tool_call>!", [BANG]),
-    ("<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>\n", [PARIS]),
-    ("<tool_call>get_weather<arg_key>city</arg_key><arg_value>P</a", [("call", "get_weather", '{"city": "P</a')]),
-    ("<tool_call>ping<arg_key>a</arg_key><arg_value>[1", [("call", "ping", '{"a": '), ("text", "[1")]),
-    ("<tool_call>ping\n<arg_value>", [("text", "<tool_call>ping\n<arg_value>")]),
-]
-
 LLAMA: list[tuple[str, list[Said]]] = [
     ('{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     ('\n\n{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
@@ -354,7 +335,6 @@ WRITTEN: dict[str | None, list[tuple[str, list[Said]]]] = {
     "hermes": HERMES,
     "hermes_strict": [(text, [("text", text)]) for text in (BOTH[0], f"```json\n{BOTH[0]}\n```")],
     "qwen_xml": QWEN_XML,
-    "glm": GLM,
     "llama3_json": LLAMA,
     "pythonic": PYTHONIC,
     "mistral": MISTRAL,

@@ -9,7 +9,6 @@ from helexa.neuron.grammar.parameter import Parameter, json_value
 from helexa.neuron.grammar.rules import Rules, literal
 
 _XML_TAGS = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
-_GLM_TAGS = ("</arg_value>",)
 _LINE = "\n"
 
 
@@ -41,23 +40,6 @@ def xml_call(rules: Rules, offer: Offer) -> str:
         tagged = f"{literal(f'<parameter={name}>' + _LINE)} {value} {literal(_LINE)}"
         parts.append(tagged if name in offer.required else f"({tagged})?")
     return " ".join([*parts, literal("</function>")])
-
-
-def glm_call(rules: Rules, offer: Offer) -> str:
-    """`NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`.
-
-    Raises:
-        ApiError: 400 `unsupported_schema`: a strict tool's schema asks for what this cannot show.
-    """
-    parts = [literal(offer.name)]
-    parameters = {name: Parameter(offer, name, _GLM_TAGS) for name in _writable(offer, offer.properties)}
-    _refuse_strict(offer, [name for name, parameter in parameters.items() if parameter.kind == "restricted"])
-    for name, parameter in parameters.items():
-        key = f"{rules.marker('<arg_key>')} {literal(name)} {rules.marker('</arg_key>')}"
-        value = f"{rules.marker('<arg_value>')} {parameter.value(rules, '', '</arg_value>')}"
-        tagged = f'"\\n"? {key} "\\n"? {value}'
-        parts.append(tagged if name in offer.required else f"({tagged})?")
-    return " ".join([*parts, '"\\n"?'])
 
 
 def python_call(rules: Rules, offer: Offer) -> str:
@@ -106,11 +88,6 @@ def _writable(offer: Offer, names: Iterable[str]) -> list[str]:
     if missing := sorted(offer.required.intersection(names).difference(written)):
         raise _unsupported(offer, f"its parameter '{missing[0][:100]}' cannot be written")
     return written
-
-
-def _refuse_strict(offer: Offer, names: list[str]) -> None:
-    if offer.strict and names:
-        raise _unsupported(offer, f"its parameter '{names[0]}' restricts a string, which cannot be enforced")
 
 
 def _unsupported(offer: Offer, reason: str) -> ApiError:

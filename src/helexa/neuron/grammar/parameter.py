@@ -49,7 +49,7 @@ class Parameter:
             value = f"({' | '.join(map(literal, self._options))})"
         else:
             value = json_value(rules, self._offer, self._name, self._untagged())
-        return " ".join([value, *([literal(margin)] if margin else ()), rules.marker(tag)])
+        return f"{value} {literal(margin)} {rules.marker(tag)}"
 
     def _find_kind(self) -> Literal["option", "text", "restricted", "json"]:
         if self._options:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from helexa.core.errors import ApiError
-from helexa.neuron.grammar.calls import glm_call, json_call, python_call, schema_call, xml_call
+from helexa.neuron.grammar.calls import json_call, python_call, schema_call, xml_call
 from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.reasoning import harmony_final, harmony_message, harmony_text
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
@@ -83,10 +83,10 @@ def for_tools(
     return rules.serialised(f"{text} | {calls.rest}")
 
 
-def _tagged(one: Callable[[Rules, Offer], str], margin: str) -> Callable[[Rules, list[Offer], int], _Calls]:
+def _tagged(one: Callable[[Rules, Offer], str]) -> Callable[[Rules, list[Offer], int], _Calls]:
     def frame(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
         call = rules.add("call", _either(one(rules, offer) for offer in offers))
-        rest = f"{margin} {call} {margin} {rules.marker('</tool_call>')}"
+        rest = f'"\\n" {call} "\\n" {rules.marker("</tool_call>")}'
         again = f'"\\n" {rules.marker("<tool_call>")} {rest}'
         return _Calls("<tool_call>", f"{rest} {_more(again, limit)}")
 
@@ -149,10 +149,9 @@ def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str, re
 
 
 _FRAMES: dict[str, Callable[[Rules, list[Offer], int], _Calls]] = {
-    "hermes": _tagged(json_call, literal("\n")),
-    "hermes_strict": _tagged(json_call, literal("\n")),
-    "qwen_xml": _tagged(xml_call, literal("\n")),
-    "glm": _tagged(glm_call, ""),
+    "hermes": _tagged(json_call),
+    "hermes_strict": _tagged(json_call),
+    "qwen_xml": _tagged(xml_call),
     "llama3_json": _llama,
     "pythonic": _pythonic,
     "mistral": _mistral,

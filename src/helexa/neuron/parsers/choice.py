@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from helexa.neuron.parsers.deepseek import DeepSeek
 from helexa.neuron.parsers.family import Family
-from helexa.neuron.parsers.glm import Glm
 from helexa.neuron.parsers.harmony import Harmony
 from helexa.neuron.parsers.hermes import Hermes, HermesStrict
 from helexa.neuron.parsers.llama import LlamaJson
@@ -23,7 +22,6 @@ FAMILIES: dict[str, Family] = {
         Mistral(),
         DeepSeek(),
         Harmony(),
-        Glm(),
     )
 }
 """All notations by name."""
@@ -33,7 +31,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|channel|>", "harmony"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
-    ("<arg_key>", "glm"),
+    ("<arg_key>", None),  # GLM, whose templates have `<tool_call>` too
     ("<tool_call>\\n<function=", "qwen_xml"),
     ("<tool_call>\n<function=", "qwen_xml"),
     ("</tool_calls>", None),  # a list of calls, whose templates speak of `<tool_call>` too
@@ -50,7 +48,6 @@ _IN_VOCABULARY = (
     (("<|channel|>", "<|message|>", "<|call|>"), "harmony"),
     (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), "deepseek"),
     (("[TOOL_CALLS]",), "mistral"),
-    (("<tool_call>", "<arg_key>"), "glm"),
     (("<tool_call>", "</tool_call>"), "hermes"),
     (("<|python_start|>", "<|python_end|>"), "pythonic"),
     (("<|python_tag|>",), "llama3_json"),

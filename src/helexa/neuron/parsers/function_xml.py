@@ -34,7 +34,7 @@ def read_function(source: Source, output: Output, *, known: bool) -> Reading[Non
         yield from source.space()
         if (yield from source.marker(_PARAMETERS)):
             key = yield from source.key(">")
-            yield from arguments.read_bare(key, _VALUE_ENDS, framed=True)
+            yield from arguments.read_bare(key, _VALUE_ENDS)
             yield from source.marker(_CLOSES_PARAMETER)
             source.settle()
         elif (yield from source.upcoming(_ENDS)) or (arguments.begun and source.complete):

@@ -49,13 +49,11 @@ class KeyedArguments:
         self._pass_on("}" if self.begun else "{}")
         self._output.end()
 
-    def read_bare(self, key: str, ends: Markers, *, framed: bool = False) -> Reading[None]:
+    def read_bare(self, key: str, ends: Markers) -> Reading[None]:
         """Take an argument's value up to what ends it, which is left unread. It is typed by the tool's schema.
 
-        A value that is a string, whatever it says, is passed on as it comes.
-
-        Args:
-            framed: one line break at either end belongs to the notation.
+        A value that is a string, whatever it says, is passed on as it comes. One line break at either end belongs to
+        the notation.
 
         Raises:
             NotACall: the text ended first.
@@ -63,23 +61,21 @@ class KeyedArguments:
         self.key(key)
         schema = self._output.parameter(self._name, key)
         if is_text(schema):
-            yield from self._read_text(ends, framed)
+            yield from self._read_text(ends)
             return
         pieces: list[str] = []
         if not (yield from self._source.until(ends, pieces.append)):
             raise NotACall
-        value = "".join(pieces)
-        if framed:
-            value = value.removeprefix("\n").removesuffix("\n")
+        value = "".join(pieces).removeprefix("\n").removesuffix("\n")
         self.value(argument_text(value, schema))
 
-    def _read_text(self, ends: Markers, framed: bool) -> Reading[None]:
-        first, held = framed, ""  # what may be the line break before the end
+    def _read_text(self, ends: Markers) -> Reading[None]:
+        first, held = True, ""  # what may be the line break before the end
 
         def pass_on(piece: str) -> None:
             nonlocal first, held
             piece = held + (piece.removeprefix("\n") if first else piece)
-            held = "\n" if framed and piece.endswith("\n") else ""
+            held = "\n" if piece.endswith("\n") else ""
             first = False
             self.text(piece.removesuffix("\n") if held else piece)
 
