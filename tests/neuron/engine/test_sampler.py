@@ -7,8 +7,7 @@ import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sampler import Refused, Row, rows_of, uniforms
-from helexa.neuron.engine.sampler import sample as sample_with
+from helexa.neuron.engine.sampler import Refused, Row, launch, rows_of, uniforms
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference import ReferenceOps
@@ -18,7 +17,7 @@ OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 
 
 def sample(logits: torch.Tensor, rows: list[Row], refused: Refused | None = None) -> list[int]:
-    return sample_with(OPS, logits, rows, refused)
+    return launch(OPS, logits, rows).read(refused)
 
 
 def row(

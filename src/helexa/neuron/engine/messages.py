@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.text.pooling import Pooling
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ _LENGTH = struct.Struct("<I")
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
-Pooling = Literal["mean", "last", "cls"]
 Logprob = tuple[float, list[tuple[int, float]]]
 """The log-probability of a token, and the likeliest tokens in its place with theirs."""
 

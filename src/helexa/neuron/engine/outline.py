@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
-from helexa.neuron.layers.loader import Loader
+from helexa.neuron.layers.loader import Loader, require_shape
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.cpu import CpuOps, Int4Linear
 from helexa.neuron.ops.delta_rule import DeltaSizes
@@ -210,8 +209,7 @@ class _Headers(Loader):
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """See `Loader`; ones that take no memory."""
-        if (found := self.checkpoint.shape(name)) != shape:
-            raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
+        require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self.ops.weights += ones.numel() * ones.itemsize
         return ones

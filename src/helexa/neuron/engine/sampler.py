@@ -103,11 +103,6 @@ def launch(ops: ReferenceOps, logits: Tensor, rows: Rows[Row], last: Tensor | No
     return Sampled(ops, logits, rows, ops.choose(logits, _settings(rows)))
 
 
-def sample(ops: ReferenceOps, logits: Tensor, rows: Rows[Row], refused: Refused | None = None) -> list[int]:
-    """The same, and wait for it."""
-    return launch(ops, logits, rows).read(refused)
-
-
 def uniforms(seeds: Rows[int], positions: Rows[int], again: bool = False) -> NDArray[np.float64]:
     """Numbers in [0, 1), and others `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
     state = np.array([seed & _MASK64 for seed in seeds], np.uint64) * np.uint64(0xD1342543DE82EF95)

@@ -19,13 +19,13 @@ import msgspec
 
 from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
 from helexa.neuron.grammar.verdict import Verdict
+from helexa.neuron.parsers.schema_types import DEFINITIONS
 
 _MEMORY_BYTES = 512 << 20  # of address space, beyond what it has when it starts
 _STACK_BYTES = 2 << 20  # less than any thread that compiles the same grammar later
 _SEARCH_SECONDS = 0.3
 _MAX_TEXT = 1000
-_DEFINITIONS = ("$defs", "definitions")
-_MAPS = (*_DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
+_MAPS = (*DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 
@@ -54,7 +54,7 @@ def _error_of_schema(schema: Any) -> str:
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
     """The JSON pointer of the innermost part of a schema that alone has the same error, as far as time allows."""
-    context = {key: schema[key] for key in (*_DEFINITIONS, "x-guidance") if key in schema}
+    context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
     end = time.process_time() + _SEARCH_SECONDS
     here: Any = schema

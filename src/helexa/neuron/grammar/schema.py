@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.core.errors import ApiError
+from helexa.neuron.parsers.schema_types import DEFINITIONS
 
 MAX_DEPTH = 100
 _MAX_STEPS = 150
-_DEFINITIONS = ("$defs", "definitions")
 
 
 def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
@@ -39,7 +39,7 @@ def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The parts of a schema that others are defined in."""
-    return {key: schema[key] for key in _DEFINITIONS if isinstance(schema.get(key), Mapping)}
+    return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 
 def ends_somewhere(part: Any, whole: Mapping[str, Any]) -> bool:

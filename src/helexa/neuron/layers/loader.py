@@ -56,7 +56,7 @@ class Loader:
         Raises:
             ModelFileError: it is missing, or of another shape.
         """
-        _require(name, self.checkpoint.shape(name), shape)
+        require_shape(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
         heartbeat.beat()
@@ -65,7 +65,7 @@ class Loader:
 
     def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
         """The same for a matrix [N, K], prepared for the kernels."""
-        _require(name, self.checkpoint.shape(name), shape)
+        require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
 
@@ -81,7 +81,7 @@ class Loader:
         if found is not None:
             return found
         weight = read()
-        _require(key, tuple(weight.shape), shape)
+        require_shape(key, tuple(weight.shape), shape)
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
         heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
@@ -131,7 +131,8 @@ class Loader:
         return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
 
 
-def _require(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def require_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise a ModelFileError if the tensor `name` does not have the `shape` that the configuration makes it."""
     if found != shape:
         raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
 

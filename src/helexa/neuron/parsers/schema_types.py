@@ -5,7 +5,9 @@ from typing import Any
 from urllib.parse import unquote
 
 _MAX_DEPTH = 16
-_DEFINITIONS = ("$defs", "definitions")
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords of JSON Schema under which a schema keeps what its references lead to."""
+
 _KINDS: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -19,7 +21,7 @@ _KINDS: dict[type, str] = {
 
 def with_definitions(part: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
     """A part of a schema, with what it may refer to."""
-    defined = {key: whole[key] for key in _DEFINITIONS if key in whole}
+    defined = {key: whole[key] for key in DEFINITIONS if key in whole}
     return {**part, **defined} if defined else part
 
 
@@ -81,7 +83,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
     """What a reference to a definition leads to, None for any other."""
     start, *path = unquote(reference).split("/")
-    if start != "#" or not path or path[0] not in _DEFINITIONS:
+    if start != "#" or not path or path[0] not in DEFINITIONS:
         return None
     found: Any = root
     for step in path:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -20,6 +19,7 @@ from helexa.http.hang_up import ClientGone, HangUp
 from helexa.neuron.exchange import RunRecord, current
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.principal import principal_of
 
 _AT_ONCE = 4  # texts of one request
@@ -42,7 +42,7 @@ async def create_embeddings(request: Request) -> Response:
     except ClientGone:
         raise ApiError(400, "client_disconnected", "the client went away") from None
     tokens = sum(map(len, prompts))
-    return Response(orjson.dumps(embeddings(model.id, batch.vectors, tokens)), media_type="application/json")
+    return json_response(embeddings(model.id, batch.vectors, tokens))
 
 
 class _Batch:

@@ -2,18 +2,13 @@
 
 import asyncio
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.neuron.build import build_facts
 from helexa.neuron.discovery import discover
-
-
-def json_response(content: object, status: int = 200) -> Response:
-    """`content` as a JSON response."""
-    return Response(orjson.dumps(content), status, media_type="application/json")
+from helexa.neuron.routes.json_response import json_response
 
 
 async def version(request: Request) -> Response:

@@ -9,15 +9,9 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from helexa.core.sse import KEEP_ALIVE, frame
+from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
 
 LOOK_SECONDS = 0.25
-KEEP_ALIVE_SECONDS = 1.0
-
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class LoadStream:
@@ -41,9 +35,9 @@ class LoadStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        hang_up = asyncio.create_task(_hang_up(receive))
+        hang_up = asyncio.create_task(disconnected(receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             said, said_at = None, time.monotonic()
             while not self._load.done():
                 await asyncio.wait((self._load, hang_up), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -66,9 +60,3 @@ class LoadStream:
 
 async def _write(send: Send, frames: bytes) -> None:
     await send({"type": "http.response.body", "body": frames, "more_body": True})
-
-
-async def _hang_up(receive: Receive) -> None:
-    """Return when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -25,7 +25,7 @@ from helexa.core.logs import tell
 from helexa.neuron.exchange import current
 from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.health import json_response
+from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
 from helexa.neuron.routes.refusal import descriptor_shortage, log_refusal
 

@@ -11,18 +11,12 @@ from starlette.types import Receive, Scope, Send
 from helexa.core.errors import ApiError, internal_error
 from helexa.core.sse import KEEP_ALIVE
 from helexa.neuron.events import Failed, InferenceEvent
+from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
 from helexa.neuron.routes.projector import Projector
 from helexa.neuron.routes.refusal import log_refusal
 
-KEEP_ALIVE_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
 """That a stream may have nothing to say before it begins; while it has not, a refusal is still a plain one."""
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +45,7 @@ class Reply:
         """
         send_reply = self._stream if self._streamed else self._whole
         sender = asyncio.create_task(send_reply(scope["path"], send))
-        hang_up = asyncio.create_task(_hang_up(receive))
+        hang_up = asyncio.create_task(disconnected(receive))
         try:
             while not sender.done() and not hang_up.done():
                 await asyncio.wait((sender, hang_up), timeout=self._until_due(), return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +105,7 @@ class Reply:
     async def _begin(self, send: Send) -> None:
         if not self._begun:
             self._begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
 
     async def _write(self, event: InferenceEvent, send: Send) -> None:
         frames = self._projector.frames(event)
@@ -119,9 +113,3 @@ class Reply:
             self._quiet_since = None  # a keep-alive must not cut in while the client is slow to take this
             await send({"type": "http.response.body", "body": frames, "more_body": True})
         self._quiet_since = time.monotonic()
-
-
-async def _hang_up(receive: Receive) -> None:
-    """Return when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

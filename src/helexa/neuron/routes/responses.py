@@ -23,6 +23,7 @@ from helexa.neuron.routes.chat import converse, rendered
 from helexa.neuron.routes.compaction_projector import CompactionProjector
 from helexa.neuron.routes.item_page import ItemPage
 from helexa.neuron.routes.item_references import referred, resolved
+from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.routes.response_projector import Keep, ResponseProjector
@@ -54,7 +55,7 @@ async def count_input_tokens(request: Request) -> Response:
     except ApiError as error:
         raise renamed(error) from None
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
-    return Response(orjson.dumps(counted), media_type="application/json")
+    return json_response(counted)
 
 
 async def compact_conversation(request: Request) -> Reply:
@@ -97,7 +98,7 @@ async def delete_response(request: Request) -> Response:
     id = request.path_params["response_id"]
     if not store.remove(id, principal_of(request)):
         raise _unknown(id)
-    return Response(orjson.dumps({"id": id, "object": "response", "deleted": True}), media_type="application/json")
+    return json_response({"id": id, "object": "response", "deleted": True})
 
 
 async def _asked(

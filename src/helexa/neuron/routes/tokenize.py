@@ -2,7 +2,6 @@
 
 import asyncio
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,6 +11,7 @@ from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRe
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat import template_turns, thinking_variables
+from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.text.chat_template import TemplateError
 
 
@@ -25,7 +25,7 @@ async def tokenize(request: Request) -> Response:
     tokens = Tokens(count=len(ids), max_model_len=model.context_length, tokens=ids)
     if asked.return_token_strs:
         tokens["token_strs"] = [model.text.tokenizer.token_text(token) for token in ids]
-    return _json(tokens)
+    return json_response(tokens)
 
 
 async def detokenize(request: Request) -> Response:
@@ -37,7 +37,7 @@ async def detokenize(request: Request) -> Response:
         if not 0 <= token < tokenizer.vocab_size:
             raise invalid_body(f"tokens.{index}: {token} is not a token id below {tokenizer.vocab_size}", "tokens")
     text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special=False)
-    return _json(Detokenized(prompt=text))
+    return json_response(Detokenized(prompt=text))
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -60,7 +60,7 @@ async def tokenizer_info(request: Request) -> Response:
         "eos_token": text.tokenizer.token_text(text.tokenizer.eos_id),
         **text.template.special_tokens,
     }
-    return Response(orjson.dumps(info), media_type="application/json")
+    return json_response(info)
 
 
 def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
@@ -75,10 +75,6 @@ def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
         return model.text.prompt_ids(template_turns(model, asked.messages), asked.tools, **variables)
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
-
-
-def _json(value: Tokens | Detokenized) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
 
 
 routes = [

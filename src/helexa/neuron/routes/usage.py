@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import asdict
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError
+from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.usage_records import UsageRecords
 
 WAIT_SECONDS = 8.0
@@ -46,7 +46,7 @@ async def get_usage(request: Request) -> Response:
         record = None
     if record is None:
         raise ApiError(404, "usage_not_found", "no request with this usage id has ended lately")
-    return Response(orjson.dumps(asdict(record)), media_type="application/json")
+    return json_response(asdict(record))
 
 
 routes = [Route("/usage/{usage_id}", get_usage, methods=["GET"])]

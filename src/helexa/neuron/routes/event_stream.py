@@ -1,0 +1,18 @@
+"""What all streams of server-sent events share."""
+
+from starlette.types import Receive
+
+KEEP_ALIVE_SECONDS = 1.0
+"""Time without an event after which a stream sends a comment."""
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
