@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
+from helexa.cortex.media import IMAGE_TOKENS, media_tokens
 from helexa.cortex.question import Question, parse_question
 from helexa.cortex.spending import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
-    IMAGE_TOKENS,
     IMAGES,
     PROMPT_OVERHEAD,
     RESPONSES,
@@ -103,10 +103,20 @@ def test_the_context_bounds_what_is_held() -> None:
     assert spending.most_tokens(0, 512) == 1024
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, IMAGES])
+def test_a_prompt_that_fills_the_context_holds_no_more_with_images(path: str) -> None:
+    fields = {"input": ["x" * 3000] * 2} if path == EMBEDDINGS else {"prompt": "x" * 3000}
+    spending = ask(path, **fields).spending
+    with_image = replace(spending, prompt=spending.prompt + IMAGE_TOKENS)
+    for context in (None, 2000, 1 << 20):
+        same = spending.most_tokens(7, context) == with_image.most_tokens(7, context)
+        assert spending.fills(context) == same == (context == 2000 and path != IMAGES)
+
+
 def test_images_count_whatever_the_length_of_their_url() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with_image, without = ask(messages=[{"content": [image]}]), ask(messages=[{"content": []}])
-    assert with_image.spending.prompt - without.spending.prompt > IMAGE_TOKENS
+    assert media_tokens(with_image.body) - media_tokens(without.body) == IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -124,7 +134,7 @@ def test_images_count_whatever_the_length_of_their_url() -> None:
 )
 def test_images_count_however_their_type_is_spelled_or_without_one(parts: bytes, count: int) -> None:
     body = b'{"model":"a","messages":[{"role":"user","content":[%s]}]}' % parts
-    assert parse_question(CHAT, [], body).spending.prompt - len(body) == PROMPT_OVERHEAD + count * IMAGE_TOKENS
+    assert media_tokens(body) == count * IMAGE_TOKENS
 
 
 def test_a_stored_conversation_can_fill_the_context() -> None:

@@ -20,7 +20,7 @@ async def read_question(workers: BodyWorkers, path: str, headers: Headers, body:
     """
     if not is_large(body):
         return parse_question(path, headers, body)
-    return replace(await workers.run(_parse_large, path, headers, body), body=body)
+    return replace(await workers.run(_parse_large, path, headers, body), body=body, large=True)
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, Question]:
@@ -36,7 +36,8 @@ async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
 def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
     """Do the work of `read_message`."""
     translation = Translation.parse(body)
-    return translation, replace(parse_question(CHAT, headers, translation.body), strict=strict_body)
+    question = parse_question(CHAT, headers, translation.body)
+    return translation, replace(question, strict=strict_body, large=is_large(translation.body))
 
 
 def _parse_large(path: str, headers: Headers, body: bytes) -> Question:

@@ -1,6 +1,6 @@
 """Holds the budget of a request: the most tokens that a node can use to answer it.
 
-1. The cheap bound: the bytes of the body and the output limit.
+1. The cheap bound: the bytes of the body, the number of images and the output limit.
 2. If the budget has not that much left, a node with the model counts the prompt's tokens.
 3. If that is still too much, and the client states no output limit, the output limit is what the budget has left.
 """
@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
 from helexa.cortex.access.principal import Principal
+from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.media import media_tokens
 from helexa.cortex.prompt_count import PromptCounter
 from helexa.cortex.question import Question
 
@@ -32,6 +34,7 @@ _BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default out
 async def hold_budget(
     ledger: Ledger,
     counter: PromptCounter,
+    workers: BodyWorkers,
     view: FleetView,
     principal: Principal,
     request_id: str,
@@ -51,6 +54,11 @@ async def hold_budget(
             question, metered=True
         )
     spending, context = question.spending, None if limit is None else limit.context
+    if not spending.fills(context):
+        body = question.body
+        media = await workers.run(media_tokens, body) if question.large else media_tokens(body)
+        if media:
+            spending = replace(spending, prompt=spending.prompt + media)
     output = default_output(view, model, question, context) if spending.output is None else spending.output
     tokens = spending.most_tokens(output, context)
     try:

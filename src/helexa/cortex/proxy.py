@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from helexa.core.errors import ApiError, overloaded
-from helexa.cortex.body_workers import BodyWorkers, is_large
+from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
@@ -147,7 +147,7 @@ class Proxy:
         Raises:
             ApiError: as `Question.body_for`; 503 if too many large bodies wait.
         """
-        if is_large(question.body):
+        if question.large:
             return await self._body_workers.run(question.body_for, model, kind)
         return question.body_for(model, kind)
 

@@ -25,6 +25,7 @@ from helexa.cortex.spending import (
 from helexa.http.hang_up import ClientGone
 
 _BYTES_PER_TOKEN = 4
+_PIECE_BYTES = 8 << 10
 _USUAL_OUTPUT = 4096
 _THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
 _REFUSED_SPELLINGS = ("model",)
@@ -50,6 +51,7 @@ class Question(msgspec.Struct, frozen=True):
         stream_options: the client's, None without any.
         metered: the gateway has to know the token counts of the answer, because a key pays for them.
         enforced: the output limit that a budget holds, and that nodes are given; None without a budget.
+        large: the work on the body is left to other processes, see `body_workers.is_large`.
     """
 
     path: str
@@ -63,6 +65,7 @@ class Question(msgspec.Struct, frozen=True):
     stream_options: Mapping[str, Any] | None = None
     metered: bool = False
     enforced: int | None = None
+    large: bool = False
 
     @property
     def includes_usage(self) -> bool:
@@ -183,7 +186,8 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
-    body = bytearray()  # a list of chunks would take many times the body's size if they are small
+    pieces: list[bytes] = []
+    size = 0
     while True:
         try:
             message = await receive()
@@ -192,13 +196,15 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk = message["body"]
-        if len(body) + len(chunk) > limit:
+        if size + len(chunk) > limit:
             raise _too_large(limit)
-        if not message["more_body"] and not body:
-            return chunk
-        body += chunk
+        size += len(chunk)
+        if pieces and len(pieces[-1]) < _PIECE_BYTES:  # many small objects would take many times the body's size
+            pieces[-1] += chunk
+        else:
+            pieces.append(chunk)
         if not message["more_body"]:
-            return bytes(body)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -11,7 +11,6 @@ from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.limits import Pass
 from helexa.cortex.affinity import affinity_key
 from helexa.cortex.bill import Bill
-from helexa.cortex.body_workers import is_large
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
@@ -52,7 +51,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         raise model_not_found(question.model[:200])
     limit = _widest_limit(view, model)
     if limit is not None and may_exceed(question.body, limit.context):
-        if is_large(question.body):
+        if question.large:
             await gateway.body_workers.run(check_prompt, question.body, limit.context)
         else:
             check_prompt(question.body, limit.context)
@@ -69,6 +68,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             reservation, question = await hold_budget(
                 gateway.ledger,
                 gateway.counter,
+                gateway.body_workers,
                 view,
                 exchange.principal,
                 exchange.request_id,
@@ -128,7 +128,7 @@ async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange
         return None
     account = exchange.principal.account_id if exchange.principal else ""
     arguments = question.body, question.headers, account, routing.affinity_min_bytes
-    if is_large(question.body):
+    if question.large:
         return await gateway.body_workers.run(affinity_key, *arguments)
     return affinity_key(*arguments)
 

@@ -3,7 +3,8 @@
 A budget holds `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
 
 * Prompt: a token has at least one byte of text, and the JSON around a message is longer than what a chat template puts
-  around it. `PROMPT_OVERHEAD` covers what a template adds to the whole conversation.
+  around it. `PROMPT_OVERHEAD` covers what a template adds to the whole conversation. Images and other files can have
+  more tokens than their URL has bytes; `media.media_tokens` bounds theirs.
 * Output: the limit that is held is also the limit that is forwarded (`Question.body_for`), so the node enforces it.
 """
 
@@ -25,8 +26,6 @@ COMPACT = "/v1/responses/compact"
 MOST_OUTPUT = 1 << 31
 MOST_ANSWERS = 128
 PROMPT_OVERHEAD = 512
-IMAGE_TOKENS = 4096
-"""Tokens of one image in a prompt, whatever the length of its URL."""
 DRAWN_IMAGE_TOKENS = 8192
 """Tokens of one generated image."""
 UNKNOWN_CONTEXT = 131_072
@@ -37,8 +36,6 @@ MULTIPLIERS = frozenset({"n", "best_of"})
 LIMIT_ALIASES = frozenset({"n_predict", "num_predict", "max_new_tokens", "max_length", "options"})
 """Names under which some third-party backends read an output limit."""
 
-_MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
-_MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
 _SEVERAL = re.compile(rb'\[\s*["\[]')
 _MOST_COUNTED = 100_000
 _NOTHING = msgspec.Raw(b"null")
@@ -65,7 +62,7 @@ class Spending(msgspec.Struct, frozen=True):
     """What the body of a request says about the tokens that it can use.
 
     Attributes:
-        prompt: upper bound of the tokens of all prompts that the body contains.
+        prompt: upper bound of the tokens of all prompts that the body contains, without images and other files.
         prompts: number of prompts.
         answers: number of answers to all prompts; 0 if nothing is generated.
         output: tokens of each answer at most, None if the body does not say.
@@ -81,6 +78,11 @@ class Spending(msgspec.Struct, frozen=True):
     limit_field: str | None = "max_tokens"
     multipliers: frozenset[str] = frozenset({"n"})
     continues: bool = False
+
+    def fills(self, context: int | None) -> bool:
+        """Return whether the context bounds `most_tokens`, however many more tokens the prompt has."""
+        limited = self.limit_field is not None or not self.answers
+        return context is not None and limited and self.prompt >= self.prompts * context
 
     def most_tokens(self, output: int, context: int | None) -> int:
         """Return the most tokens that prompt and answers can have.
@@ -106,24 +108,24 @@ def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
     Raises:
         ApiError: 400 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
     """
-    return _READERS.get(path, _other)(fields, body)
+    return _READERS.get(path, _other)(fields, len(body) + PROMPT_OVERHEAD)
 
 
-def _chat(fields: Fields, body: bytes) -> Spending:
-    return Spending(_prompt_bound(body), answers=_answers(fields), output=_chat_limit(fields))
+def _chat(fields: Fields, prompt: int) -> Spending:
+    return Spending(prompt, answers=_answers(fields), output=_chat_limit(fields))
 
 
-def _completions(fields: Fields, body: bytes) -> Spending:
+def _completions(fields: Fields, prompt: int) -> Spending:
     prompts = _texts(fields.prompt)
     limit = _chat_limit(fields, least=0)
     candidates = max(_answers(fields), _number("best_of", fields.best_of, MOST_ANSWERS) or 1)
     answers = prompts * candidates
-    return Spending(_prompt_bound(body), prompts, answers, limit, multipliers=MULTIPLIERS)
+    return Spending(prompt, prompts, answers, limit, multipliers=MULTIPLIERS)
 
 
-def _responses(fields: Fields, body: bytes) -> Spending:
+def _responses(fields: Fields, prompt: int) -> Spending:
     return Spending(
-        _prompt_bound(body),
+        prompt,
         output=_number("max_output_tokens", fields.max_output_tokens),
         limit_field="max_output_tokens",
         multipliers=frozenset(),
@@ -131,19 +133,19 @@ def _responses(fields: Fields, body: bytes) -> Spending:
     )
 
 
-def _embeddings(fields: Fields, body: bytes) -> Spending:
-    return Spending(_prompt_bound(body), _texts(fields.input), answers=0, limit_field=None)
+def _embeddings(fields: Fields, prompt: int) -> Spending:
+    return Spending(prompt, _texts(fields.input), answers=0, limit_field=None)
 
 
-def _images(fields: Fields, body: bytes) -> Spending:
-    return Spending(_prompt_bound(body), answers=_answers(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
+def _images(fields: Fields, prompt: int) -> Spending:
+    return Spending(prompt, answers=_answers(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
 
 
-def _other(fields: Fields, body: bytes) -> Spending:
-    return Spending(_prompt_bound(body), answers=0, limit_field=None)
+def _other(fields: Fields, prompt: int) -> Spending:
+    return Spending(prompt, answers=0, limit_field=None)
 
 
-_READERS: dict[str, Callable[[Fields, bytes], Spending]] = {
+_READERS: dict[str, Callable[[Fields, int], Spending]] = {
     CHAT: _chat,
     COMPLETIONS: _completions,
     RESPONSES: _responses,
@@ -151,40 +153,6 @@ _READERS: dict[str, Callable[[Fields, bytes], Spending]] = {
     EMBEDDINGS: _embeddings,
     IMAGES: _images,
 }
-
-
-def _prompt_bound(body: bytes) -> int:
-    return len(body) + PROMPT_OVERHEAD + IMAGE_TOKENS * _media_parts(body)
-
-
-def _media_parts(body: bytes) -> int:
-    """Return the most images and other files that a server can find in a prompt.
-
-    Some servers go by the type of a content part, others by the name of its member.
-    """
-    found = _MEDIA_OR_ESCAPE.findall(body)
-    members = [name for name in found if name]
-    if any(b"\\" in name for name in members):
-        found = _ESCAPED_MEDIA.findall(body)
-        members = [name for name in found if name]
-    return max(len(found) - len(members), len(members))
-
-
-def _escapable(name: str) -> str:
-    """Return a pattern of `name` in JSON, any letter of which may be escaped."""
-    return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
-
-
-def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[bytes]:
-    """Return a pattern of a content part's type, or as its group of a member's name; `spelled` gives that of a name."""
-    types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
-    first = r"(?=[tivaf\\])"  # of all of them: most strings are passed over quickly
-    return re.compile(rf'"{first}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
-
-
-_ESCAPED_MEDIA = _media_pattern(_escapable)
-# In the same scan, strings that begin with letters of which one is escaped: then the slower pattern decides.
-_MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")
 
 
 def _chat_limit(fields: Fields, least: int = 1) -> int | None:

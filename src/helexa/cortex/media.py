@@ -1,0 +1,62 @@
+"""How many tokens the images and other files of a prompt can have, from one scan of the request body."""
+
+import re
+from collections.abc import Callable
+
+IMAGE_TOKENS = 4096
+"""Tokens of one image in a prompt, whatever the length of its URL."""
+
+_LONG_BYTES = 16 << 10
+_FEW_QUOTES = 64
+_MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
+_MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
+
+
+def media_tokens(body: bytes) -> int:
+    """Return the most tokens that the images and other files in a request body can have."""
+    return IMAGE_TOKENS * _media_parts(body)
+
+
+def _media_parts(body: bytes) -> int:
+    """Return the most images and other files that a server can find in a prompt.
+
+    Some servers go by the type of a content part, others by the name of its member.
+    """
+    found = _find_all(_MEDIA_OR_ESCAPE, body)
+    members = [name for name in found if name]
+    if any(b"\\" in name for name in members):
+        found = _ESCAPED_MEDIA.findall(body)
+        members = [name for name in found if name]
+    return max(len(found) - len(members), len(members))
+
+
+def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
+    """Return `pattern.findall(body)`. Each match begins with a quote, and `find` skips the text before it faster."""
+    found: list[bytes] = []
+    end = 0
+    for _ in range(_FEW_QUOTES if len(body) > _LONG_BYTES else 0):
+        begin = body.find(b'"', end)
+        if begin < 0:
+            return found
+        match = pattern.match(body, begin)
+        if match is not None:
+            found.append(match[1] or b"")
+        end = begin + 1 if match is None else match.end()
+    return found + pattern.findall(body, end)
+
+
+def _escapable(name: str) -> str:
+    """Return a pattern of `name` in JSON, any letter of which may be escaped."""
+    return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
+
+
+def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[bytes]:
+    """Return a pattern of a content part's type, or as its group of a member's name; `spelled` gives that of a name."""
+    types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
+    first = r"(?=[tivaf\\])"  # of all of them: most strings are passed over quickly
+    return re.compile(rf'"{first}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
+
+
+_ESCAPED_MEDIA = _media_pattern(_escapable)
+# In the same scan, strings that begin with letters of which one is escaped: then the slower pattern decides.
+_MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")
