@@ -80,7 +80,7 @@ async def client() -> AsyncIterator[Upstream]:
 
 
 async def ask(client: Upstream, server: Server, body: bytes = b"{}") -> Answer:
-    return await client.post(server.url, "/v1/x", [(b"x-a", b"1")], body)
+    return await client.ask(b"POST", server.url, "/v1/x", [(b"x-a", b"1")], body)
 
 
 async def read(answer: Answer) -> bytes:
@@ -181,7 +181,7 @@ async def test_the_answer_timeout_holds_on_a_connection_whose_alarm_is_set_for_l
         assert await read(await ask(client, server)) == b"hello"
         client.answer_timeout_secs = 0.05
         with pytest.raises(Silent):
-            await client.post(server.url, "/", [], b"", lives=lambda: True)
+            await client.ask(b"POST", server.url, "/", [], b"", lives=lambda: True)
         assert server.connections == 1
 
 
@@ -248,7 +248,7 @@ async def test_connection_that_the_event_loop_does_not_know_to_be_closed_is_not_
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         for _ in range(2):
             serving = asyncio.create_task(asyncio.to_thread(answer_one))
-            assert await read(await client.post(url, "/v1/x", [], b"{}")) == b"hello"
+            assert await read(await client.ask(b"POST", url, "/v1/x", [], b"{}")) == b"hello"
             (await serving).close()  # the event loop runs next when the next request is written
 
 
@@ -292,7 +292,7 @@ async def test_what_nobody_reads_is_not_held(client: Upstream) -> None:
 
     async with await asyncio.start_server(flood, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        got = await client.post(url, "/", [], b"")
+        got = await client.ask(b"POST", url, "/", [], b"")
         before = -1
         while sent != before:  # until the server can send no more
             before = sent

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from types import TracebackType
 from typing import Protocol, Self
+
+from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange

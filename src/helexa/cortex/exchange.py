@@ -1,8 +1,9 @@
 """The record of one request: filled while it runs, observed once when it ends, however it ends."""
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.activity import Activity
@@ -18,8 +19,7 @@ UPSTREAM_TIMEOUT = "upstream_timeout"
 _SHORTEST_WINDOW_SECS = 0.1
 
 
-@dataclass
-class Exchange:
+class Exchange(msgspec.Struct):
     """One request and its answer.
 
     Attributes:
@@ -64,8 +64,8 @@ class Exchange:
     prompt_estimate: int = 0
     meter: Meter | None = None
     usage: Usage | None = None
-    started: float = field(default_factory=time.perf_counter)
-    started_at: float = field(default_factory=time.time)
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    started_at: float = msgspec.field(default_factory=time.time)
     read: float = 0.0
     loading: float = 0.0
     waited: float | None = None

@@ -1,7 +1,5 @@
 """Which headers pass: what a node may see of a client's, and a client of a node's."""
 
-from collections.abc import Iterable
-
 Headers = list[tuple[bytes, bytes]]
 
 _HOP_BY_HOP = frozenset(
@@ -33,32 +31,30 @@ _CORS = {
 _NOT_RETURNED = _HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
 
 
-def forwarded_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return the headers of a client's request that nodes may see.
+def forwarded_headers(headers: Headers) -> Headers:
+    """Return the headers of a client's request that nodes may see; names are in lower case.
 
     Dropped are credentials, claims of identity, what describes the connection or the browser, and what the gateway sets
     itself: each body that it sends is JSON.
     """
-    pairs = [(name.lower(), value) for name, value in headers]
-    named = _named_by_connection(pairs)
+    named = _named_by_connection(headers)
     dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
     return [
         (name, value)
-        for name, value in pairs
+        for name, value in headers
         if name not in dropped
         and not name.startswith(_IDENTITY_PREFIX)
         and not (b"\r" in value or b"\n" in value or b"\0" in value)
     ]
 
 
-def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def returned_headers(headers: Headers) -> Headers:
     """A node's headers, names in lower case, as the client may see them: all but those of the connection."""
-    pairs = list(headers)
-    named = _named_by_connection(pairs)
+    named = _named_by_connection(headers)
     dropped = _NOT_RETURNED | named if named else _NOT_RETURNED
-    return [(name, value) for name, value in pairs if name not in dropped]
+    return [(name, value) for name, value in headers if name not in dropped]
 
 
-def _named_by_connection(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
+def _named_by_connection(headers: Headers) -> set[bytes]:
     values = [value for name, value in headers if name == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")} if values else set()

@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 TAIL_BYTES = 16 << 10
@@ -25,8 +25,7 @@ _NUMBERS = frozenset({int, float})
 _decoder = json.JSONDecoder()
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one answer; `cached` are among the prompt's."""
 
     prompt: int = 0

@@ -98,7 +98,8 @@ class Proxy:
             own = target.kind == "neuron"
             exchange.target, exchange.usage_id = target, self._usage_id() if own and question.metered else ""
             try:
-                answer = await self._upstream.post(
+                answer = await self._upstream.ask(
+                    b"POST",
                     target.url,
                     question.path,
                     self._headers(question, exchange, target),

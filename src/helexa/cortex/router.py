@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.affinity import ranked
@@ -22,8 +23,7 @@ Outcome = Literal["unreached", "broken", "silent", "busy"]
 HTTP; a connection that said nothing for too long; a 429 or 503."""
 
 
-@dataclass(frozen=True)
-class Warm:
+class Warm(msgspec.Struct, frozen=True):
     """Forward to a node that has the model.
 
     Attributes:
@@ -128,6 +128,8 @@ def _chosen(
 
 
 def _ascii(name: str) -> str:
+    if name.isascii() and name.isprintable() and ";" not in name:
+        return name[:_LONGEST_NAME]
     return "".join(char if char.isascii() and char.isprintable() and char != ";" else "?" for char in name)[
         :_LONGEST_NAME
     ]

@@ -1,7 +1,7 @@
 """The HTTP/1.1 client of the data path: pooled connections to nodes, responses as raw bytes.
 
 A general-purpose client costs more processor time per request than the rest of the gateway, so this client implements
-only what forwarding needs: POST, one connection pool per origin, back-pressure, and timeouts on silence instead of a
+only what forwarding needs: one connection pool per origin, back-pressure, and timeouts on silence instead of a
 total timeout. httptools (llhttp) parses the responses, strictly.
 
 Timeouts:
@@ -37,8 +37,8 @@ INTERIM_SECS = 15
 # Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
 KEEPALIVE_SECS = 4.0
 
-UNCHECKED_SECS = 0.01
-"""Connections that are idle for longer are checked before their next use."""
+UNCHECKED_SECS = 0.5
+"""Connections that are idle for longer are checked before their next use: no server's keep-alive is that short."""
 
 MAX_IDLE = 1024
 
@@ -150,32 +150,6 @@ class Upstream:
         self._tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
 
-    async def post(
-        self,
-        base: str,
-        path: str,
-        headers: Iterable[tuple[bytes, bytes]],
-        body: bytes,
-        *,
-        lives: Callable[[], bool] | None = None,
-        interim: bool = False,
-    ) -> Answer:
-        """Send a request and wait for the head of its response.
-
-        Args:
-            base: the node's base URL.
-            headers: all but `host` and `content-length`; free of line breaks.
-            lives: returns whether the node answers elsewhere; consulted when it is silent on this connection.
-            interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
-
-        Raises:
-            NotReached: no connection within two seconds.
-            LocalError: no connection, because the gateway is out of descriptors, ports or memory.
-            BrokenOff: the connection ended before the response began.
-            Silent: a timeout on silence expired.
-        """
-        return await self.ask(b"POST", base, path, headers, body, lives=lives, interim=interim)
-
     async def ask(
         self,
         method: bytes,
@@ -188,11 +162,23 @@ class Upstream:
         interim: bool = False,
         repeatable: bool = False,
     ) -> Answer:
-        """Send a request of any method; see `post`.
+        """Send a request and wait for the head of its response.
 
         A server may close an idle connection in the moment of the next request. The request is then sent again over a
         new connection only if that is harmless: it is a GET, or `repeatable`. Any other request fails, because the
         server may have read it before the connection ended.
+
+        Args:
+            base: the node's base URL.
+            headers: all but `host` and `content-length`; free of line breaks.
+            lives: returns whether the node answers elsewhere; consulted when it is silent on this connection.
+            interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
+
+        Raises:
+            NotReached: no connection within two seconds.
+            LocalError: no connection, because the gateway is out of descriptors, ports or memory.
+            BrokenOff: the connection ended before the response began.
+            Silent: a timeout on silence expired.
         """
         origin, prefix = parse_base(base)
         target = prefix.encode() + path.encode()

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Self
+
+import msgspec
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease
@@ -13,8 +14,7 @@ MOST_TOKENS = 1 << 31  # nodes and clients say numbers; a column holds 64 bits
 _LONGEST_TEXT = 200
 
 
-@dataclass(slots=True, eq=False)
-class Claim:
+class Claim(msgspec.Struct, eq=False):
     """What a reservation is to hold, and for whom."""
 
     principal: Principal
@@ -23,16 +23,14 @@ class Claim:
     tokens: int
 
 
-@dataclass(slots=True, eq=False)
-class Asked:
+class Asked(msgspec.Struct, eq=False):
     """A reservation that somebody waits for."""
 
     claim: Claim
     answer: "asyncio.Future[Reservation]"
 
 
-@dataclass(slots=True, eq=False)
-class Closing:
+class Closing(msgspec.Struct, eq=False):
     """How a reservation ends."""
 
     reservation: "Reservation"
@@ -43,7 +41,7 @@ class Closing:
     node: str | None
     estimated: bool
     done: bool = False
-    _waiting: "list[asyncio.Future[None]]" = field(default_factory=list)
+    _waiting: "list[asyncio.Future[None]]" = msgspec.field(default_factory=list)
 
     def finish(self) -> None:
         """It is durable, or will be: those who wait for it may go on."""
