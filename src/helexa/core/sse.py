@@ -1,5 +1,6 @@
 """Server-sent events: frames out, events in."""
 
+import re
 from dataclasses import dataclass
 
 DONE = b"data: [DONE]\n\n"
@@ -25,15 +26,58 @@ def frame(data: bytes, event: str | None = None) -> bytes:
     return head + b"data: " + data + b"\n\n"
 
 
-class EventParser:
-    """Cuts a byte stream into events, however the bytes arrive."""
+_EVENT_END = re.compile(rb"\n\r?\n")
+
+
+def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
+    """Return where the first event that ends in `data[begin:]` ends, 0 if none does."""
+    found = _EVENT_END.search(data, begin)
+    return 0 if found is None else found.end()
+
+
+def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
+    """Return where the last event that ends within `data[begin:end]` ends, 0 if none does."""
+    lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
+    return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
+
+
+class LineSplitter:
+    """Splits an event stream's bytes into lines, however the bytes arrive. A line ends with LF, CR or CRLF."""
 
     def __init__(self) -> None:
-        self._line = b""
+        self._line = bytearray()
+        self._after_cr = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the line that has not ended."""
+        return len(self._line)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next bytes; return the lines they complete."""
+        if not chunk:
+            return []
+        if self._after_cr:
+            chunk = chunk.removeprefix(b"\n")  # the second half of a CRLF
+        self._after_cr = chunk.endswith(b"\r")
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        self._line += chunk
+        if b"\n" not in chunk:
+            return []
+        *lines, rest = bytes(self._line).split(b"\n")
+        self._line = bytearray(rest)
+        return lines
+
+
+class EventParser:
+    """Parses a byte stream into events, however the bytes arrive."""
+
+    def __init__(self) -> None:
+        self._lines = LineSplitter()
         self._event = ""
         self._data: list[str] = []
         self._data_size = 0
-        self._after_cr = False
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
@@ -42,15 +86,9 @@ class EventParser:
         Raises:
             ValueError: an event longer than `MAX_EVENT_BYTES`.
         """
-        if not chunk:
-            return []
-        if self._after_cr:
-            chunk = chunk.removeprefix(b"\n")  # the second half of a CRLF
-        self._after_cr = chunk.endswith(b"\r")
-        text = (self._line + chunk).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, self._line = text.split(b"\n")
+        lines = self._lines.feed(chunk)
         events = [event for line in lines if (event := self._take(line.decode("utf-8", "replace")))]
-        if len(self._line) + self._data_size > MAX_EVENT_BYTES:
+        if self._lines.held_bytes + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
         return events
 

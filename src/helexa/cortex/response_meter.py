@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from helexa.core.sse import EventParser
+from helexa.core.sse import EventParser, first_event_end, last_event_end
 from helexa.cortex.meter import Meter, Usage, usage_of
 
 MAX_HELD_BYTES = 4 << 20
@@ -15,7 +15,6 @@ _DELTA_TEXT = re.compile(
     rb'event: ?response\.[a-z_.]+\.delta\r?\ndata:[^\n]*?"delta"\s*:\s*"((?:[^"\\]|\\.)*+)', re.DOTALL
 )
 _LAST = ("response.completed", "response.incomplete", "response.failed")
-_BLANK_LINE = re.compile(rb"\n\r?\n")
 _LONGEST_BLANK = 3
 
 
@@ -59,12 +58,11 @@ class ResponseMeter(Meter):
             return
         held += chunk
         if self._streamed:
-            if self._lost and (blank := _BLANK_LINE.search(held)):
+            if self._lost and (end := first_event_end(held)):
                 self._lost = False
-                del held[: blank.end()]
-            begin = max(0, len(held) - len(chunk) - _LONGEST_BLANK)
-            end = max(held.rfind(b"\n\n", begin) + 2, held.rfind(b"\n\r\n", begin) + 3)
-            if end >= _LONGEST_BLANK and not self._lost:
+                del held[:end]
+            end = last_event_end(held, max(0, len(held) - len(chunk) - _LONGEST_BLANK), len(held))
+            if end and not self._lost:
                 self._read(bytes(held[:end]), now)
                 del held[:end]
         if self._lost or len(held) > MAX_HELD_BYTES:

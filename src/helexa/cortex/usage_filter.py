@@ -4,11 +4,12 @@ import re
 
 import orjson
 
+from helexa.core.sse import first_event_end, last_event_end
+
 MAX_HELD_BYTES = 64 << 10
 
 _USAGE = b'"usage"'
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*\{')
-_EVENT_END = re.compile(rb"\n\r?\n")
 _DONE = re.compile(rb"data: ?\[")
 
 
@@ -30,7 +31,7 @@ class UsageFilter:
             self._inside = False
             return chunk
         data = self._held + chunk
-        end = _last_event_end(data, 0, len(data))
+        end = last_event_end(data, 0, len(data))
         events, rest = data[:end], data[end:]
         if _USAGE in events:
             events = self._without_usage(events)
@@ -51,20 +52,13 @@ class UsageFilter:
         kept: list[bytes] = []
         begin, at = 0, events.find(_USAGE)
         while at >= 0:
-            start = _last_event_end(events, begin, at)
-            end_mark = _EVENT_END.search(events, at)
-            end = len(events) if end_mark is None else end_mark.end()
+            start = max(begin, last_event_end(events, begin, at))
+            end = first_event_end(events, at) or len(events)
             if not (start == 0 and self._inside) and _is_usage(events[start:end]):
                 kept.append(events[begin:start])
                 begin = end
             at = events.find(_USAGE, end)
         return b"".join([*kept, events[begin:]])
-
-
-def _last_event_end(data: bytes, begin: int, end: int) -> int:
-    """Return where the last event that ends within `data[begin:end]` ends, `begin` if none does."""
-    lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
-    return max(begin, lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 def _is_usage(event: bytes) -> bool:
