@@ -7,9 +7,9 @@ from helexa.cortex.anthropic.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.body_bounds import check_containers
 from helexa.cortex.body_workers import BodyWorkers, is_large
-from helexa.cortex.headers import Headers
 from helexa.cortex.question import Question, parse_question
 from helexa.cortex.spending import CHAT
+from helexa.http.head import Headers
 
 
 async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> Question:

@@ -1,6 +1,6 @@
 """Which headers pass: what a node may see of a client's, and a client of a node's."""
 
-Headers = list[tuple[bytes, bytes]]
+from helexa.http.head import Headers
 
 _HOP_BY_HOP = frozenset(
     {

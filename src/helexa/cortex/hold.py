@@ -28,7 +28,7 @@ LEAST_OUTPUT = 256
 """An answer is not cut to fewer tokens than this to fit a budget."""
 
 _COUNT_MARGIN = 64  # a node counts the prompt without thinking, whose marks a chat template may add
-_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
+_LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
 
 
 async def hold_budget(
@@ -96,5 +96,5 @@ def default_output(view: FleetView, model: str, question: Question, context: int
         return DEFAULT_OUTPUT
     if context is None:
         return THIRD_PARTY_OUTPUT
-    room = context - len(question.body) // _BYTES_PER_TOKEN
+    room = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
     return min(max(room, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

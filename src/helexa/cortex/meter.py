@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import orjson
 
+from helexa.cortex.spending import BYTES_PER_TOKEN
+
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
 _SPOKEN = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"((?:[^"\\]|\\.)++)', re.DOTALL
 )
-_BYTES_PER_TOKEN = 4
 _ENVELOPE_BYTES = 300  # of an answer that is not streamed
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
@@ -85,7 +86,7 @@ class Meter:
         An event with content counts as a token at least.
         """
         content = self._bytes if self._streamed else self._bytes - _ENVELOPE_BYTES
-        return max(self.produced, content // _BYTES_PER_TOKEN, 0)
+        return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
         """The last usage object in the tail, None when there is none. What the node repeats of a text is in a string,

@@ -5,12 +5,12 @@ from typing import Any
 import orjson
 
 from helexa.core.errors import ApiError
-from helexa.cortex.headers import Headers
+from helexa.cortex.spending import BYTES_PER_TOKEN
+from helexa.http.head import Headers
 
 MAX_BYTES_PER_TOKEN = 128
 """The longest token of the common vocabularies: 128 spaces, in those of Llama 3 and Qwen 2.5 and 3."""
 
-_TYPICAL_BYTES_PER_TOKEN = 4
 _MESSAGE_BYTES = 8
 _ADVICE = {
     b"litellm": "retry 429 and 503 after Retry-After; context_length_exceeded is final until messages are shorter",
@@ -33,7 +33,7 @@ def check_prompt(body: bytes, context: int) -> None:
         return
     size = prompt_bytes(body)
     if size > MAX_BYTES_PER_TOKEN * context:
-        estimate = size // _TYPICAL_BYTES_PER_TOKEN
+        estimate = size // BYTES_PER_TOKEN
         raise ApiError(
             400,
             "context_length_exceeded",

@@ -16,7 +16,7 @@ from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.headers import Headers, forwarded_headers, returned_headers
+from helexa.cortex.headers import forwarded_headers, returned_headers
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.meter import Meter, Usage, usage_of
 from helexa.cortex.question import Question
@@ -26,6 +26,7 @@ from helexa.cortex.router import Outcome, Warm
 from helexa.cortex.spending import RESPONSES
 from helexa.cortex.upstream import Answer, LocalError, NotReached, Silent, Upstream, UpstreamError
 from helexa.cortex.usage_filter import UsageFilter
+from helexa.http.head import Headers
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from helexa.core.fleet import Limit
 from helexa.cortex.request_fields import read_fields
 from helexa.cortex.rewrite import rewrite
 from helexa.cortex.spending import (
+    BYTES_PER_TOKEN,
     CHAT,
     COMPLETIONS,
     LIMIT_ALIASES,
@@ -23,14 +24,12 @@ from helexa.cortex.spending import (
     read_spending,
 )
 from helexa.http.hang_up import ClientGone
+from helexa.http.head import Headers
 
-_BYTES_PER_TOKEN = 4
 _PIECE_BYTES = 8 << 10
 _USUAL_OUTPUT = 4096
 _THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
 _REFUSED_SPELLINGS = ("model",)
-
-Headers = list[tuple[bytes, bytes]]
 
 
 _fields = msgspec.json.Decoder(Fields)
@@ -85,7 +84,7 @@ class Question(msgspec.Struct, frozen=True):
     @property
     def prompt_estimate(self) -> int:
         """About how many tokens the prompt has, as far as it was sent: a quarter of the body's bytes."""
-        return max(1, len(self.body) // _BYTES_PER_TOKEN)
+        return max(1, len(self.body) // BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
         """Return about how many tokens the answer takes, for limits per minute and for keys without a cap.

@@ -2,7 +2,6 @@
 
 import logging
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +9,7 @@ from starlette.responses import Response
 from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
 from helexa.cortex.anthropic.models import VERSION_HEADER
+from helexa.cortex.json_response import JsonResponse
 from helexa.http.head import request_id
 
 log = logging.getLogger(__name__)
@@ -20,8 +20,7 @@ _DATABASE_RETRY_SECS = 5
 
 def refusal(error: ApiError) -> Response:
     """The response that carries an error."""
-    headers = {"content-type": "application/json", **error.headers()}
-    return Response(orjson.dumps(error.envelope()), error.status, headers)
+    return JsonResponse(error.envelope(), error.status, error.headers())
 
 
 async def refuse_api_error(request: Request, error: Exception) -> Response:
@@ -60,5 +59,4 @@ def _refusal_for(request: Request, error: ApiError) -> Response:
     if not (request.url.path.startswith(_ANTHROPIC_PATHS) or VERSION_HEADER in request.headers):
         return refusal(error)
     name = request_id(request.scope["headers"])
-    headers = {"content-type": "application/json", "request-id": name, **error_headers(error)}
-    return Response(orjson.dumps(to_anthropic_error(error, name)), error.status, headers)
+    return JsonResponse(to_anthropic_error(error, name), error.status, {"request-id": name, **error_headers(error)})

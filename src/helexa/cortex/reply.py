@@ -1,13 +1,11 @@
 """The answer to a client: bytes as they come, and a well-formed end whatever happens."""
 
-from collections.abc import Iterable
-
 import orjson
 from starlette.types import Send
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, frame
-from helexa.cortex.headers import Headers
+from helexa.http.head import Headers
 
 MAX_HELD_BYTES = 64 << 10
 
@@ -31,7 +29,7 @@ class Reply:
         self._held = b""
         self._last = b""
 
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, streamed: bool) -> None:
+    async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
         """Send status and headers; `streamed` says that the body is an event stream."""
         self.started = True
         self._streamed = streamed

@@ -26,6 +26,8 @@ COMPACT = "/v1/responses/compact"
 MOST_OUTPUT = 1 << 31
 MOST_ANSWERS = 128
 PROMPT_OVERHEAD = 512
+BYTES_PER_TOKEN = 4
+"""Bytes of text of a typical token, for estimates."""
 DRAWN_IMAGE_TOKENS = 8192
 """Tokens of one generated image."""
 UNKNOWN_CONTEXT = 131_072

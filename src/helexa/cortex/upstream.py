@@ -18,7 +18,7 @@ import asyncio
 import os
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from helexa.http.hang_up import is_gone
+from helexa.http.head import Headers
 from helexa.http.local_errors import is_local_error
 from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 
@@ -46,8 +47,6 @@ _MAX_IDLE_AT_AN_ORIGIN = 256
 _MAX_HEADER_BYTES = 64 << 10
 _HIGH_WATER_BYTES = 256 << 10
 _RECHECK_SECS = 1.0
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamError(Exception):
@@ -155,7 +154,7 @@ class Upstream:
         method: bytes,
         base: str,
         path: str,
-        headers: Iterable[tuple[bytes, bytes]],
+        headers: Headers,
         body: bytes = b"",
         *,
         lives: Callable[[], bool] | None = None,

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.http.hang_up import HangUp
-from helexa.http.head import STATUS_LINES, Framing
+from helexa.http.head import STATUS_LINES, Framing, Headers
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class Call:
             await event.wait()
         self._waited += time() - begun
 
-    def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _start(self, status: int, headers: Headers) -> None:
         line = STATUS_LINES[status]
         if self._expects and self._more:
             self.keep_alive = False  # the client may send the body after all, or not: the next bytes are ambiguous

@@ -13,7 +13,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.http.alarm import Alarm
 from helexa.http.call import INTERIM, Call
 from helexa.http.hang_up import HangUp, is_gone
-from helexa.http.head import Framing, refusal, target
+from helexa.http.head import Framing, Headers, refusal, target
 from helexa.http.intake import PIECE_BYTES, Intake
 from helexa.http.service import Service
 
@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         method: bytes,
         url: bytes,
         version: str,
-        headers: list[tuple[bytes, bytes]],
+        headers: Headers,
         framing: Framing,
         *,
         keeps: bool,

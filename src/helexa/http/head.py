@@ -3,12 +3,14 @@
 import http
 import random
 import re
-from collections.abc import Iterable
 
 import httptools
 import orjson
 
 from helexa.core.errors import ApiError
+
+Headers = list[tuple[bytes, bytes]]
+"""The headers of a request or response: names, in lower case, and values."""
 
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)}
@@ -18,7 +20,7 @@ _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
 _JUDGED = frozenset({b"host", b"content-length", b"expect", b"transfer-encoding"})
 
 
-def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def request_id(headers: Headers) -> str:
     """The client's `x-request-id` if it is harmless, else a new one."""
     for name, value in headers:
         if name == b"x-request-id" and _ID.fullmatch(value):
@@ -26,7 +28,7 @@ def request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return f"{random.getrandbits(128):032x}"  # it has to differ from others, not to be a secret
 
 
-def refuse_encoded(headers: Iterable[tuple[bytes, bytes]]) -> None:
+def refuse_encoded(headers: Headers) -> None:
     """Refuse a compressed body: what it would grow to is unknown until it is too late.
 
     Raises:
@@ -41,7 +43,7 @@ Framing = tuple[int | None, bool]
 """Bytes of a request's body, None if it is chunked; and whether the client waits for `100 Continue` to send it."""
 
 
-def framing(version: str, method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Framing:
+def framing(version: str, method: bytes, headers: Headers) -> Framing:
     """Read how a request's body comes.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Protocol
 import httptools
 
 from helexa.core.errors import ApiError, internal_error
-from helexa.http.head import Framing, framing, malformed
+from helexa.http.head import Framing, Headers, framing, malformed
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Taker(Protocol):
         method: bytes,
         url: bytes,
         version: str,
-        headers: list[tuple[bytes, bytes]],
+        headers: Headers,
         framing: Framing,
         *,
         keeps: bool,
@@ -58,7 +58,7 @@ class Intake:
         self._taker = taker
         self._parser = self._new_parser()
         self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: Headers = []
         self._quiet_bytes = 0
 
     def close(self) -> None:

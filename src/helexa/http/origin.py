@@ -5,7 +5,8 @@ whose own domain name resolves to this machine (DNS rebinding) has the server's 
 """
 
 import ipaddress
-from collections.abc import Iterable
+
+from helexa.http.head import Headers
 
 
 def is_loopback(host: str) -> bool:
@@ -18,7 +19,7 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def host_and_origin(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+def host_and_origin(headers: Headers) -> tuple[bytes, bytes]:
     """Return the values of `Host` and `Origin` in lower case, empty if absent."""
     host = origin = b""
     for name, value in headers:

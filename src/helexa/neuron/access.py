@@ -18,11 +18,10 @@ import socket
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
+from helexa.http.head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.routes.refusal import log_refusal, refusal
-
-Headers = list[tuple[bytes, bytes]]
 
 _RESERVED_SUFFIXES = (b".localhost", b".internal")  # domains that nobody can register, so no page has them
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from helexa.core.errors import ApiError
 from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of
 from helexa.cortex.access.principal import Principal
-
-Headers = Iterable[tuple[bytes, bytes]]
+from helexa.http.head import Headers
 
 
 class Gatekeeper:

@@ -8,6 +8,7 @@ from typing import Self
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.access.principal import Principal
+from helexa.http.head import Headers
 
 _MINUTE = 60.0
 _ROUNDING = 1e-6
@@ -73,7 +74,7 @@ class Pass:
         meter.tokens.used += tokens
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
+    def headers(self) -> Headers:
         """The `x-ratelimit-*` response headers, as of now."""
         principal, meter = self._principal, self._meter
         return [] if principal is None or meter is None else _headers(principal, meter)
@@ -161,8 +162,8 @@ def _refused(limit: str, wait: float) -> ApiError:
     return overloaded(f"this API key is limited to {limit}; try again in {retry_after} s", retry_after, status=429)
 
 
-def _headers(principal: Principal, meter: _Meter) -> list[tuple[bytes, bytes]]:
-    headers: list[tuple[bytes, bytes]] = []
+def _headers(principal: Principal, meter: _Meter) -> Headers:
+    headers: Headers = []
     for name, limit, bucket in (
         (b"requests", principal.requests_per_minute, meter.requests),
         (b"tokens", principal.tokens_per_minute, meter.tokens),

@@ -6,11 +6,10 @@ from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.config import GatewaySection
 from helexa.cortex.refusal import refusal
+from helexa.http.head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 
 _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class OriginGuard:

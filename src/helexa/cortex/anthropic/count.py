@@ -11,10 +11,10 @@ import orjson
 
 from helexa.cortex.anthropic.body import encoded, read_object
 from helexa.cortex.anthropic.request import to_prompt
+from helexa.cortex.spending import BYTES_PER_TOKEN
 
 TOKENIZE_PATH = "/tokenize"
 
-_BYTES_PER_TOKEN = 4
 _BYTES_PER_MESSAGE = 8
 _BYTES_PER_IMAGE = 4096
 
@@ -88,7 +88,7 @@ def estimated_tokens(chat: Mapping[str, Any]) -> int:
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
         size += len(encoded({"tools": tools}))
-    return max(size // _BYTES_PER_TOKEN, 1)
+    return max(size // BYTES_PER_TOKEN, 1)
 
 
 def _model_member(model: str) -> bytes:

@@ -1,7 +1,5 @@
 """The answer to a client of Anthropic's API: what a node says, translated on its way."""
 
-from collections.abc import Iterable
-
 import orjson
 from starlette.types import Send
 
@@ -11,6 +9,7 @@ from helexa.cortex.anthropic.response import malformed
 from helexa.cortex.anthropic.stream import MessageStream
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.reply import Reply
+from helexa.http.head import Headers
 
 MAX_ANSWER_BYTES = 64 << 20
 
@@ -33,12 +32,12 @@ class AnthropicReply(Reply):
         self._request_id = request_id
         self._events: MessageStream | None = None
         self._status = 0
-        self._node_headers: list[tuple[bytes, bytes]] = []
+        self._node_headers: Headers = []
         self._answer = bytearray()
         if request_id is not None:
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
-    async def start(self, status: int, headers: Iterable[tuple[bytes, bytes]], *, streamed: bool) -> None:
+    async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
         """Take the node's status and headers.
 
         Raises:
@@ -93,7 +92,7 @@ class AnthropicReply(Reply):
             await self._send_whole(error.status, headers, body)
         await super().finish()
 
-    async def _send_whole(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+    async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
         form = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await super().start(status, [*form, *headers], streamed=False)
         await super().write(body)

@@ -5,7 +5,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from datetime import date
 from typing import Any
 
 from helexa.core.errors import overloaded, shutting_down
@@ -18,7 +17,7 @@ from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
-from helexa.cortex.ledger.statement import Budget, Spend, budget, spend
+from helexa.cortex.ledger.statement import Budget, budget
 
 log = logging.getLogger(__name__)
 
@@ -158,11 +157,6 @@ class Ledger:
         """The activity log, newest first: see `activity.recent`."""
         await self.flush()
         return await recent(self._database, limit, before, **filters)
-
-    async def statement(self, since: date, until: date, account_id: str | None = None) -> list[Spend]:
-        """What was spent per day, account, key and model: see `statement.spend`."""
-        await self.flush()
-        return await spend(self._database, since, until, account_id)
 
     async def budget(self, principal: Principal) -> Budget:
         """Where the key stands in its window."""

@@ -1,11 +1,11 @@
 """`GET /api/activity`: the newest requests."""
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.json_response import JsonResponse
 
 _TEXTS = ("account_id", "key_id", "model", "node")
 
@@ -18,7 +18,7 @@ async def list_activity(request: Request) -> Response:
     rows = await gateway.ledger.recent(
         _number(request, "limit") or 100, _number(request, "before"), status=_number(request, "status"), **filters
     )
-    return Response(orjson.dumps({"requests": rows}), media_type="application/json")
+    return JsonResponse({"requests": rows})
 
 
 def _number(request: Request, name: str) -> int | None:

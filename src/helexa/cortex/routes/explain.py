@@ -1,10 +1,10 @@
 """`GET /api/explain?model=`: where a request would go, without sending one."""
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
+from helexa.cortex.json_response import JsonResponse
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 
@@ -15,4 +15,4 @@ async def get_explanation(request: Request) -> Response:
     if not name:
         raise ApiError(400, "missing_model_field", "which model? write ?model=ID", param="model")
     lifecycle: Lifecycle = request.app.state.gateway.lifecycle
-    return Response(orjson.dumps(explain(lifecycle.situation(), name[:200])), media_type="application/json")
+    return JsonResponse(explain(lifecycle.situation(), name[:200]))

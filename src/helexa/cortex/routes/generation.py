@@ -13,13 +13,12 @@ from helexa.cortex.body_jobs import read_message, read_question
 from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.headers import Headers
 from helexa.cortex.question import Question, read_body
 from helexa.cortex.reply import Reply
 from helexa.cortex.response_reply import ResponseReply
 from helexa.cortex.service import serve
 from helexa.http.hang_up import ClientGone, HangUp
-from helexa.http.head import refuse_encoded, request_id
+from helexa.http.head import Headers, refuse_encoded, request_id
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")

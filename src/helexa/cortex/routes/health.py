@@ -2,17 +2,17 @@
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:
     """Report the state of the fleet; always 200, since it shows that this process lives."""
-    return _json(fleet_health(_view(request)))
+    return JsonResponse(fleet_health(_view(request)))
 
 
 async def get_readiness(request: Request) -> Response:
@@ -32,7 +32,7 @@ async def get_readiness(request: Request) -> Response:
         name: {"ready": name not in failing} | ({"reason": failing[name]} if name in failing else {})
         for name in ("ledger", "nodes")
     }
-    return _json({"ready": not failing, "components": components}, 503 if failing else 200)
+    return JsonResponse({"ready": not failing, "components": components}, 503 if failing else 200)
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:
@@ -56,7 +56,3 @@ def _unservable(node: Node) -> list[dict[str, Any]]:
 def _view(request: Request) -> FleetView:
     gateway: Gateway = request.app.state.gateway
     return gateway.fleet.view()
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")

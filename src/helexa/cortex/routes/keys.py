@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,6 +11,7 @@ from helexa.core.errors import ApiError, invalid_body
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.json_response import JsonResponse
 from helexa.cortex.question import read_body
 from helexa.cortex.routes.access import Endpoint, admin
 from helexa.http.hang_up import ClientGone
@@ -25,7 +25,7 @@ async def list_keys(request: Request) -> Response:
     gateway = _gateway(request)
     entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
     entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
-    return _json({"keys": entries})
+    return JsonResponse({"keys": entries})
 
 
 async def create_key(request: Request) -> Response:
@@ -38,7 +38,7 @@ async def create_key(request: Request) -> Response:
     refuse_static(gateway.gatekeeper.static, wanted.key_id)
     key, secret = await gateway.keyring.store.create(wanted)
     await gateway.keyring.refresh()
-    answer = _json(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
+    answer = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
     answer.headers["cache-control"] = "no-store"
     return answer
 
@@ -50,7 +50,7 @@ async def change_key(request: Request) -> Response:
     refuse_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.change(key_id, lambda principal: terms.applied(principal, gateway.catalogue))
     await gateway.keyring.refresh()
-    return _json(await _entry(gateway, key))
+    return JsonResponse(await _entry(gateway, key))
 
 
 async def revoke_key(request: Request) -> Response:
@@ -59,7 +59,7 @@ async def revoke_key(request: Request) -> Response:
     refuse_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
     await gateway.keyring.refresh()
-    return _json(await _entry(gateway, key))
+    return JsonResponse(await _entry(gateway, key))
 
 
 def _route(path: str, **endpoints: Endpoint) -> Route:
@@ -93,7 +93,3 @@ async def _body(request: Request) -> bytes:
         return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
     except ClientGone:
         raise ApiError(400, "client_disconnected", "the client went away while sending its request") from None
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -2,7 +2,6 @@
 
 import time
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +9,7 @@ from helexa.core.errors import model_not_found
 from helexa.cortex.access.auth import allows
 from helexa.cortex.anthropic.models import VERSION_HEADER, anthropic_model, anthropic_page
 from helexa.cortex.gateway import Gateway
+from helexa.cortex.json_response import JsonResponse
 from helexa.cortex.model_list import Entry, model_list
 
 
@@ -17,8 +17,8 @@ async def list_models(request: Request) -> Response:
     """All models and aliases that whoever asks may use."""
     entries = _entries(request)
     if VERSION_HEADER in request.headers:
-        return _json(anthropic_page(entries, request.query_params))
-    return _json({"object": "list", "data": entries})
+        return JsonResponse(anthropic_page(entries, request.query_params))
+    return JsonResponse({"object": "list", "data": entries})
 
 
 async def get_model(request: Request) -> Response:
@@ -26,7 +26,7 @@ async def get_model(request: Request) -> Response:
     name: str = request.path_params["model"]
     for entry in _entries(request):
         if entry["id"] == name:
-            return _json(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
+            return JsonResponse(anthropic_model(entry) if VERSION_HEADER in request.headers else entry)
     raise model_not_found(name[:200])
 
 
@@ -35,7 +35,3 @@ def _entries(request: Request) -> list[Entry]:
     catalogue, principal = gateway.catalogue, request.state.principal
     entries = model_list(gateway.fleet.view(), catalogue, int(time.time()), gateway.lifecycle.progress)
     return [entry for entry in entries if allows(principal, catalogue.resolve(entry["id"]))]
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -4,13 +4,13 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.json_response import JsonResponse
 
 MAX_WAIT_SECS = 600.0
 
@@ -18,7 +18,7 @@ MAX_WAIT_SECS = 600.0
 async def list_nodes(request: Request) -> Response:
     """`GET /api/nodes`: everything known of every node."""
     view = _fleet(request).view()
-    return _json({"nodes": [_entry(view, node) for node in view.nodes]})
+    return JsonResponse({"nodes": [_entry(view, node) for node in view.nodes]})
 
 
 async def cordon_node(request: Request) -> Response:
@@ -39,11 +39,11 @@ async def drain_node(request: Request) -> Response:
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_secs):
             await fleet.emptied(name)
-    return _json(_state(fleet, name))
+    return JsonResponse(_state(fleet, name))
 
 
 def _cordon(request: Request, cordoned: bool) -> Response:
-    return _json(_state(_fleet(request), _cordoned(request, cordoned)))
+    return JsonResponse(_state(_fleet(request), _cordoned(request, cordoned)))
 
 
 def _cordoned(request: Request, cordoned: bool) -> str:
@@ -99,7 +99,3 @@ def _entry(view: FleetView, node: Node) -> dict[str, Any]:
 
 def _fleet(request: Request) -> Fleet:
     return request.app.state.gateway.fleet
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

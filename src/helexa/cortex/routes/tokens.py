@@ -19,19 +19,17 @@ from helexa.cortex.access.auth import allows, authorise
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.body_bounds import check_containers
 from helexa.cortex.body_workers import is_large
+from helexa.cortex.exchange import CLIENT_CLOSED_REQUEST
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.headers import Headers
 from helexa.cortex.question import read_body
 from helexa.cortex.rewrite import rewrite
 from helexa.cortex.router import Warm, route
 from helexa.cortex.service import is_known
 from helexa.http.hang_up import ClientGone
-from helexa.http.head import refuse_encoded
+from helexa.http.head import Headers, refuse_encoded
 
 PATIENCE_SECS = 30.0
 RETRY_SECS = 5
-
-_CLIENT_CLOSED_REQUEST = 499
 
 
 class _Fields(msgspec.Struct):
@@ -52,7 +50,7 @@ async def ask_tokenizer(request: Request) -> Response:
         try:
             body = await read_body(request.receive, headers, gateway.max_body_bytes)
         except ClientGone:
-            return Response(status_code=_CLIENT_CLOSED_REQUEST)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, fields.model, fields.previous_response_id)
         if fields.model != target.model or target.kind != "neuron":  # so that others read no second name
