@@ -89,7 +89,7 @@ async def by_the_gateway(url: str) -> bytes:
     client = Upstream()
     try:
         for _ in range(2):
-            answer = await client.post(url, "/", [], b"x", interim=True)
+            answer = await client.ask(b"POST", url, "/", [], b"x", interim=True)
             body = await answer.chunk()
             answer.close()
         return body
