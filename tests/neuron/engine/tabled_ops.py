@@ -18,10 +18,10 @@ class TabledOps(ReferenceOps):
     """Attention by tables; steps are recorded, and run again as they were recorded."""
 
     name = "tabled"
-    tabled = True
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
+        self.tabled = True
         self._graphs = StepGraphs(again)
 
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:

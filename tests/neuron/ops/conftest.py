@@ -1,8 +1,15 @@
-"""The kernels that are compiled for this processor."""
+"""The kernels that are compiled for this processor, and for lesser ones."""
+
+import ctypes
+import platform
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 
+from helexa.neuron.ops import compiler
 from helexa.neuron.ops.compiler import Unavailable, native_kernels
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.native import NativeOps
@@ -27,3 +34,29 @@ def library() -> KernelLibrary:
 @pytest.fixture
 def native(library: KernelLibrary) -> NativeOps:
     return NativeOps(library, THREADS)
+
+
+@pytest.fixture(scope="session")
+def with_avx2(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The kernels for processors that have AVX2 and nothing wider."""
+    return _compiled("x86-64-v3", tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture(scope="session")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    """The kernels without a single special instruction."""
+    return _compiled("x86-64", tmp_path_factory.mktemp("kernels"))
+
+
+def _compiled(level: str, folder: Path) -> KernelLibrary:
+    if platform.machine() != "x86_64" or (level.endswith("v3") and not torch.cpu._is_avx2_supported()):
+        pytest.skip(f"this processor is no {level}")
+    cc = shutil.which("gcc") or shutil.which("clang")
+    if cc is None:
+        pytest.skip("no C compiler on this machine: plain torch serves")
+    # -O1 takes a third of -O3's time and, as no flag lets the compiler round otherwise, gives the same results.
+    flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
+    sources = [path for path in compiler._sources() if path.suffix == ".c"]
+    command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level)

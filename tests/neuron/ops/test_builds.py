@@ -1,21 +1,15 @@
 """The same sources compiled for lesser processors: the same definitions, and rows as independent of their company."""
 
-import ctypes
-import platform
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 import torch
 
-from helexa.neuron.ops import compiler
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.ops.reference import GATES, ReferenceOps
+from helexa.neuron.ops.reference import GATES
 from neuron.ops import oracle, paged, random_weights
 from neuron.ops.test_mixture import ALIKE, experts, inputs, near
 from neuron.ops.test_quantize import holds
@@ -23,32 +17,6 @@ from neuron.weights.hard_groups import heavy_tailed
 
 PAGES = 20
 KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=150, sinks=torch.linspace(-3, 3, 6))]
-
-
-@pytest.fixture(scope="module")
-def with_avx2(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The kernels for processors that have AVX2 and nothing wider."""
-    return _compiled("x86-64-v3", tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def portable(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The kernels without a single special instruction."""
-    return _compiled("x86-64", tmp_path_factory.mktemp("kernels"))
-
-
-def _compiled(level: str, folder: Path) -> KernelLibrary:
-    if platform.machine() != "x86_64" or (level.endswith("v3") and not torch.cpu._is_avx2_supported()):
-        pytest.skip(f"this processor is no {level}")
-    cc = shutil.which("gcc") or shutil.which("clang")
-    if cc is None:
-        pytest.skip("no C compiler on this machine: plain torch serves")
-    # -O1 takes a third of -O3's time and, as no flag lets the compiler round otherwise, gives the same results.
-    flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
-    sources = [path for path in compiler._sources() if path.suffix == ".c"]
-    command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]
-    subprocess.run(command, capture_output=True, check=True, timeout=120)
-    return KernelLibrary(ctypes.CDLL(str(folder / "kernels.so")), layout=level)
 
 
 def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
@@ -140,4 +108,4 @@ def test_a_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
     ops, routing, clamp = NativeOps(with_avx2, 2), Routing(4, "shares"), Clamp(1.702, 0.5)
     own = experts(ops, ALIKE, biased=True)
     x, scores = inputs()
-    near(ops.mixture(own, routing, clamp)(x, scores), ReferenceOps.mixture(ops, own, routing, clamp)(x, scores))
+    near(ops.mixture(own, routing, clamp)(x, scores), expert_by_expert(ops, own, routing, clamp)(x, scores))

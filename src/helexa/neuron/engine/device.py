@@ -11,7 +11,7 @@ from helexa.core.errors import HelexaError
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.needs import free_memory
 from helexa.neuron.ops.choice import choose
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.quant_form import AUTO, quant_named
 from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
@@ -42,7 +42,7 @@ def usable_device(name: str) -> torch.device:
     return device
 
 
-def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> ReferenceOps:
+def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
     """The kernels that suit the device, the options and the model's `config` (see `ops.choose`)."""
     kv_bits = 8 if options.kv_dtype == "int8" else 16
     x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
@@ -61,7 +61,7 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
     return choice.ops
 
 
-def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: ReferenceOps) -> QuantPolicy:
+def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
     """What becomes of plain weights while they load."""
     quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:

@@ -8,7 +8,7 @@ from helexa.neuron.engine.messages import EngineOptions, Needs
 from helexa.neuron.engine.outline import Outline
 from helexa.neuron.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 
 _RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
 _CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
@@ -19,7 +19,7 @@ _SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
 _SPLITS, _SPAN = 8, 512  # rows whose attention is shared out among threads, and positions to a share
 
 
-def needs(found: Outline, options: EngineOptions, ops: ReferenceOps) -> Needs:
+def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
     """What to ask for. A cache of a stated size is asked for as such, else one for four contexts."""
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     room = min(free, limit or free)
@@ -62,13 +62,13 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
-def _step(found: Outline, options: EngineOptions, ops: ReferenceOps, rows: int) -> int:
+def _step(found: Outline, options: EngineOptions, ops: Ops, rows: int) -> int:
     """Bytes that the largest step takes, whatever is in the cache."""
     parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
     return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
 
 
-def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
+def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
     """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
@@ -77,7 +77,7 @@ def _logits(found: Outline, options: EngineOptions, ops: ReferenceOps) -> int:
     return rows * found.vocab_size * 4
 
 
-def _attention(found: Outline, ops: ReferenceOps, rows: int) -> tuple[int, int]:
+def _attention(found: Outline, ops: Ops, rows: int) -> tuple[int, int]:
     """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
     if not ops.gathers:
         return 0, -(-_SPLITS * found.heads * (found.head_dim + 2) * 4 // _SPAN)

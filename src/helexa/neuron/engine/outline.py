@@ -15,6 +15,7 @@ from helexa.neuron.ops.delta_rule import DeltaSizes
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp, RmsNorm
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupwiseTensor, Weight
@@ -59,7 +60,7 @@ def outline(
     checkpoint: Checkpoint,
     architecture: Callable[[dict[str, Any], Loader], Decoder],
     config: dict[str, Any],
-    ops: ReferenceOps,
+    ops: Ops,
     policy: QuantPolicy,
 ) -> Outline:
     """The outline of a model as `ops` would hold it.
@@ -108,7 +109,7 @@ class _Matrix:
 class _Sizes(ReferenceOps):
     """Kernels that hold nothing and count what those that they stand for would hold."""
 
-    def __init__(self, ops: ReferenceOps) -> None:
+    def __init__(self, ops: Ops) -> None:
         super().__init__(ops.device, ops.dtype)
         self.kv_bits = ops.kv_bits
         self.weights = 0
@@ -135,7 +136,7 @@ class _Sizes(ReferenceOps):
             self.weights += matrix.held
 
     def linear(self, parts: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         product = 0
         for part in parts:
             product += part.product
@@ -149,7 +150,7 @@ class _Sizes(ReferenceOps):
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         outputs = sum(part.outputs for part in experts[0].gate_up)
         self.widths[-outputs] = routing.chosen * (outputs + experts[0].down.outputs)
         if self._ops.joins:  # all experts of a layer are there before the first product is made
@@ -158,11 +159,11 @@ class _Sizes(ReferenceOps):
         return super().mixture(experts, routing, clamp)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         return RmsNorm(weight, eps, self.dtype)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         return self._ops.page_bytes(kv_heads, head_dim)
 
     def _read(self, parts: Sequence[_Matrix]) -> int:
@@ -172,7 +173,7 @@ class _Sizes(ReferenceOps):
         return sum(part.loading for part in parts)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         return self._ops.state_bytes(sizes)
 
     def _measured(self, sample: Weight, form: QuantForm | None) -> tuple[float, float, float]:

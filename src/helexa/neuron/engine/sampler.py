@@ -23,7 +23,7 @@ from helexa.neuron.engine.messages import SamplingParams
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.readback import Readback
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.sampling import Settings
 from helexa.neuron.ops.upload import upload
 
@@ -68,7 +68,7 @@ class Sampled:
         tokens: int64 [S] on the device; `NON_FINITE` where the largest logit is no finite number.
     """
 
-    def __init__(self, ops: ReferenceOps, logits: Tensor, rows: Rows[Row], tokens: Tensor) -> None:
+    def __init__(self, ops: Ops, logits: Tensor, rows: Rows[Row], tokens: Tensor) -> None:
         self.tokens = tokens
         self._ops = ops
         self._logits = logits
@@ -91,7 +91,7 @@ class Sampled:
         return tokens
 
 
-def launch(ops: ReferenceOps, logits: Tensor, rows: Rows[Row], last: Tensor | None = None) -> Sampled:
+def launch(ops: Ops, logits: Tensor, rows: Rows[Row], last: Tensor | None = None) -> Sampled:
     """Choose a token for each row, without waiting for the device.
 
     Args:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 
 
 class Embedding:
@@ -15,7 +15,7 @@ class Embedding:
         vocab_size: its rows.
     """
 
-    def __init__(self, ops: ReferenceOps, matrix: Any, vocab_size: int) -> None:
+    def __init__(self, ops: Ops, matrix: Any, vocab_size: int) -> None:
         self._ops = ops
         self.matrix = matrix
         self.vocab_size = vocab_size

@@ -11,7 +11,7 @@ from helexa.neuron import heartbeat
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.norm import NormOp
-from helexa.neuron.ops.reference import MatrixStore, ReferenceOps
+from helexa.neuron.ops.protocol import MatrixStore, Ops
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_policy import QuantPolicy
@@ -31,7 +31,7 @@ class Loader:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        ops: ReferenceOps,
+        ops: Ops,
         on_read: Callable[[int], None],
         store: MatrixStore | None = None,
         policy: QuantPolicy | None = None,
@@ -110,7 +110,7 @@ class Loader:
 
         Args:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
-            gate: it takes twice as many inputs, of which the first half gates the second (see `ReferenceOps.linear`).
+            gate: it takes twice as many inputs, of which the first half gates the second (see `Ops.linear`).
         """
         return self.ops.linear(*self.parts(outputs, inputs), gate)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Rope:
         self,
         settings: Mapping[str, Any],
         head_dim: int,
-        ops: ReferenceOps,
+        ops: Ops,
         *,
         trained_context: int = 0,
         factors: Tensor | None = None,

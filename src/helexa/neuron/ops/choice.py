@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from helexa.neuron.ops.constants import Kernels
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.triton_toolchain import triton_cache, triton_missing
 
@@ -16,7 +17,7 @@ from helexa.neuron.triton_toolchain import triton_cache, triton_missing
 class Choice:
     """The kernels that were chosen, and why not faster ones, if there are any."""
 
-    ops: ReferenceOps
+    ops: Ops
     reason: str
 
 

@@ -15,7 +15,7 @@ _INT4_ROWS = 6
 
 
 class CpuOps(ReferenceOps):
-    """bfloat16 activations on a CPU that multiplies bfloat16 in hardware."""
+    """Plain torch with other products and norms, for a CPU that multiplies bfloat16 in hardware."""
 
     name = "torch-cpu-bf16"
 

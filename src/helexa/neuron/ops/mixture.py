@@ -40,7 +40,7 @@ class Expert:
     """The weights of one, `down(silu(gate(x)) * up(x))`.
 
     Attributes:
-        gate_up: matrices that make [2 * I, H] side by side, as `ReferenceOps.matrix` prepared them.
+        gate_up: matrices that make [2 * I, H] side by side, as `Ops.matrix` prepared them.
         down: [H, I], the same.
         gate_up_bias, down_bias: float32 [2 * I] and [H], or None.
     """

@@ -14,10 +14,13 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
@@ -29,7 +32,7 @@ from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, quantize
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.workspace import Workspace
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quant_form import QuantForm
@@ -48,7 +51,7 @@ _WIDTHS = (
 )
 
 
-class NativeOps(ReferenceOps):
+class NativeOps(Ops):
     """Kernels in C on threads of their own.
 
     A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/rows.c` says how a page lies.
@@ -59,12 +62,18 @@ class NativeOps(ReferenceOps):
     """
 
     name = "native"
-    quantised = True
-    gathers = False
-    joins = False
 
     def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:
-        super().__init__(torch.device("cpu"), torch.bfloat16)
+        super().__init__(
+            torch.device("cpu"),
+            torch.bfloat16,
+            kv_bits=kv_bits,
+            quantised=True,
+            joins=False,
+            tabled=False,
+            records_state=False,
+            gathers=False,
+        )
         library.start_threads(threads)
         self._library = library
         workspace = Workspace()
@@ -72,7 +81,6 @@ class NativeOps(ReferenceOps):
         self._launcher = Launcher(workspace, self._graphs, x_bits)
         self._take, self._launch = self._launcher.take, self._launcher.launch
         self._memory = HugeMemory()
-        self.kv_bits = kv_bits
         self.x_bits = x_bits
         self._plan: AttentionPlan | None = None
 
@@ -113,13 +121,13 @@ class NativeOps(ReferenceOps):
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """All experts in a few kernels, which also choose them."""
         if not NativeMixture.fits(experts):
-            return super().mixture(experts, routing, clamp)
+            return expert_by_expert(self, experts, routing, clamp)
         held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
         self.step_bytes += held * routing.chosen // len(experts)
         return NativeMixture(self._launcher, experts, routing, clamp)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         self._launch("add_gated", out, x, gate, *out.shape)
         return out
 
@@ -138,7 +146,7 @@ class NativeOps(ReferenceOps):
         return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `ReferenceOps`."""
+        """See `Ops`."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self._take(rows, half), self._take(rows, half)
         self._launch("rope_tables", positions, frequencies, cos, sin, rows, half, float_bits(factor))
@@ -153,7 +161,7 @@ class NativeOps(ReferenceOps):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `ReferenceOps`; the queries come in bfloat16."""
+        """See `Ops`; the queries come in bfloat16."""
         rows, dim, kv_heads = qkv.shape[0], qkv.shape[2], cache.shape[1]
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
         weights = (0, 0) if norms is None else (norms.query, norms.key)
@@ -163,7 +171,7 @@ class NativeOps(ReferenceOps):
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """See `ReferenceOps`."""
+        """See `ReferenceOps.gate_mul`."""
         return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -176,9 +184,29 @@ class NativeOps(ReferenceOps):
         self._launch("argmax", logits, out, *logits.shape)
         return out
 
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """See `Ops`; but for the largest, plain torch chooses."""
+        return sampling.choose(logits.float(), settings, self.argmax)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """See `Ops`; plain torch chooses."""
+        return sampling.choose_of(logits.float(), masks, settings)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `Ops`."""
+        return DeltaRule.state_bytes(sizes)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """See `Ops`; plain torch with the norm of this implementation."""
+        return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
+
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Bytes of one page of one layer."""
         return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`; the plan of a step keeps them, whatever the heads."""
+        return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
         """Zeroed pages; memory becomes resident only as they are written."""
@@ -189,7 +217,7 @@ class NativeOps(ReferenceOps):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `ReferenceOps`; the plan of the batch must be laid already (see `run`)."""
+        """See `Ops`; the plan of the batch must be laid already (see `run`)."""
         plan = self._plan
         assert plan is not None, "attention outside `run`"
         rows, heads, dim = queries.shape
@@ -214,6 +242,13 @@ class NativeOps(ReferenceOps):
         if known is None and self._graphs.sound is False:
             _log.info("the model computes outside the native kernels: steps run kernel by kernel")
         return logits
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """See `Ops`; not tabled."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """See `Ops`; `run` forgets by itself."""
 
 
 class _RmsNorm:

@@ -48,7 +48,7 @@ class Launcher:
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """See `ReferenceOps.choose_rows`."""
+        """See `Ops.choose_rows`."""
         out = self.take(rows.shape[0], x.shape[1])
         self.launch("choose_rows", x, rows, out, *out.shape)
         return out

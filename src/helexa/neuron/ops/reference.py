@@ -4,7 +4,7 @@ import math
 import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,11 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Chunk, DecodeGroup
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
-from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
+from helexa.neuron.ops.protocol import MatrixStore, Ops
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
 from helexa.neuron.weights.quantize import quantize
@@ -29,76 +31,40 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 """What a gate lets through, by name."""
 
 
-class MatrixStore(Protocol):
-    """Matrices by name, in the form in which kernels take them."""
-
-    def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """The matrix `name` if it is here in that shape."""
-        ...
-
-    def add(self, name: str, matrix: Any) -> None:
-        """Remember a matrix."""
-        ...
-
-    def save(self) -> object:
-        """Keep what was added for the next start; returns at once."""
-        ...
-
-
-class ReferenceOps:
-    """Kernels for one device and activation dtype.
+class ReferenceOps(Ops):
+    """The kernels in plain torch.
 
     A layer's KV cache is one tensor [2, kv_heads, slots, head_dim]: K and V, heads outermost, so that the positions of
-    one page, and of ascending pages, lie in one piece for each head. Slot = page * PAGE_SIZE + offset.
+    one page, and of ascending pages, lie in one piece for each head. On a CPU its memory becomes resident only as pages
+    are written.
     """
 
     name = "torch"
-    quantised: ClassVar[bool] = False
-    """Products leave quantised weights as they are; else these are rounded, but no smaller."""
-    joins: ClassVar[bool] = True
-    """Products of several matrices make one of them, which takes their place."""
-    tabled: ClassVar[bool] = False
-    """Kernels read `Batch.tables`, so that steps come to them in one piece, and can be recorded."""
-    records_state: ClassVar[bool] = False
-    """Steps that change the state of recurrent layers can be recorded, too."""
-    step_bytes: int
-    """Bytes of all weights that products were prepared for: what one decode step reads."""
-    kv_bits: int
-    """Of each number in the KV cache."""
-    gathers: bool = True
-    """Attention copies the pages that it reads."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device = device
-        self.dtype = dtype
-        self.step_bytes = 0
-        self.kv_bits = dtype.itemsize * 8
+        super().__init__(
+            device,
+            dtype,
+            kv_bits=dtype.itemsize * 8,
+            quantised=False,
+            joins=True,
+            tabled=False,
+            records_state=False,
+            gathers=True,
+        )
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Where prepared weights of the model at this path are kept from one start to the next, if anywhere.
-
-        Args:
-            quant: what plain weights become; another is another place.
-        """
+        """See `Ops`."""
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """A weight [N, K] as `linear` and `embedding` of these kernels take it.
-
-        Args:
-            form: what to quantise it to if it is plain, and if that can be (see `quantize`); it fits K.
-        """
+        """See `Ops`."""
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
     def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; outputs of several matrices lie side by side.
-
-        Args:
-            bias: float32, of all outputs together.
-            gate: the operator takes x of [T, 2 * K] and multiplies `gate_mul(x, gate)`.
-        """
+        """See `Ops`."""
         weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
         self.step_bytes += weight.nbytes
         product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
@@ -111,17 +77,17 @@ class ReferenceOps:
         return weight.to(self.device, self.dtype)
 
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
+        """See `Ops`."""
         if isinstance(matrix, GroupwiseTensor):
             return matrix.rows(tokens).dequantize(torch.float32).mul_(factor)
         return F.embedding(tokens, matrix).float() * factor
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare a norm; the weight is [H], float32."""
+        """See `Ops`."""
         return RmsNorm(weight, eps, self.dtype)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]; both times `factor`."""
+        """See `Ops`."""
         angles = positions[:, None].float() * frequencies
         return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
@@ -134,19 +100,7 @@ class ReferenceOps:
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalise and rotate queries and keys (Su et al., 2021; halves paired), store keys and values.
-
-        Only the first R numbers of each head are rotated.
-
-        Args:
-            qkv: [T, heads + 2 * kv_heads, D]; may be changed.
-            rope: see `rope_tables`.
-            slots: [T], where this step's K and V go.
-            norms: of each head, before the rotation; None does not normalise.
-
-        Returns:
-            The rotated queries, [T, heads, D].
-        """
+        """See `Ops`."""
         turning = heads + cache.shape[1]
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
@@ -166,34 +120,25 @@ class ReferenceOps:
         return GATES[gate](first) * second
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """Prepare a mixture of experts.
-
-        Args:
-            clamp: the activation, if it is not silu.
-        """
-        before = self.step_bytes
-        gate_ups = [self.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
-        downs = [self.linear([expert.down], expert.down_bias, "silu") for expert in experts]
-        # Of what `linear` counted, a decode step reads the part of those that are chosen.
-        self.step_bytes = before + (self.step_bytes - before) * routing.chosen // len(experts)
-        return Mixture(routing, gate_ups, downs, clamp)
+        """See `Ops`."""
+        return expert_by_expert(self, experts, routing, clamp)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Of what a Gated DeltaNet layer keeps of one sequence."""
+        """See `Ops`."""
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare what a Gated DeltaNet layer does between its projections."""
+        """See `Ops`."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """`out + x * sigmoid(gate)` for out and x of [T, H] and a gate [T, 1]; may change `out`."""
+        """See `Ops`."""
         # On a CPU, the sigmoid of a float32 number depends on how many others are beside it. MPS has no float64.
         wide = gate.float() if self.device.type == "mps" else gate.double()
         return out.add_(x * wide.sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Rows [S] of x [T, H]."""
+        """See `Ops`."""
         return x[rows]
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -201,23 +146,23 @@ class ReferenceOps:
         return logits.argmax(-1)
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """A token for each row of [S, V], any float dtype (see `sampling.choose`); not waited for."""
+        """See `Ops`."""
         return sampling.choose(logits.float(), settings, self.argmax)
 
     def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """The same for some rows, of what their masks leave (see `sampling.choose_of`)."""
+        """See `Ops`."""
         return sampling.choose_of(logits.float(), masks, settings)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Bytes of one page of one layer."""
+        """See `Ops`."""
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
 
     def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Bytes of what attention keeps of the parts of sequences, at most, before it is put together."""
+        """See `Ops`."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """A zeroed KV cache of one layer. On a CPU its memory becomes resident only as pages are written."""
+        """See `Ops`."""
         shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -228,7 +173,7 @@ class ReferenceOps:
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
+        """See `Ops`."""
         out = torch.empty_like(queries)
         for group in batch.decodes:
             out[group.rows] = self._decode(queries[group.rows], cache, group, kind)
@@ -237,27 +182,15 @@ class ReferenceOps:
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
-        """Run a forward pass of a model with `group` query heads per KV head; logits [S, vocabulary].
-
-        Args:
-            recorded: what the pass computes depends on nothing but the batch and its shape; it may be recorded and run
-                again, and its effects may be repeated.
-        """
+        """See `Ops`."""
         return forward(batch)
 
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Record the forward pass of a bucket, if these kernels are `tabled`.
-
-        Args:
-            blank: a batch of the bucket's size none of whose rows stands for anything.
-
-        Raises:
-            RuntimeError: the pass cannot be recorded.
-        """
+        """See `Ops`."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Give up what was recorded, and its memory."""
+        """See `Ops`."""
 
     def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
         rows, heads, dim = queries.shape

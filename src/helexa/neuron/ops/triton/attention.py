@@ -43,7 +43,7 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, card: Card) -> Tensor:
-    """See `ReferenceOps.attend`; heads and their numbers lie side by side in a row of `queries`.
+    """See `Ops.attend`; heads and their numbers lie side by side in a row of `queries`.
 
     A row's result depends on one thing beside its span: whether there is a long one in the batch, or many of a few rows
     (a sequence and guesses of what follows); then these are taken like long ones.

@@ -18,7 +18,7 @@ _HEADS = 4  # to a program: of 128 numbers each, they are two times 16 bytes for
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """See `ReferenceOps.rotate_store`; of a row with the slot -1 nothing is stored."""
+    """See `Ops.rotate_store`; of a row with the slot -1 nothing is stored."""
     rows, all_heads, dim = qkv.shape
     cos, sin = rope
     paged = Paged.of(cache)

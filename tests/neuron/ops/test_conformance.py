@@ -1,0 +1,40 @@
+"""Plain torch and the native kernels do what every implementation does."""
+
+import pytest
+import torch
+
+from helexa.neuron.ops.kernel_library import KernelLibrary
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.reference import ReferenceOps
+from neuron.ops.conformance import CacheConformance, Conformance
+from neuron.ops.paged import CPU
+
+
+class TestReference(Conformance):
+    @pytest.fixture
+    def ops(self) -> Ops:
+        return ReferenceOps(CPU, torch.float32)
+
+
+@pytest.fixture(params=["library", "with_avx2", "portable"])
+def built(request: pytest.FixtureRequest) -> KernelLibrary:
+    """The kernels for this machine, and for lesser ones."""
+    return request.getfixturevalue(request.param)
+
+
+class TestNative(Conformance):
+    tolerance = 2e-2  # plain weights are multiplied with activations in bfloat16
+    cache_tolerance = 2e-2
+
+    @pytest.fixture
+    def ops(self, built: KernelLibrary) -> Ops:
+        return NativeOps(built, 2)
+
+
+class TestNativeInBytes(CacheConformance):
+    cache_tolerance = 4e-2
+
+    @pytest.fixture
+    def ops(self, built: KernelLibrary) -> Ops:
+        return NativeOps(built, 2, kv_bits=8)

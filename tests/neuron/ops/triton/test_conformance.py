@@ -1,0 +1,26 @@
+"""Triton's kernels do what every implementation does."""
+
+import pytest
+import torch
+
+from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.protocol import Ops
+from neuron.ops.conformance import CacheConformance, Conformance
+from neuron.ops.paged import CPU
+
+
+class TestTriton(Conformance):
+    tolerance = 1e-3  # scales of two levels become one in float16
+    cache_tolerance = 1e-4
+
+    @pytest.fixture
+    def ops(self) -> Ops:
+        return GpuOps(CPU, torch.float32)
+
+
+class TestTritonInBytes(CacheConformance):
+    cache_tolerance = 4e-2
+
+    @pytest.fixture
+    def ops(self) -> Ops:
+        return GpuOps(CPU, torch.float32, kv_bits=8)
