@@ -12,14 +12,14 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import DONE, STREAM, FakeNode
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex import upstream
+from helexa.cortex.upstream import connection
 
 KEY = {"key": "k", "account_id": "acme", "key_id": "k", "hard_cap": 100_000}
 
 
 @pytest.fixture(autouse=True)
 def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstream, "_RECHECK_SECS", 0.01)
+    monkeypatch.setattr(connection, "_RECHECK_SECS", 0.01)
 
 
 @asynccontextmanager

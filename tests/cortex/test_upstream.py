@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cortex.running import eventually
-from helexa.cortex import upstream
-from helexa.cortex.upstream import Answer, BrokenOff, NotReached, Silent, Upstream, parse_base
+from helexa.cortex.upstream import client as upstream_client
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.errors import BrokenOff, NotReached, Silent
+from helexa.cortex.upstream.origin import parse_base
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
@@ -204,7 +207,7 @@ async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
 async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "UNCHECKED_SECS", 0.0)
+    monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)
     async with Server(OK, OK, close=True).serving() as server:
         for _ in range(2):
             assert await read(await ask(client, server)) == b"hello"
@@ -234,7 +237,7 @@ async def test_harmless_request_is_sent_again_when_its_kept_connection_ends(
 async def test_connection_that_the_event_loop_does_not_know_to_be_closed_is_not_used(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upstream, "UNCHECKED_SECS", 0.0)
+    monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer_one() -> socket.socket:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.cortex.upstream import Upstream
+from helexa.cortex.upstream.client import Upstream
 from helexa.http.call import Call
 from helexa.http.listener import Listener, bind
 from helexa.neuron import interim

@@ -28,7 +28,7 @@ from helexa.cortex.metrics import Metrics
 from helexa.cortex.prompt_count import PromptCounter
 from helexa.cortex.proxy import Proxy
 from helexa.cortex.reload import Reloader
-from helexa.cortex.upstream import KEEPALIVE_SECS, MAX_IDLE, Upstream
+from helexa.cortex.upstream.client import KEEPALIVE_SECS, MAX_IDLE, Upstream
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import descriptor_limit

@@ -24,7 +24,9 @@ from helexa.cortex.reply import Reply
 from helexa.cortex.response_meter import ResponseMeter
 from helexa.cortex.router import Outcome, Warm
 from helexa.cortex.spending import RESPONSES
-from helexa.cortex.upstream import Answer, LocalError, NotReached, Silent, Upstream, UpstreamError
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.errors import LocalError, NotReached, Silent, UpstreamError
 from helexa.cortex.usage_filter import UsageFilter
 from helexa.http.head import Headers
 

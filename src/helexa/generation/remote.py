@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
-from helexa.cortex.upstream import Answer, NotReached, Silent, Upstream, UpstreamError
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.errors import NotReached, Silent, UpstreamError
 from helexa.generation import environment
 from helexa.generation.completion import Delta, FinishReason, Usage
 from helexa.generation.errors import (

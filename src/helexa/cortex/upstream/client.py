@@ -1,0 +1,157 @@
+"""The pool of connections to nodes."""
+
+import asyncio
+import os
+import ssl
+from collections import deque
+from collections.abc import Callable
+
+from helexa.cortex.upstream.connection import Answer, Connection
+from helexa.cortex.upstream.errors import BrokenOff, LocalError, NotReached
+from helexa.cortex.upstream.origin import Origin, parse_base
+from helexa.http.head import Headers
+from helexa.http.local_errors import is_local_error
+
+CONNECT_TIMEOUT_SECS = 2.0
+
+# Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
+KEEPALIVE_SECS = 4.0
+
+UNCHECKED_SECS = 0.5
+"""Connections that are idle for longer are checked before their next use: no server's keep-alive is that short."""
+
+MAX_IDLE = 1024
+
+_MAX_IDLE_AT_AN_ORIGIN = 256
+
+
+class Upstream:
+    """Pooled connections to any number of origins.
+
+    Args:
+        max_idle: most connections that are kept idle, over all origins.
+
+    Attributes:
+        idle_timeout_secs: longest silence within a response, or before it if the node is down.
+        answer_timeout_secs: longest wait for the first byte of a response's body from a living node; 0 for no limit.
+    """
+
+    def __init__(
+        self, idle_timeout_secs: float = 300.0, answer_timeout_secs: float = 0.0, *, max_idle: int = MAX_IDLE
+    ) -> None:
+        self.idle_timeout_secs = idle_timeout_secs
+        self.answer_timeout_secs = answer_timeout_secs
+        self._max_idle = max_idle
+        self._idle: dict[Origin, deque[Connection]] = {}
+        self._idle_count = 0
+        self._tls: ssl.SSLContext | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def ask(
+        self,
+        method: bytes,
+        base: str,
+        path: str,
+        headers: Headers,
+        body: bytes = b"",
+        *,
+        lives: Callable[[], bool] | None = None,
+        interim: bool = False,
+        repeatable: bool = False,
+    ) -> Answer:
+        """Send a request and wait for the head of its response.
+
+        A server may close an idle connection in the moment of the next request. The request is then sent again over a
+        new connection only if that is harmless: it is a GET, or `repeatable`. Any other request fails, because the
+        server may have read it before the connection ended.
+
+        Args:
+            base: the node's base URL.
+            headers: all but `host` and `content-length`; free of line breaks.
+            lives: returns whether the node answers elsewhere; consulted when it is silent on this connection.
+            interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
+
+        Raises:
+            NotReached: no connection within two seconds.
+            LocalError: no connection, because the gateway is out of descriptors, ports or memory.
+            BrokenOff: the connection ended before the response began.
+            Silent: a timeout on silence expired.
+        """
+        origin, prefix = parse_base(base)
+        target = prefix.encode() + path.encode()
+        lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
+        lines += [name + b": " + value for name, value in headers]
+        head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
+        connection = self._kept(origin)
+        if connection is not None:
+            try:
+                return await connection.ask(head, body, lives, interim)
+            except BrokenOff:
+                if connection.spoken or not (repeatable or method == b"GET"):
+                    raise
+        return await (await self._connect(origin)).ask(head, body, lives, interim)
+
+    def close(self) -> None:
+        """Close the connections that are idle; those in use are closed by their answers."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.cut()
+        self._idle.clear()
+        self._idle_count = 0
+
+    def keep(self, connection: Connection) -> None:
+        """Take back a connection whose answer is complete; close the oldest one if too many are idle."""
+        kept = self._idle.setdefault(connection.origin, deque())
+        kept.append(connection)
+        self._idle_count += 1
+        if len(kept) > _MAX_IDLE_AT_AN_ORIGIN:
+            self._pop_oldest(connection.origin).cut()
+        elif self._idle_count > self._max_idle:
+            self._pop_oldest(next(iter(self._idle))).cut()
+
+    def forget(self, connection: Connection) -> None:
+        """Drop a connection that ended while it was idle."""
+        kept = self._idle.get(connection.origin)
+        if kept is not None and connection in kept:
+            kept.remove(connection)
+            self._popped(connection.origin, kept)
+
+    def _kept(self, origin: Origin) -> Connection | None:
+        while kept := self._idle.get(origin):
+            connection = kept.pop()
+            self._popped(origin, kept)
+            idle_secs = self._loop.time() - connection.heard_at
+            if idle_secs < UNCHECKED_SECS or (idle_secs < KEEPALIVE_SECS and connection.is_open()):
+                return connection
+            connection.cut()
+        return None
+
+    def _pop_oldest(self, origin: Origin) -> Connection:
+        kept = self._idle[origin]
+        connection = kept.popleft()
+        self._popped(origin, kept)
+        return connection
+
+    def _popped(self, origin: Origin, kept: deque[Connection]) -> None:
+        self._idle_count -= 1
+        if not kept:
+            del self._idle[origin]
+
+    async def _connect(self, origin: Origin) -> Connection:
+        if origin.tls and self._tls is None:
+            self._tls = ssl.create_default_context()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECS):
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self, origin, self._loop),
+                    origin.host,
+                    origin.port,
+                    ssl=self._tls if origin.tls else None,
+                )
+        except (OSError, TimeoutError) as error:
+            raise (LocalError if is_local_error(error) else NotReached)(_reason(error)) from error
+        return connection
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else type(error).__name__

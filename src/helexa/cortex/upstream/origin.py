@@ -1,0 +1,29 @@
+"""Where connections lead: the host, port and scheme of a node's base URL."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where connections lead."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @property
+    def authority(self) -> str:
+        """The `Host` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
+
+
+@lru_cache(maxsize=1024)
+def parse_base(url: str) -> tuple[Origin, str]:
+    """The origin and the path prefix of a node's base URL, which the configuration has checked."""
+    parts = urlsplit(url)
+    tls = parts.scheme == "https"
+    host = (parts.hostname or "").encode("idna").decode()
+    return Origin(host, parts.port or (443 if tls else 80), tls), parts.path
