@@ -9,8 +9,8 @@ from starlette.responses import Response
 from helexa.core.errors import ApiError, internal_error, service_unavailable
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
 from helexa.cortex.anthropic.models import VERSION_HEADER
-from helexa.cortex.json_response import JsonResponse
 from helexa.http.head import request_id
+from helexa.http.json_response import JsonResponse
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.json_response import JsonResponse
+from helexa.http.json_response import JsonResponse
 
 _TEXTS = ("account_id", "key_id", "model", "node")
 

@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from helexa.core.errors import ApiError
-from helexa.cortex.json_response import JsonResponse
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
+from helexa.http.json_response import JsonResponse
 
 
 async def get_explanation(request: Request) -> Response:

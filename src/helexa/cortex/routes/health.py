@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.json_response import JsonResponse
+from helexa.http.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:

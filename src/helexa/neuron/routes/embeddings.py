@@ -16,10 +16,10 @@ from helexa.core.errors import ApiError, context_length_exceeded, internal_error
 from helexa.core.logs import tell
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
 from helexa.http.hang_up import ClientGone, HangUp
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.exchange import RunRecord, current
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.principal import principal_of
 
 _AT_ONCE = 4  # texts of one request
@@ -42,7 +42,7 @@ async def create_embeddings(request: Request) -> Response:
     except ClientGone:
         raise ApiError(400, "client_disconnected", "the client went away") from None
     tokens = sum(map(len, prompts))
-    return json_response(embeddings(model.id, batch.vectors, tokens))
+    return JsonResponse(embeddings(model.id, batch.vectors, tokens))
 
 
 class _Batch:

@@ -6,26 +6,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.build import build_facts
 from helexa.neuron.discovery import discover
-from helexa.neuron.routes.json_response import json_response
 
 
 async def version(request: Request) -> Response:
     """`GET /version`: what was built, of what."""
-    return json_response(await asyncio.to_thread(build_facts))
+    return JsonResponse(await asyncio.to_thread(build_facts))
 
 
 async def discovery(request: Request) -> Response:
     """`GET /discovery`: facts that do not change while the process lives."""
     facts = await asyncio.to_thread(discover)
     longest = request.app.state.max_prompt_tokens
-    return json_response(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
+    return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
 
 
 async def health(request: Request) -> Response:
     """`GET /health`: readings, activation and load."""
-    return json_response(request.app.state.health.report().json_dict())
+    return JsonResponse(request.app.state.health.report().json_dict())
 
 
 routes = [

@@ -22,10 +22,10 @@ from helexa.core.errors import (
 )
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.exchange import current
 from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
 from helexa.neuron.routes.refusal import descriptor_shortage, log_refusal
 
@@ -57,7 +57,7 @@ class LoadRequest(ModelSpec):
 async def models(request: Request) -> Response:
     """`GET /models`: every loaded, recovering or loading model; never waits for an engine."""
     registry = _registry(request)
-    return json_response([info.json_dict() for info in (*registry.infos(), *registry.loading())])
+    return JsonResponse([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
 async def load(request: Request) -> Response | LoadStream:
@@ -75,7 +75,7 @@ async def load(request: Request) -> Response | LoadStream:
         raise
     except HelexaError as error:
         return _refused(request, *_load_failure(asked, error))
-    return json_response({"status": "loaded"})
+    return JsonResponse({"status": "loaded"})
 
 
 async def unload(request: Request) -> Response:
@@ -87,7 +87,7 @@ async def unload(request: Request) -> Response:
         if error.code != "model_not_found":
             raise
         return _refused(request, 404, {"error": str(error)})
-    return json_response({"status": "unloaded"})
+    return JsonResponse({"status": "unloaded"})
 
 
 async def endpoint(request: Request) -> Response:
@@ -97,7 +97,7 @@ async def endpoint(request: Request) -> Response:
         _registry(request).get(model_id)
     except ApiError as error:
         return _refused(request, error.status, {"error": str(error)})
-    return json_response({"url": f"http://localhost:{request.app.state.port}"})
+    return JsonResponse({"url": f"http://localhost:{request.app.state.port}"})
 
 
 async def capabilities(request: Request) -> Response:
@@ -107,7 +107,7 @@ async def capabilities(request: Request) -> Response:
         model = _registry(request).get(model_id)
     except ApiError as error:
         return _refused(request, 404, {"error": str(error)})
-    return json_response({"capabilities": model.info().capabilities})
+    return JsonResponse({"capabilities": model.info().capabilities})
 
 
 class _Watch:
@@ -177,7 +177,7 @@ def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
 
 def _refused(request: Request, status: int, body: dict[str, Any]) -> Response:
     _log_refusal(request, status, body)
-    return json_response(body, status)
+    return JsonResponse(body, status)
 
 
 def _log_refusal(request: Request, status: int, body: dict[str, Any]) -> None:

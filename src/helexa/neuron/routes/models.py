@@ -8,21 +8,21 @@ from starlette.routing import Route
 
 from helexa.core.fleet import ModelInfo
 from helexa.core.wire.openai_models import model_entry, model_list
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.model import ServedModel
-from helexa.neuron.routes.json_response import json_response
 
 
 async def list_models(request: Request) -> Response:
     """List the models of this node; one whose engine is on its way back is listed as not loaded."""
     infos: list[ModelInfo] = request.app.state.registry.infos()
     created = int(time.time())
-    return json_response(model_list([model_entry(info, created) for info in infos]))
+    return JsonResponse(model_list([model_entry(info, created) for info in infos]))
 
 
 async def show_model(request: Request) -> Response:
     """Describe one model."""
     model: ServedModel = request.app.state.registry.get(request.path_params["model_id"])
-    return json_response(model_entry(model.info(), int(time.time())))
+    return JsonResponse(model_entry(model.info(), int(time.time())))
 
 
 routes = [Route("/v1/models", list_models), Route("/v1/models/{model_id:path}", show_model)]

@@ -15,6 +15,7 @@ from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_responses import ResponsesRequest, renamed
 from helexa.core.wire.openai_responses_compaction import CompactRequest
 from helexa.core.wire.openai_responses_input import Item
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.inference import sampling_params
 from helexa.neuron.model import ServedModel
 from helexa.neuron.response_store import ResponseStore, StoredResponse
@@ -23,7 +24,6 @@ from helexa.neuron.routes.chat import converse, rendered
 from helexa.neuron.routes.compaction_projector import CompactionProjector
 from helexa.neuron.routes.item_page import ItemPage
 from helexa.neuron.routes.item_references import referred, resolved
-from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.routes.response_projector import Keep, ResponseProjector
@@ -55,7 +55,7 @@ async def count_input_tokens(request: Request) -> Response:
     except ApiError as error:
         raise renamed(error) from None
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
-    return json_response(counted)
+    return JsonResponse(counted)
 
 
 async def compact_conversation(request: Request) -> Reply:
@@ -98,7 +98,7 @@ async def delete_response(request: Request) -> Response:
     id = request.path_params["response_id"]
     if not store.remove(id, principal_of(request)):
         raise _unknown(id)
-    return json_response({"id": id, "object": "response", "deleted": True})
+    return JsonResponse({"id": id, "object": "response", "deleted": True})
 
 
 async def _asked(

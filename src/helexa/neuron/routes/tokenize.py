@@ -8,10 +8,10 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, invalid_body, missing_model, unsupported_parameter, vision_unsupported
 from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat import template_turns, thinking_variables
-from helexa.neuron.routes.json_response import json_response
 from helexa.neuron.text.chat_template import TemplateError
 
 
@@ -25,7 +25,7 @@ async def tokenize(request: Request) -> Response:
     tokens = Tokens(count=len(ids), max_model_len=model.context_length, tokens=ids)
     if asked.return_token_strs:
         tokens["token_strs"] = [model.text.tokenizer.token_text(token) for token in ids]
-    return json_response(tokens)
+    return JsonResponse(tokens)
 
 
 async def detokenize(request: Request) -> Response:
@@ -37,7 +37,7 @@ async def detokenize(request: Request) -> Response:
         if not 0 <= token < tokenizer.vocab_size:
             raise invalid_body(f"tokens.{index}: {token} is not a token id below {tokenizer.vocab_size}", "tokens")
     text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special=False)
-    return json_response(Detokenized(prompt=text))
+    return JsonResponse(Detokenized(prompt=text))
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -60,7 +60,7 @@ async def tokenizer_info(request: Request) -> Response:
         "eos_token": text.tokenizer.token_text(text.tokenizer.eos_id),
         **text.template.special_tokens,
     }
-    return json_response(info)
+    return JsonResponse(info)
 
 
 def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.core.errors import ApiError
-from helexa.neuron.routes.json_response import json_response
+from helexa.http.json_response import JsonResponse
 from helexa.neuron.usage_records import UsageRecords
 
 WAIT_SECONDS = 8.0
@@ -46,7 +46,7 @@ async def get_usage(request: Request) -> Response:
         record = None
     if record is None:
         raise ApiError(404, "usage_not_found", "no request with this usage id has ended lately")
-    return json_response(asdict(record))
+    return JsonResponse(asdict(record))
 
 
 routes = [Route("/usage/{usage_id}", get_usage, methods=["GET"])]

@@ -1,4 +1,4 @@
-"""JSON responses of the routes that Starlette serves."""
+"""JSON as the response of a Starlette route."""
 
 from typing import Any
 
