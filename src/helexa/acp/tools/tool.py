@@ -11,7 +11,7 @@ from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, To
 from helexa.acp.host.boundary import Boundary, Place
 from helexa.acp.host.host import Host
 
-Verdict = Literal["allow_once", "allow_always", "reject_once", "reject_always", "cancelled"]
+Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
