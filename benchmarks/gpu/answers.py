@@ -11,8 +11,8 @@ import torch
 from made_models import DistinctModel
 from torch import Tensor
 
+from helexa.neuron.engine import planner as planner_module
 from helexa.neuron.engine import runner as runner_module
-from helexa.neuron.engine import scheduler as scheduler_module
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan, PlanEntry
@@ -105,17 +105,20 @@ class Seen:
 class _Watched(Scheduler):
     """A scheduler that counts."""
 
-    preempted = 0
-    ahead = 0
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.preempted = 0
+        self.ahead = 0
+        self._preempt, self.queues.preempt = self.queues.preempt, self._count_preempted
 
     def plan_after(self) -> Plan:
         plan = super().plan_after()
         self.ahead += bool(plan)
         return plan
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _count_preempted(self, sequence: Sequence) -> None:
         self.preempted += 1
-        super()._preempt(sequence)
+        self._preempt(sequence)
 
 
 class _Foresight:
@@ -206,7 +209,7 @@ def _run(runner: Runner, requests: dict[int, Request], way: Way, seen: Seen) -> 
                 _add(scheduler, number, request)
     seen.preempted += scheduler.preempted
     seen.ahead += scheduler.ahead
-    seen.cached += scheduler.cached_tokens
+    seen.cached += scheduler.queues.cached_tokens
     seen.held += pool.total - pool.free
     if states is not None:
         seen.held += runner.facts.max_sequences - len(states._live)
@@ -268,6 +271,6 @@ def _guessing(requests: list[Request], known: list[list[int]] | None, seen: Seen
         drafters.append(_Foresight(texts, tokens))
         return drafters[-1]
 
-    with mock.patch.object(scheduler_module, "Drafter", made):
+    with mock.patch.object(planner_module, "Drafter", made):
         yield
     seen.kept = sum(drafter.kept for drafter in drafters)

@@ -137,5 +137,5 @@ def test_a_vector_that_is_no_number_ends_its_request_alone(case: tuple[PreTraine
     assert_right(reference, sequences[0], "mean", [first])
     assert (second.finish, second.vector) == ("error", [])
     assert "no numbers" in (second.error or "")
-    assert scheduler.take_unsound()
+    assert scheduler.take_pages_to_clear()
     scheduler.check_idle()

@@ -93,7 +93,7 @@ class Foresight:
 
 
 def test_drafts_change_nothing(runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.engine.scheduler.Drafter", Foresight)
+    monkeypatch.setattr("helexa.neuron.engine.planner.Drafter", Foresight)
     Foresight.answers = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
     guessing = scheduler(runner, speculation_max_sequences=8)
     steps = 0

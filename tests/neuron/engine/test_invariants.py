@@ -7,8 +7,8 @@ from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine.plan import Plan
+from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
-from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from tiny_models import tiny_model
 
@@ -58,13 +58,13 @@ def test_preemption_gives_the_same_tokens(
     runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[Sequence] = []
-    preempt = Scheduler._preempt
+    preempt = Queues.preempt
 
-    def spy(self: Scheduler, sequence: Sequence) -> None:
+    def spy(self: Queues, sequence: Sequence) -> None:
         preempted.append(sequence)
         preempt(self, sequence)
 
-    monkeypatch.setattr(Scheduler, "_preempt", spy)
+    monkeypatch.setattr(Queues, "preempt", spy)
     scheduler = scheduler_of(runner, pages=7)
     assert generate(runner, scheduler, PROMPTS, TOKENS) == alone
     assert preempted, "the pool was too large to test preemption"
@@ -89,9 +89,9 @@ def test_a_prefix_hit_gives_the_same_tokens(runner: Runner, alone: list[list[int
     long = PROMPTS[-1]
     for prompt, tokens in zip(PROMPTS, alone, strict=True):
         assert generate(runner, scheduler, [prompt], TOKENS) == [tokens]
-    cached = scheduler.cached_tokens
+    cached = scheduler.queues.cached_tokens
     assert generate(runner, scheduler, PROMPTS, TOKENS) == alone
-    assert scheduler.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
+    assert scheduler.queues.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
     (turn,) = generate(runner, scheduler, [long + alone[-1] + START], TOKENS)
     assert generate(runner, scheduler_of(runner, prefix_reuse="off"), [long + alone[-1] + START], TOKENS) == [turn]
 

@@ -100,10 +100,10 @@ def test_what_was_computed_for_an_unsound_answer_is_found_by_nobody_and_cleared(
     )
     computer = Broken(scheduler, next_token)
     answers(scheduler, [bad], computer)
-    assert sorted(scheduler.take_unsound()) == list(range(5))
-    assert scheduler.take_unsound() == []
+    assert sorted(scheduler.take_pages_to_clear()) == list(range(5))
+    assert scheduler.take_pages_to_clear() == []
     answers(scheduler, [again], computer)
-    assert scheduler.cached_tokens == 0
+    assert scheduler.queues.cached_tokens == 0
 
 
 def test_pages_that_others_hold_are_not_cleared():
@@ -118,7 +118,7 @@ def test_pages_that_others_hold_are_not_cleared():
     shared = set(plan[0].sequence.pages) & set(plan[1].sequence.pages)
     assert shared
     scheduler.commit(plan, computer.run(plan))
-    unsound = set(scheduler.take_unsound())
+    unsound = set(scheduler.take_pages_to_clear())
     assert unsound
     assert not shared & unsound
 

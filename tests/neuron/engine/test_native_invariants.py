@@ -12,8 +12,8 @@ from driving import generate, scheduler_of
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
+from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner
-from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.ops import compiler
 from helexa.neuron.ops.compiler import Unavailable
@@ -96,13 +96,13 @@ def test_preemption_gives_the_same_tokens(
     native: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[int] = []
-    preempt = Scheduler._preempt
+    preempt = Queues.preempt
 
-    def spy(self: Scheduler, sequence: Sequence) -> None:
+    def spy(self: Queues, sequence: Sequence) -> None:
         preempted.append(len(sequence.tokens))
         preempt(self, sequence)
 
-    monkeypatch.setattr(Scheduler, "_preempt", spy)
+    monkeypatch.setattr(Queues, "preempt", spy)
     assert generate(native, scheduler_of(native, pages=7), PROMPTS, TOKENS) == alone
     assert any(length > PAGE_SIZE for length in preempted), "no sequence had a full page to come back to"
 
@@ -110,9 +110,9 @@ def test_preemption_gives_the_same_tokens(
 def test_a_prefix_hit_gives_the_same_tokens(native: Runner, alone: list[list[int]]) -> None:
     scheduler, long = scheduler_of(native), PROMPTS[-1]
     assert generate(native, scheduler, PROMPTS, TOKENS) == alone
-    cached = scheduler.cached_tokens
+    cached = scheduler.queues.cached_tokens
     assert generate(native, scheduler, PROMPTS, TOKENS) == alone
-    assert scheduler.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
+    assert scheduler.queues.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
     turn = [long + alone[-1] + FRANCE]
     fresh = scheduler_of(native, prefix_reuse="off")
     assert generate(native, scheduler, turn, TOKENS) == generate(native, fresh, turn, TOKENS)

@@ -79,7 +79,7 @@ class World:
         self.scheduler = Scheduler(built, PagePool(pages, PAGE), self.states)
         self.runner = Simulated(self.scheduler)
         self.steps = Steps(self.runner, self.scheduler, overlap)  # type: ignore[arg-type]
-        self._preempt, self.scheduler._preempt = self.scheduler._preempt, self.preempt  # type: ignore[method-assign]
+        self._preempt, self.scheduler.queues.preempt = self.scheduler.queues.preempt, self.preempt  # type: ignore[method-assign]
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, str | None] = {}
 
@@ -103,7 +103,7 @@ class World:
             assert len(self.states._empty) + self.states.snapshots == SNAPSHOTS, "a slot for a snapshot is lost"
 
     def preempt(self, sequence: Sequence) -> None:
-        assert not self.scheduler._ahead, "its step is still under way"
+        assert not self.scheduler.planner._ahead, "its step is still under way"
         self._preempt(sequence)
 
     def take(self, output: TokenOutput) -> None:
@@ -240,7 +240,7 @@ def test_what_was_launched_after_a_step_that_failed_is_computed_anew():
     world.run([])
     assert (world.tokens[1], world.ends[1]) == ([], "error")
     assert world.tokens[2] == world.tokens[0]
-    assert world.scheduler.cached_tokens > 0
+    assert world.scheduler.queues.cached_tokens > 0
 
 
 def test_guesses_are_made_where_there_may_be_some_and_steps_overlap_elsewhere():

@@ -83,7 +83,10 @@ def test_a_prompt_finds_the_full_pages_it_begins_with(prompt: list[int], cached:
     before = bench.computed
     assert bench.cached(prompt, max_tokens=1) == cached
     assert bench.computed - before == len(prompt) - cached
-    assert (bench.scheduler.prompt_tokens, bench.scheduler.cached_tokens) == (len(PROMPT) + len(prompt), cached)
+    assert (bench.scheduler.queues.prompt_tokens, bench.scheduler.queues.cached_tokens) == (
+        len(PROMPT) + len(prompt),
+        cached,
+    )
 
 
 def test_what_was_generated_is_found_as_well() -> None:
@@ -130,7 +133,7 @@ def test_reuse_can_ignore_salts_or_be_off() -> None:
             request = Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams(), salt=salt)
             scheduler.add(Sequence(request))
             scheduler.commit(scheduler.plan(), [9])
-        assert scheduler.cached_tokens == expected
+        assert scheduler.queues.cached_tokens == expected
 
 
 def test_admission_counts_only_pages_that_nobody_else_holds() -> None:
@@ -247,4 +250,4 @@ def test_random_traffic_with_common_prefixes_reads_what_it_wrote_and_never_leaks
         assert len(held) + scheduler.pages.free == scheduler.pages.total
     assert scheduler.idle
     assert finished == set(range(60))
-    assert scheduler.cached_tokens > 0
+    assert scheduler.queues.cached_tokens > 0

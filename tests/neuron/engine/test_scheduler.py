@@ -273,7 +273,7 @@ def test_scores_that_are_not_finite_end_their_sequence_alone() -> None:
         scheduler.plan(), [8, 9], scores={1: [score] * 2, 2: [score, (float("nan"), [])], 3: [score] * 2}
     )
     assert [(output.finish, output.tokens) for output in outputs] == [("length", []), ("error", []), ("length", [9])]
-    assert scheduler.take_unsound()
+    assert scheduler.take_pages_to_clear()
     scheduler.check_idle()
 
 

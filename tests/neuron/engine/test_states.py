@@ -148,7 +148,7 @@ def test_states_are_right_under_pressure(seed: int, speculation: bool) -> None:
         if rng.random() < 0.2:
             bench.scheduler.cancel(rng.choice(running).id)
     bench.finish()
-    assert bench.scheduler.cached_tokens > 0
+    assert bench.scheduler.queues.cached_tokens > 0
     taken = [bench.states.take() for _ in range(4)]
     assert sorted(taken) == [0, 1, 2, 3], "a live slot leaked"
     assert len({bench.states.reserve() for _ in range(5)} - {None}) == 5, "a snapshot's slot leaked"

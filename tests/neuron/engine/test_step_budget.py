@@ -104,7 +104,7 @@ def test_the_tokens_do_not_depend_on_the_sizes_of_steps(smollm2_gguf: Path) -> N
         scheduler = scheduler_of(runner)
         budget = bounded(seconds)
         budget.learn = lambda tokens, seconds: None  # type: ignore[method-assign]
-        scheduler._budget = budget
+        scheduler.planner._budget = budget
         return generate(runner, scheduler, prompts, max_tokens=12)
 
     assert answers(0.0) == answers(0.1) == answers(10.0)

@@ -127,7 +127,7 @@ class Engine:
         if failure is None:
             refusal = self._scheduler.add(sequence)
         else:
-            refusal = self._scheduler.refusal(sequence, failure.error, bad_grammar=failure.bad_grammar)
+            refusal = sequence.failure(failure.error, bad_grammar=failure.bad_grammar)
         if refusal is not None:
             outputs.append(refusal)
 
@@ -138,7 +138,7 @@ class Engine:
             running=len(scheduler.running),
             waiting=len(scheduler.waiting) + len(self._grammars),
             free_pages=scheduler.pages.free,
-            prompt_tokens=scheduler.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
+            prompt_tokens=scheduler.queues.prompt_tokens,
+            cached_tokens=scheduler.queues.cached_tokens,
         )
         self._connection.sendall(encode(report))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from helexa.neuron.engine.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.messages import Embed, FinishReason, Generate, SamplingParams, Timing
+from helexa.neuron.engine.messages import Embed, FinishReason, Generate, SamplingParams, Timing, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pooled import PooledVector
 
@@ -135,3 +135,7 @@ class Sequence:
             read_tokens=self.read_tokens,
             read_ms=self.read_seconds * 1e3,
         )
+
+    def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
+        """The last output of a sequence that ends in an error."""
+        return TokenOutput(id=self.id, finish="error", error=error, bad_grammar=bad_grammar, timing=self.timing())

@@ -109,7 +109,7 @@ class Steps:
         outputs = self._scheduler.commit(
             plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
         )
-        if pages := self._scheduler.take_unsound():
+        if pages := self._scheduler.take_pages_to_clear():
             self._runner.clear(pages)
             _log.error("%d of %d rows of logits and vectors are not finite", sound.count(False), len(sound))
         return outputs
