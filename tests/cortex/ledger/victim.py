@@ -14,7 +14,8 @@ from helexa.cortex.ledger.backends import open_database
 from helexa.cortex.ledger.ledger import Ledger
 
 
-async def main(url: str, cap: int, journal: int, chance: random.Random) -> None:
+async def main(url: str, cap: int, journal: int, seed: str) -> None:
+    chance = random.Random(int(seed))
     database = await open_database(url)
     await database.migrate()
     ledger = Ledger(database, dead_after_secs=1.0)
@@ -36,7 +37,7 @@ async def main(url: str, cap: int, journal: int, chance: random.Random) -> None:
             await asyncio.sleep(chance.random() * 0.003)
             used = chance.randint(1, tokens)
             await reservation.settle(used, 0)
-            os.write(journal, f"settled {request} {used}\n".encode())
+            os.write(journal, f"settled {request} {used}\nworking {seed}\n".encode())
 
     await asyncio.gather(*(ask_for_ever() for _ in range(8)))
 
@@ -44,4 +45,4 @@ async def main(url: str, cap: int, journal: int, chance: random.Random) -> None:
 if __name__ == "__main__":
     url, cap, path, seed = sys.argv[1:]
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    asyncio.run(main(url, int(cap), file, random.Random(int(seed))))
+    asyncio.run(main(url, int(cap), file, seed))
