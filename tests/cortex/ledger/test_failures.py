@@ -60,7 +60,7 @@ async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
             before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
             primary.stop()
             settling = asyncio.create_task(before.settle(3, 4))
-            await eventually(lambda: "read-only" in (ledger._committer.problem or ""))  # the standby was tried
+            await eventually(lambda: "read-only" in (ledger._committer.retry.problem or ""))  # the standby was tried
             assert (await refused(ledger)).code == "service_unavailable"
             standby.promote()
             await settling
@@ -186,7 +186,7 @@ async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.Monk
     async with running(url) as [ledger]:
         before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
         assert await ledger.writable()
-        ledger._committer._written_at = 0.0
+        ledger._committer.retry.written_at = 0.0
         with sqlite3.connect(tmp_path / "cortex.db", isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
             assert not await ledger.writable()

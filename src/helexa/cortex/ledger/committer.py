@@ -9,13 +9,10 @@ suffices for is a line in the journal, and is gathered for the next batch.
 
 import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
@@ -24,6 +21,8 @@ from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.journal import Journal, catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.reservation import Asked, Claim, Closing, Reservation
+from helexa.cortex.ledger.retry import FIRST_RETRY_SECS, Retry
+from helexa.cortex.ledger.waiting import Waiting, finish, refuse
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,9 +30,6 @@ Opened = tuple[Asked, Reservation, Record]
 
 _MOST_IN_BATCH = 512
 _PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
-_FIRST_RETRY_SECS = 0.25  # doubled with every retry,
-_LONGEST_RETRY_SECS = 2.0  # up to this
-_PROBE_AFTER_SECS = 1.0  # a batch written since then shows that the database accepts writes
 _MANY_ROWS = 256  # of the activity log; fewer wait for the next tidying
 _MANY_UNWRITTEN = 1000  # in the journal; likewise
 _MOST_UNWRITTEN = 10_000  # in the journal; with more, each request waits for the database
@@ -44,9 +40,9 @@ class Committer:
 
     Attributes:
         budgets: leases and open reservations; replaced when this gateway was taken for dead.
-        asked: reservations to decide, in their order.
+        waiting: what waits for the next batch.
         activity: rows of the activity log to write.
-        problem: why the database cannot be written, or None while it can.
+        retry: repeats what fails, and knows why the database cannot be written.
         ending: nothing new is taken.
         clean: it came to its end, and all that was asked of it is in the database.
     """
@@ -60,19 +56,15 @@ class Committer:
             name: of this gateway, for people.
             alone: the database's file, if it is this gateway's alone.
         """
-        self.asked: deque[Asked] = deque()
+        self.waiting = Waiting()
         self.activity = ActivityLog()
-        self.problem: str | None = None
+        self.retry = Retry()
         self.ending = self.clean = False
         self._database, self._clock, self._name, self._alone = database, clock, name, alone
         self._journal: Journal | None = None
-        self._closings: list[Closing] = []  # still to be decided
-        self._closed: list[Closing] = []  # decided, and to be told once the next batch is written
         self._taking: set[str] = set()  # keys whose leases are just being reckoned
-        self._flushes: list[asyncio.Future[None]] = []
         self._wake = asyncio.Event()
         self._tidying = self._beating = self._ended = False
-        self._written_at = float("-inf")  # of the last batch, monotonic
 
     async def join(self) -> None:
         """Become a gateway of this database, with budgets of its own.
@@ -92,7 +84,7 @@ class Committer:
         """Decide a reservation at once; None if that cannot be done, or not without asking the database."""
         if self._journal is None or not self._journal.whole:
             return None
-        if self.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
+        if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
             return None
         admitted = None
         if claim.principal.key_id not in self._taking:
@@ -108,7 +100,7 @@ class Committer:
 
     def ask(self, asked: Asked) -> None:
         """Decide a reservation with the next batch."""
-        self.asked.append(asked)
+        self.waiting.asked.append(asked)
         self._wake.set()
 
     def record(self, activity: Activity) -> None:
@@ -127,30 +119,29 @@ class Committer:
             or reservation.gateway != self.budgets.gateway
             or reservation.lease.key_id in self._taking
         ):
-            self._closings.append(closing)
+            self.waiting.closings.append(closing)
             self._wake.set()
         elif self._journal.add(self.budgets.close(closing, self._clock())):
             closing.finish()
             self._wake_for_many()
         else:
-            self._closed.append(closing)
+            self.waiting.closed.append(closing)
             self._wake.set()
 
     async def flush(self) -> None:
         """Wait until what the journal and the activity log have gathered is in the database, if it answers."""
         if self._journal is not None and not self._ended:
-            flushed = self._next_flush()
+            flushed = self.waiting.next_flush()
             self.wake(tidy=True)
             await flushed
 
     async def probe(self) -> str | None:
         """Return why the database cannot be written, or None if a batch was written within the last second or now."""
-        fresh = time.monotonic() - self._written_at < _PROBE_AFTER_SECS
-        if self.problem is None and not fresh and not self._ended:
-            written = self._next_flush()
+        if self.retry.problem is None and not self.retry.fresh and not self._ended:
+            written = self.waiting.next_flush()
             self.wake(beat=True)
             await written
-        return self.problem
+        return self.retry.problem
 
     def wake(self, *, tidy: bool = False, beat: bool = False, end: bool = False) -> None:
         """Make a batch soon.
@@ -176,30 +167,22 @@ class Committer:
                     await self._commit()
                 except Exception:
                     log.exception("unexpected error in a batch of the ledger")
-                    _resolve(self._flushes)
-                    self._flushes = []
-                    await asyncio.sleep(_FIRST_RETRY_SECS)
+                    self.waiting.resolve()
+                    await asyncio.sleep(FIRST_RETRY_SECS)
                     await self._insist(self._start_over)
             self.clean = True
         finally:
             self.ending = self._ended = True
-            _finish([*self._closings, *self._closed])
-            _refuse(self.asked, unavailable())
-            _resolve(self._flushes)
+            self.waiting.finish()
+            self.waiting.refuse()
+            self.waiting.resolve()
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
 
-    def _next_flush(self) -> asyncio.Future[None]:
-        """Return a future that is resolved after the next batch, or when the database fails."""
-        flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._flushes.append(flushed)
-        return flushed
-
     def _idle(self) -> bool:
-        waiting = self.asked or self._closings or self._closed or self._flushes
         unwritten = self.budgets.unwritten >= _MANY_UNWRITTEN or (self.ending and not self.budgets.written)
-        return not (waiting or unwritten or self._logging() or self._tidying or self._beating)
+        return not (self.waiting or unwritten or self._logging() or self._tidying or self._beating)
 
     def _wake_for_many(self) -> None:
         if self.budgets.unwritten >= _MANY_UNWRITTEN:
@@ -211,10 +194,10 @@ class Committer:
         return rows >= _MANY_ROWS or (rows > 0 and (self._tidying or self.ending))
 
     async def _commit(self) -> None:
-        now, budgets = self._clock(), self.budgets
-        flushes = list(self._flushes)
-        closed, closings = self._closed, self._closings
-        self._closed, self._closings = [], []
+        now, budgets, waiting = self._clock(), self.budgets, self.waiting
+        flushes = list(waiting.flushes)
+        closed, closings = waiting.closed, waiting.closings
+        waiting.closed, waiting.closings = [], []
         ours = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
         late = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
         opened: list[Opened] = []
@@ -239,26 +222,25 @@ class Committer:
             if short:
                 await self._write(await self._take(short, now), [], now)
         except Exception:
-            _refuse((asked for asked, _, _ in opened), unavailable())
-            _refuse((asked for group in short.values() for asked in group), unavailable())
+            refuse(asked for asked, _, _ in opened)
+            refuse(asked for group in short.values() for asked in group)
             # Amended after this gateway has started over; what is in the database already is not changed by that.
-            self._closed += [*closed, *closings]
+            waiting.closed += [*closed, *closings]
             raise
         finally:
             self._taking = set()
         for closing in late:
             await self._amend(closing, late)
-        _resolve(flushes)
-        self._flushes = [one for one in self._flushes if not one.done()]
+        waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
         """Decide what waits: what leases suffice for, and by key what they do not."""
         opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
         again: list[Asked] = []
-        for _ in range(min(len(self.asked), _MOST_IN_BATCH)):
-            asked = self.asked.popleft()
-            if asked.answer.done():
+        for _ in range(min(len(self.waiting.asked), _MOST_IN_BATCH)):
+            asked = self.waiting.asked.popleft()
+            if not asked.waiting:
                 continue
             principal = asked.claim.principal
             admitted = None if principal.key_id in short else self.budgets.admit(asked.claim, now, self.close)
@@ -268,20 +250,22 @@ class Committer:
                 again.append(asked)  # the key has just been changed: one cap at a time
             else:
                 others.append(asked)
-        self.asked.extendleft(reversed(again))
+        self.waiting.asked.extendleft(reversed(again))
         return opened, short
 
     def _note(self, asked: Asked, reservation: Reservation, record: Record) -> bool:
         """Answer somebody who waits as soon as the journal has it; False if it must be in the next batch."""
         if self._journal is None or not self._journal.add(record):
             return False
-        _answer(asked, reservation)
+        asked.grant(reservation)
         return True
 
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
         """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
         budgets = self.budgets
-        short = {key: waiting for key, group in short.items() if (waiting := _still_waiting(group))}
+        short = {
+            key: waiting for key, group in short.items() if (waiting := [asked for asked in group if asked.waiting])
+        }
         try:
             async with self._database.transaction() as sql:
                 await gateways.lock(sql, budgets.gateway)
@@ -296,14 +280,13 @@ class Committer:
                     )
                     for _, group in sorted(short.items())
                 ]
-        except (DatabaseError, gateways.Swept) as error:
-            log.warning("no budget could be read: %s", error or type(error).__name__)
-            self._beating = True  # the next batch finds out what is the matter
-            _refuse((asked for group in short.values() for asked in group), unavailable())
-            return []
-        except Exception:  # a fault of ours; nothing was taken
-            log.exception("no budget could be taken")
-            _refuse((asked for group in short.values() for asked in group), unavailable())
+        except Exception as error:  # nothing was taken
+            if isinstance(error, DatabaseError | gateways.Swept):
+                log.warning("no budget could be read: %s", error or type(error).__name__)
+                self._beating = True  # the next batch finds out what is the matter
+            else:
+                log.exception("no budget could be taken")
+            refuse(asked for group in short.values() for asked in group)
             return []
         opened: list[Opened] = []
         for one in taken:
@@ -314,7 +297,7 @@ class Committer:
                 if admitted is not None:
                     opened.append((asked, *admitted))
                 else:
-                    _refuse([asked], over_budget(claim.principal, claim.tokens, one.available, one.ends_at, now))
+                    asked.refuse(over_budget(claim.principal, claim.tokens, one.available, one.ends_at, now))
         return opened
 
     async def _write(
@@ -328,14 +311,14 @@ class Committer:
             written = False
         if written:
             for asked, reservation, _ in opened:
-                _answer(asked, reservation)
+                asked.grant(reservation)
         else:
             log.warning("this gateway begins anew; reservations that are still open will be closed one by one")
-            _refuse((asked for asked, _, _ in opened), unavailable())
+            refuse(asked for asked, _, _ in opened)
             await self._insist(self._start_over, closings=closings)
             for closing in closings:
                 await self._amend(closing, closings)
-        _finish(closings)
+        finish(closings)
 
     async def _write_batch(self, asked: Sequence[Asked], closings: Sequence[Closing], now: float) -> bool:
         """False if this gateway was taken for dead."""
@@ -369,7 +352,7 @@ class Committer:
         closings: Sequence[Closing] = (),
         retried: type[Exception] = Exception,
     ) -> T:
-        """Retry `work` with increasing delays until it succeeds.
+        """Retry `work` until it succeeds.
 
         Args:
             work: one attempt.
@@ -377,32 +360,16 @@ class Committer:
             closings: settlements that stop waiting when the database is away for long; they are written later.
             retried: the exceptions to retry after. Others are raised.
         """
-        began, delay = time.monotonic(), _FIRST_RETRY_SECS
-        while True:
-            try:
-                outcome = await work()
-            except retried as error:
-                self._fail(error)
-                _refuse(asked, unavailable())
-                _refuse(self.asked, unavailable())
-                self.asked.clear()
-                _resolve(self._flushes)
-                if time.monotonic() - began > _PATIENCE_SECS:
-                    _finish([*closings, *self._closings, *self._closed])
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LONGEST_RETRY_SECS)
-            else:
-                if self.problem is not None:
-                    log.info("the ledger's database can be written again")
-                self.problem, self._written_at = None, time.monotonic()
-                return outcome
 
-    def _fail(self, error: Exception) -> None:
-        """Remember why the database cannot be written; log each problem once."""
-        problem = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
-        if problem != self.problem:
-            log.error("%s; no budget can be reserved until the database can be written", problem)
-        self.problem = problem
+        def failed(away_secs: float) -> None:
+            refuse(asked)
+            self.waiting.refuse()
+            self.waiting.resolve()
+            if away_secs > _PATIENCE_SECS:
+                finish(closings)
+                self.waiting.finish()
+
+        return await self.retry.until_done(work, failed, retried)
 
     async def _start_over(self) -> None:
         """Become a new gateway; the old one, if it still has a name, is laid to rest."""
@@ -427,37 +394,4 @@ class Committer:
             await self._insist(amend, closings=waiting, retried=DatabaseError)
         except Exception:  # a fault of ours: it stays charged in full
             log.exception("a reservation could not be closed")
-        _finish([closing])
-
-
-def unavailable() -> ApiError:
-    """The database does not answer."""
-    return service_unavailable("the ledger does not answer", retry_after=5)
-
-
-def _still_waiting(group: Iterable[Asked]) -> list[Asked]:
-    return [asked for asked in group if not asked.answer.done()]
-
-
-def _answer(asked: Asked, reservation: Reservation) -> None:
-    if asked.answer.done():  # cancelled, or told to come back later
-        reservation.abandon()
-    else:
-        asked.answer.set_result(reservation)
-
-
-def _refuse(asked: Iterable[Asked], error: ApiError) -> None:
-    for one in asked:
-        if not one.answer.done():
-            one.answer.set_exception(error)
-
-
-def _finish(closings: Iterable[Closing]) -> None:
-    for closing in closings:
-        closing.finish()
-
-
-def _resolve(futures: Iterable[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+        finish([closing])

@@ -11,13 +11,14 @@ from helexa.core.errors import overloaded, shutting_down
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
-from helexa.cortex.ledger.committer import Committer, unavailable
+from helexa.cortex.ledger.committer import Committer
 from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, budget
+from helexa.cortex.ledger.waiting import unavailable
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class Ledger:
     @property
     def available(self) -> bool:
         """Whether the database could be written when it was last tried."""
-        return self._committer.problem is None
+        return self._committer.retry.problem is None
 
     async def writable(self) -> bool:
         """Return whether the database can be written now, or could within the last second."""
@@ -126,9 +127,9 @@ class Ledger:
         committer = self._committer
         if committer.ending:
             raise shutting_down()
-        if committer.problem is not None:
+        if committer.retry.problem is not None:
             raise unavailable()
-        if len(committer.asked) >= MOST_WAITING:
+        if len(committer.waiting.asked) >= MOST_WAITING:
             raise overloaded("too many requests wait for the ledger", retry_after=1)
         claim = Claim(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
         reservation = committer.admit(claim)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 import msgspec
 
+from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease
 
@@ -28,6 +29,23 @@ class Asked(msgspec.Struct, eq=False):
 
     claim: Claim
     answer: "asyncio.Future[Reservation]"
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the answer is still awaited."""
+        return not self.answer.done()
+
+    def grant(self, reservation: "Reservation") -> None:
+        """Answer with a reservation, which is released if the answer is no longer awaited."""
+        if self.waiting:
+            self.answer.set_result(reservation)
+        else:
+            reservation.abandon()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error, if the answer is still awaited."""
+        if self.waiting:
+            self.answer.set_exception(error)
 
 
 class Closing(msgspec.Struct, eq=False):
