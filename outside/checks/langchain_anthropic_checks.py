@@ -1,5 +1,7 @@
 """LangChain's ChatAnthropic."""
 
+from typing import Literal
+
 import anthropic
 from checking import MODEL, check, expect, run
 from langchain_anthropic import ChatAnthropic
@@ -15,6 +17,13 @@ class Joke(BaseModel):
 
     setup: str = Field(max_length=80)  # a small model may never end a text
     punchline: str = Field(max_length=80)
+
+
+class Animal(BaseModel):
+    """An animal."""
+
+    kind: Literal["cat", "dog"]  # LangChain sends no maximum length of a text in an output format
+    legs: int
 
 
 @tool
@@ -50,8 +59,8 @@ def schema_by_a_tool():
 
 @check
 def schema():
-    by_schema = chat.with_structured_output(Joke, method="json_schema")
-    assert isinstance(by_schema.invoke("Tell a joke about cats."), Joke)
+    by_schema = chat.with_structured_output(Animal, method="json_schema")
+    assert isinstance(by_schema.invoke("Which animal purrs?"), Animal)
 
 
 @check
