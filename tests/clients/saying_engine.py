@@ -16,19 +16,8 @@ import msgspec
 import tokenizers
 
 from helexa.neuron import lifeline
-from helexa.neuron.engine.messages import (
-    FrameDecoder,
-    Generate,
-    Load,
-    Ready,
-    Shutdown,
-    StepReport,
-    Timing,
-    ToEngine,
-    TokenOutput,
-    encode,
-    receive,
-)
+from helexa.neuron.engine.frames import FrameDecoder, encode, receive
+from helexa.neuron.engine.messages import Generate, Load, Ready, Shutdown, StepReport, Timing, ToEngine, TokenOutput
 
 CONTEXT = 1 << 17
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)

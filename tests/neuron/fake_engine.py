@@ -25,9 +25,9 @@ import time
 from pathlib import Path
 
 from helexa.neuron import lifeline
+from helexa.neuron.engine.frames import FrameDecoder, encode, receive
 from helexa.neuron.engine.messages import (
     Cancel,
-    FrameDecoder,
     Generate,
     Load,
     LoadFailed,
@@ -38,8 +38,6 @@ from helexa.neuron.engine.messages import (
     Timing,
     ToEngine,
     TokenOutput,
-    encode,
-    receive,
 )
 
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)

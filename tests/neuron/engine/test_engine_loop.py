@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 import torch
 
+from helexa.neuron.engine.frames import FrameDecoder, encode
 from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.messages import (
     Embed,
     EngineOptions,
-    FrameDecoder,
     FromEngine,
     Generate,
     SamplingParams,
     Shutdown,
     StepReport,
     TokenOutput,
-    encode,
 )
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import ModelFacts

@@ -13,13 +13,13 @@ import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
 from helexa.neuron.engine.child import Child, Spawn
+from helexa.neuron.engine.frames import FrameDecoder, encode
 from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
     Embedding,
     EngineOptions,
-    FrameDecoder,
     FromEngine,
     Generate,
     Load,
@@ -33,7 +33,6 @@ from helexa.neuron.engine.messages import (
     StepReport,
     ToEngine,
     TokenOutput,
-    encode,
 )
 from helexa.neuron.engine.silence import Silence
 from helexa.neuron.engine.token_stream import TokenStream

@@ -10,17 +10,8 @@ import torch
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.device import DeviceError, physical_cores
-from helexa.neuron.engine.messages import (
-    EngineOptions,
-    FromEngine,
-    Grant,
-    LoadFailed,
-    Needs,
-    Progress,
-    Ready,
-    encode,
-    receive,
-)
+from helexa.neuron.engine.frames import encode, receive
+from helexa.neuron.engine.messages import EngineOptions, FromEngine, Grant, LoadFailed, Needs, Progress, Ready
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner, load
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import msgspec
 
+from helexa.neuron.engine.frames import FrameDecoder, encode
 from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
     EngineOptions,
-    FrameDecoder,
     Generate,
     Shutdown,
     StepReport,
     ToEngine,
     TokenOutput,
-    encode,
 )
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.runner import PAGE_SIZE, Runner

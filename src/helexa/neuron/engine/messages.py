@@ -1,25 +1,18 @@
-"""The border between the server process and an engine process: msgpack frames on a Unix socket.
+"""The messages between the server process and an engine process; `frames` carries them over a Unix socket.
 
-Only numbers, token ids and grammars cross it. Each frame is a 4-byte little-endian length followed by one tagged
-msgpack struct. Struct types are the whole protocol: what is not here cannot be asked of an engine.
+Only numbers, token ids and grammars are in them. The struct types are the whole protocol: an engine can be asked for
+nothing else.
 """
 
-import socket
-import struct
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
 from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.text.pooling import Pooling
 
-T = TypeVar("T")
-
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
 """The environment variable that asks engines to fail on purpose; see `debug_fault`."""
-
-MAX_FRAME_BYTES = 64 << 20
-_LENGTH = struct.Struct("<I")
 
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
@@ -345,57 +338,3 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
 ToEngine = Load | Grant | Generate | Embed | Cancel | Shutdown
 FromEngine = Needs | Progress | Ready | LoadFailed | StepReport
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame: length and body."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameDecoder:
-    """Cuts a byte stream into messages of one direction.
-
-    Args:
-        kind: the union of structs expected, `ToEngine` or `FromEngine`.
-    """
-
-    def __init__(self, kind: object) -> None:
-        self._decoder: msgspec.msgpack.Decoder = msgspec.msgpack.Decoder(kind)
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[ToEngine | FromEngine]:
-        """Take the next bytes; return the messages they complete.
-
-        Raises:
-            ValueError: a frame longer than `MAX_FRAME_BYTES`, or one that is no message of this direction.
-        """
-        self._buffer += data
-        messages = []
-        while len(self._buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {length} bytes is over the limit of {MAX_FRAME_BYTES}")
-            end = _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            messages.append(self._decoder.decode(memoryview(self._buffer)[_LENGTH.size : end]))
-            del self._buffer[:end]
-        return messages
-
-
-def receive(connection: socket.socket, kind: type[T]) -> T:
-    """In an engine: the one message that the server sends now, after which it waits for an answer.
-
-    Raises:
-        BrokenPipeError: the server is gone.
-        ValueError: it is no message.
-    """
-    decoder = FrameDecoder(ToEngine)
-    while data := connection.recv(1 << 16):
-        for message in decoder.feed(data):
-            if isinstance(message, kind):
-                return message
-    raise BrokenPipeError("the server is gone")

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from helexa.neuron import heartbeat, lifeline
-from helexa.neuron.engine.messages import Load, receive
+from helexa.neuron.engine.frames import receive
+from helexa.neuron.engine.messages import Load
 from helexa.neuron.file_use import mark_used
 
 
