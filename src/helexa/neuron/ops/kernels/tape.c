@@ -26,8 +26,8 @@ typedef struct {
 static counter *counters[MAX_THREADS]; /* items taken of each thread's own, for each instruction */
 static const instruction *tape;
 static int64_t length, crew = 1;
-static int64_t unwatched;
-static volatile int64_t *progress = &unwatched; /* written by the thread that runs the tape, read by another process */
+static int64_t unwatched[8] __attribute__((aligned(64))); /* a cache line: other threads read its neighbors */
+static volatile int64_t *progress = unwatched; /* written by the thread that runs the tape, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 static signal_count ready = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
