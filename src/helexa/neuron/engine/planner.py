@@ -49,8 +49,8 @@ class Planner:
     def plan(self) -> Plan:
         """The next step: one token of every sequence that decodes, then prompts, until the budget is spent.
 
-        Nobody starves: whoever decodes is in every step, or takes turns, and prompts share what the budget leaves, at
-        least one token.
+        No sequence starves: those that decode are in every step, or take turns, and prompts share the rest of the
+        budget, at least one token.
         """
         self._left_out = False
         if self._queues.suspects:
@@ -65,7 +65,7 @@ class Planner:
     def plan_after(self) -> Plan:
         """The step after one that is not committed yet, while its sequences stand `as_after` it; may be empty.
 
-        Nobody is preempted for it: whoever finds no page is left out, and the step after it waits.
+        No sequence is preempted for it: one that finds no page is left out, and the step after it waits.
         """
         self._ahead = True
         try:
