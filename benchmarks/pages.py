@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from bench import fleet_history
-from helexa.bench.api.app import create_app
+from helexa.bench.app import create_app
 from helexa.http.listener import Listener, bind
 
 CHOICE = "?target=beast&model=Qwen/Qwen3-8B"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import fleet_history
-from helexa.bench.api.app import create_app
+from helexa.bench.app import create_app
 from helexa.bench.results.archive import Archive
 from helexa.http.listener import Listener, bind
 

@@ -10,7 +10,7 @@ from importlib import resources
 
 import pytest
 
-from helexa.bench.api.app import SECURITY
+from helexa.bench.app import SECURITY
 from helexa.bench.export import export
 from helexa.bench.pages import words
 from helexa.bench.pages.site import PAGES

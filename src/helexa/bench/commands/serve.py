@@ -23,7 +23,7 @@ def serve(
         listen: Address, instead of the configured one.
         log_format: Lines for people, or JSON objects.
     """
-    from helexa.bench.api import server
+    from helexa.bench import server
     from helexa.core import logs
     from helexa.core.address import Address, parse_address
     from helexa.core.errors import ConfigError

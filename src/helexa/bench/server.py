@@ -6,7 +6,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from helexa.bench.api.app import create_app
+from helexa.bench.app import create_app
 from helexa.core.address import Address
 from helexa.http.listener import Listener, bind
 
