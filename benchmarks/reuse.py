@@ -22,8 +22,8 @@ from rows import prompt
 from scenario import ask, engine, parser, require_context
 from serving import run, say, verdict
 
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine_client.client import EngineClient
 
 PREFIX, QUESTION = 2048, 16
 TURN_TOKENS, ANSWER_TOKENS = (400, 600), 60

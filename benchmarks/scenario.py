@@ -10,8 +10,8 @@ from pathlib import Path
 from local_model import local_path
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine_client.client import EngineClient
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -25,8 +25,8 @@ from rows import prompt
 from scenario import GREEDY, engine, parser, require_context
 from serving import run, say, verdict
 
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine_client.client import EngineClient
 
 CHUNKS = 3
 """Chunks of the long prompt that a short request may wait for."""

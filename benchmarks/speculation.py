@@ -21,8 +21,8 @@ from statistics import median
 from scenario import GREEDY, Answer, ask, engine, parser
 from serving import run, say, verdict
 
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.text.model_text import ModelText
 
 STORY_TOKENS = 256

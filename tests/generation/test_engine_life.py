@@ -47,10 +47,10 @@ os.waitpid(child, 0)
 @pytest.fixture
 def fake_engines(monkeypatch):
     """Engine processes that hold no model."""
-    monkeypatch.setattr("helexa.neuron.engine.child.COMMAND", ENGINE)
+    monkeypatch.setattr("helexa.neuron.engine_client.child.COMMAND", ENGINE)
 
 
-PATCHED = f"import helexa.neuron.engine.child as child; child.COMMAND = {ENGINE!r}\n"
+PATCHED = f"import helexa.neuron.engine_client.child as child; child.COMMAND = {ENGINE!r}\n"
 
 
 def started(model, what):

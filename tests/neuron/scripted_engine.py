@@ -9,8 +9,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import ModelInfo, ModelSpec
-from helexa.neuron.engine.client import TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, Timing, TokenOutput
+from helexa.neuron.engine_client.client import TokenStream
 from helexa.neuron.model import ServedModel
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer

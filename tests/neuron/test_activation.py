@@ -13,7 +13,7 @@ from helexa.core.fleet import Discovery, ModelSpec
 from helexa.neuron import registry as registry_module
 from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
-from helexa.neuron.engine.child import Child
+from helexa.neuron.engine_client.child import Child
 from helexa.neuron.registry import CudaUnavailableError, Registry
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble

@@ -15,8 +15,8 @@ import pytest_asyncio
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Generate
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.events import Finished, InferenceEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
 from helexa.neuron.model import ServedModel
 from helexa.neuron.routes.chat import converse

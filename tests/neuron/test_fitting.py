@@ -10,10 +10,10 @@ import pytest
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.engine import runner
-from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import EngineOptions, Grant, Needs, SamplingParams
 from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.host_memory import own_bytes
 from helexa.neuron.model import ServedModel
 from helexa.neuron.weights.checkpoint import Checkpoint

@@ -14,8 +14,8 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
 from helexa.neuron.builtin import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import read_config
-from helexa.neuron.engine.child import Child
 from helexa.neuron.engine.messages import SamplingParams, Timing
+from helexa.neuron.engine_client.child import Child
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.sources.fetch import ProgressReport

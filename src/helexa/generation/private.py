@@ -21,7 +21,7 @@ from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin import source_text
 from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
 from helexa.neuron.device_choice import device_for
-from helexa.neuron.engine.spare import Spare
+from helexa.neuron.engine_client.spare import Spare
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
 from helexa.neuron.model import ServedModel
 from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id

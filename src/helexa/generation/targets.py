@@ -9,7 +9,7 @@ from helexa.core.extras import explained_extras
 from helexa.generation import environment
 from helexa.generation.errors import InvalidRequestError
 from helexa.generation.target import Target
-from helexa.neuron.engine.spare import Spare
+from helexa.neuron.engine_client.spare import Spare
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines

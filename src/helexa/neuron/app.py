@@ -22,7 +22,7 @@ from helexa.neuron.access import AccessGuard
 from helexa.neuron.activation import Activation
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import default_device, discover, overlooked
-from helexa.neuron.engine.child import Child
+from helexa.neuron.engine_client.child import Child
 from helexa.neuron.front import Front
 from helexa.neuron.health import HealthMonitor
 from helexa.neuron.interim import Interim

@@ -18,7 +18,7 @@ from helexa.neuron.answer import AnswerForm, AnswerReader
 from helexa.neuron.choices import all_choices
 from helexa.neuron.constraint import Constraint
 from helexa.neuron.engine.messages import SamplingParams, TokenOutput
-from helexa.neuron.engine.token_stream import TokenStream
+from helexa.neuron.engine_client.token_stream import TokenStream
 from helexa.neuron.events import InferenceEvent
 from helexa.neuron.model import ServedModel
 from helexa.neuron.run_end import RunEnd

@@ -8,8 +8,8 @@ from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelSpec, ModelStatu
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.context_limit import Facts, Readings, SteadyRate, context_limit, first_rate
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import Ready, Timing
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.text.model_text import ModelText
 

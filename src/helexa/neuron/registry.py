@@ -18,11 +18,11 @@ from helexa.neuron import heap
 from helexa.neuron.builtin import recommended_sampling, source_text
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.discovery import discover
-from helexa.neuron.engine.child import Child, Spawn
-from helexa.neuron.engine.client import EngineClient
-from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import EngineOptions, Progress
-from helexa.neuron.engine.spare import Spare
+from helexa.neuron.engine_client.child import Child, Spawn
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.spare import Spare
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.model import ServedModel
 from helexa.neuron.parsers.choice import FAMILIES

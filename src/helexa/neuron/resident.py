@@ -9,8 +9,8 @@ from typing import Protocol
 from helexa.core.errors import HelexaError, service_unavailable
 from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus, Servable
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import Progress
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.model import ServedModel
 from helexa.neuron.recovery import Restarts

@@ -7,7 +7,7 @@ from pathlib import Path
 from helexa.core.fleet import ModelSpec
 from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
-from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.events import Finished, TextDelta
 from helexa.neuron.inference import run
 from helexa.neuron.model import ServedModel

@@ -18,11 +18,11 @@ import pytest_asyncio
 from driving import GREEDY
 from llguidance import LLMatcher
 
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.grammars import Failure, Grammars
 from helexa.neuron.engine.guide import Guide
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from driving import GREEDY
 
-from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, TokenOutput
+from helexa.neuron.engine_client.client import EngineClient, TokenStream
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 FAILS, NAN, HANGS, EXHAUSTED = 1001, 1002, 1003, 1004

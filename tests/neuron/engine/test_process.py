@@ -12,8 +12,8 @@ from driving import GREEDY
 
 from faults import bad_models
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.client import OVERLOADED, EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, StepReport, TokenOutput
+from helexa.neuron.engine_client.client import OVERLOADED, EngineClient, TokenStream
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 PAGE = 64

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import NotFiniteError, Runner, load
+from helexa.neuron.engine_client.client import EngineClient
 from tiny_models import decode, tiny_model
 
 LAYER = "model.layers.1."

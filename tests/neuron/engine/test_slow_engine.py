@@ -13,11 +13,11 @@ from driving import GREEDY
 
 from descriptors import many_descriptors
 from helexa.neuron import heartbeat
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine_client.client import EngineClient
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 

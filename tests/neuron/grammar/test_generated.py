@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizer import Tokenizer

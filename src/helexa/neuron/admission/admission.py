@@ -10,7 +10,7 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.core.fleet import ModelLoad
 from helexa.neuron.admission.gate import ANONYMOUS, Gate, Limits, Reason, Ticket, share_of
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.engine.client import EngineClient
+from helexa.neuron.engine_client.client import EngineClient
 
 _OUTPUT_TOKENS = 256  # that a request gets memory for beforehand; the few that say much more may be preempted
 

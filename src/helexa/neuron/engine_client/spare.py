@@ -2,7 +2,7 @@
 
 from typing import Self
 
-from helexa.neuron.engine.child import Child, Spawn
+from helexa.neuron.engine_client.child import Child, Spawn
 
 
 class Spare:

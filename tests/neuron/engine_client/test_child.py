@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import psutil
 import pytest
 
-from helexa.neuron.engine.child import Child
+from helexa.neuron.engine_client.child import Child
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ from pathlib import Path
 import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
-from helexa.neuron.engine.child import Child, Spawn
 from helexa.neuron.engine.frames import FrameDecoder, encode
-from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import (
     Cancel,
     Embed,
@@ -34,8 +32,10 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.silence import Silence
-from helexa.neuron.engine.token_stream import TokenStream
+from helexa.neuron.engine_client.child import Child, Spawn
+from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.silence import Silence
+from helexa.neuron.engine_client.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 

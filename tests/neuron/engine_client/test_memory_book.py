@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.memory_book import MemoryBook
 from helexa.neuron.engine.messages import Grant
+from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.host_memory import own_bytes
 from neuron.needing import MIB, needs
 

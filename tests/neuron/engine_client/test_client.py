@@ -11,9 +11,9 @@ import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.core.logs import request_id
-from helexa.neuron.engine.child import Child
-from helexa.neuron.engine.client import EngineClient, TokenStream
 from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
+from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.client import EngineClient, TokenStream
 from neuron.fake_models import ENGINE, until
 
 
@@ -162,11 +162,11 @@ class Numbers(logging.Handler):
 async def test_later_lines_of_an_engine_are_not_of_the_request_that_loaded_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, prompt: int
 ):
-    caplog.set_level(logging.INFO, "helexa.neuron.engine")
+    caplog.set_level(logging.INFO, "helexa.neuron.engine_client")
     died = asyncio.get_running_loop().create_future()
     request_id.set("load")
     client = await start(tmp_path / "model", on_exit=died.set_result, step_seconds=0.4)
-    numbers, logger = Numbers(), logging.getLogger("helexa.neuron.engine")
+    numbers, logger = Numbers(), logging.getLogger("helexa.neuron.engine_client")
     logger.addHandler(numbers)
     try:
         await outputs_of(client, prompt)

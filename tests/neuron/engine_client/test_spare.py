@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.neuron.engine.child import Child
-from helexa.neuron.engine.client import EngineClient
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.spare import Spare
+from helexa.neuron.engine_client.child import Child
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.spare import Spare
 from neuron.fake_models import ENGINE, make_model, starts
 
 
