@@ -119,7 +119,8 @@ class CacheConformance:
         cache = ops.new_cache(2, 3, 64)
         still, before = (torch.ones(64, 32), torch.zeros(64, 32)), cache.clone()
         for page in range(3):
-            ops.rotate_store(torch.randn(64, 4, 64), 0, still, cache, page * PAGE_SIZE + torch.arange(64))
+            slots = page * PAGE_SIZE + torch.arange(64, dtype=torch.int32)
+            ops.rotate_store(torch.randn(64, 4, 64), 0, still, cache, slots)
             assert (cache != before).sum() > 0.9 * cache.numel() / 3 - 64
             before = cache.clone()
 
@@ -148,7 +149,7 @@ class Conformance(CacheConformance):
     @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", random_weights.PLAIN])
     def test_matrix_keeps_codes(self, ops: Ops, name: str) -> None:
         weight = random_weights.make(name, 48, 256)
-        rows = ops.embedding(ops.matrix(weight), torch.arange(48))
+        rows = ops.embedding(ops.matrix(weight), torch.arange(48, dtype=torch.int32))
         self.near(rows, random_weights.plain(weight))
 
     @pytest.mark.parametrize("form", ["q8_0", "q4k"])
@@ -171,7 +172,7 @@ class Conformance(CacheConformance):
 
     @pytest.mark.parametrize("name", ["Q4_0", random_weights.PLAIN])
     def test_embedding(self, ops: Ops, name: str) -> None:
-        weight, tokens = random_weights.make(name, 48, 64), torch.tensor([3, 0, 3, 47])
+        weight, tokens = random_weights.make(name, 48, 64), torch.tensor([3, 0, 3, 47], dtype=torch.int32)
         out = ops.embedding(ops.matrix(weight), tokens, 2.5)
         assert out.dtype == torch.float32
         self.near(out, random_weights.plain(weight)[tokens] * 2.5)
@@ -184,7 +185,8 @@ class Conformance(CacheConformance):
         self.near(norm(residual), _normalized(residual, weight))
 
     def test_rope_tables(self, ops: Ops) -> None:
-        positions, frequencies = torch.tensor([0, 1, 63, 4095]), 10000.0 ** -torch.linspace(0, 1, 16)
+        positions = torch.tensor([0, 1, 63, 4095], dtype=torch.int32)
+        frequencies = 10000.0 ** -torch.linspace(0, 1, 16)
         angles = (positions[:, None].float() * frequencies).double()
         cos, sin = ops.rope_tables(positions, frequencies, 1.25)
         self.near(cos, angles.cos() * 1.25)
@@ -257,7 +259,7 @@ class Conformance(CacheConformance):
         self.near(ops.add_gated(out.clone(), x, gate), expected)
 
     def test_choose_rows(self, ops: Ops) -> None:
-        x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7])
+        x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
         assert torch.equal(ops.choose_rows(x, rows), x[rows])
         assert ops.choose_rows(x, rows[:0]).shape == (0, 48)
 

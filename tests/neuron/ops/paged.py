@@ -34,8 +34,9 @@ def store(ops: NativeOps, cache: Tensor, keys: Tensor, values: Tensor, slots: Te
 
 
 def slots_of(pages: list[int], length: int) -> Tensor:
-    """Where the first `length` positions of a sequence lie."""
-    return torch.tensor([pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)])
+    """Where the first `length` positions of a sequence lie, int32."""
+    slots = [pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)]
+    return torch.tensor(slots, dtype=torch.int32)
 
 
 def unlaid(cache: Tensor, dim: int, bits: int) -> tuple[Tensor, Tensor]:

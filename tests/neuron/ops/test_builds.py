@@ -23,7 +23,7 @@ def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
     """A product is near its definition, and its rows do not depend on how many there are."""
     ops, weight, x = NativeOps(library, 2, x_bits=bits), random_weights.make(name, 50, 512), torch.randn(17, 512)
     x[3] = 1.0
-    matrix, tokens = ops.matrix(weight), torch.arange(50)
+    matrix, tokens = ops.matrix(weight), torch.arange(50, dtype=torch.int32)
     assert torch.equal(ops.embedding(matrix, tokens).double(), random_weights.plain(weight))
     linear, expected = ops.linear([matrix], None), oracle.product(x, weight, bits)
     together = linear(x)

@@ -112,7 +112,7 @@ def test_an_operation_of_torch_is_not_left_out_of_later_steps(
 
     caplog.set_level(logging.INFO, "helexa.neuron.ops")
     runs = Runs(library, tripled)
-    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY))
+    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY, dtype=torch.int32))
     for step in range(3):
         (entry,) = plan = plan_of(step, 1)
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1:]] * 6.0)
@@ -142,7 +142,7 @@ def test_what_torch_hands_to_a_kernel_is_not_looked_for_once_it_is_gone() -> Non
 def rows_chosen_by_torch() -> None:
     """A forward pass whose embedding reads tokens that torch has computed."""
     runs = Runs(native_kernels(), lambda model, batch: model.ops.embedding(model.embed, batch.tokens + 1))
-    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY))
+    rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY, dtype=torch.int32))
     for step in range(3):
         (entry,) = plan = plan_of(step, 1)
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1] + 1][None])

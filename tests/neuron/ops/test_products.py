@@ -125,7 +125,7 @@ def test_weights_that_differ_in_one_column_differ_in_that_alone(native: NativeOp
 def test_tiles_give_back_the_rows_that_were_packed(native: NativeOps, name: str, outputs: int, columns: int) -> None:
     """Codes, scales and minimums of every lane, through the embedding."""
     weight = random_weights.make(name, outputs, columns)
-    tokens = torch.cat((torch.randperm(outputs), torch.tensor([0, outputs - 1, 0])))
+    tokens = torch.cat((torch.randperm(outputs), torch.tensor([0, outputs - 1, 0]))).int()
     matrix = native.matrix(weight)
     rows = native.embedding(matrix, tokens)
     assert torch.equal(rows.double(), random_weights.plain(weight)[tokens])
@@ -138,7 +138,7 @@ def test_formats_that_no_kernel_knows_are_kept_as_bfloat16(native: NativeOps) ->
     odd = replace(known, zero=7)
     packed = native.matrix(odd)
     assert packed.number is None
-    tokens = torch.arange(20)
+    tokens = torch.arange(20, dtype=torch.int32)
     rows = odd.dequantize(torch.bfloat16).float()
     assert torch.equal(native.embedding(packed, tokens), rows)
     assert torch.equal(native.embedding(packed, tokens, 25.25), rows * 25.25)
@@ -153,7 +153,7 @@ def test_units_in_float32_become_float16_where_that_is_near_enough(native: Nativ
         weight = replace(known, scale=GroupScale(unit.abs().clamp(min=0.5) * factor))
         matrix = native.matrix(weight)
         assert (matrix.number is not None) == kept
-        rows, exact = native.embedding(matrix, torch.arange(20)), weight.dequantize()
+        rows, exact = native.embedding(matrix, torch.arange(20, dtype=torch.int32)), weight.dequantize()
         torch.testing.assert_close(rows, exact, rtol=2.0**-11 if kept else 2.0**-8, atol=0)
 
 
@@ -180,7 +180,7 @@ def test_codes_of_scales_are_read_as_what_they_are(native: NativeOps, name: str,
         matrix = native.matrix(changed)
         assert (matrix.number is not None) == may_be_packed
         expected = changed.dequantize(torch.float32 if may_be_packed else torch.bfloat16).float()
-        assert torch.equal(native.embedding(matrix, torch.arange(16)), expected)
+        assert torch.equal(native.embedding(matrix, torch.arange(16, dtype=torch.int32)), expected)
 
 
 def test_bytes_of_a_step_are_those_of_the_tiles(native: NativeOps) -> None:

@@ -14,7 +14,7 @@ from neuron.weights.hard_groups import HARD, heavy_tailed
 def read_back(ops: NativeOps, weight: Tensor, name: str) -> Tensor:
     matrix = ops.matrix(weight, FORMS[name])
     assert matrix.number is not None
-    return ops.embedding(matrix, torch.arange(len(weight))).clone()
+    return ops.embedding(matrix, torch.arange(len(weight), dtype=torch.int32)).clone()
 
 
 def expected(weight: Tensor, name: str) -> Tensor:
@@ -62,7 +62,7 @@ def test_what_cannot_be_quantised_stays_plain(native: NativeOps, dtype: torch.dt
     weight[49, 3] = bad
     matrix = native.matrix(weight, FORMS["q4k"])
     assert matrix.number is None
-    found = native.embedding(matrix, torch.arange(50))
+    found = native.embedding(matrix, torch.arange(50, dtype=torch.int32))
     assert torch.equal(found[:49], weight[:49].bfloat16().float())
     assert not found[49, 3].isfinite() or found[49, 3] > 1e5
 

@@ -27,7 +27,7 @@ def test_a_norm_adds_and_normalises(native: NativeOps, rows: int, width: int) ->
 
 
 def test_chosen_rows_come_in_the_order_asked_for(native: NativeOps) -> None:
-    x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7])
+    x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
     assert torch.equal(native.choose_rows(x, rows), x[rows])
     assert native.choose_rows(x, rows[:0]).shape == (0, 48)
 
@@ -80,7 +80,7 @@ def test_a_product_multiplies_what_its_gate_lets_through(native: NativeOps, name
 
 @pytest.mark.parametrize("factor", [1.0, 1.25])
 def test_rope_tables_hold_far_out(native: NativeOps, factor: float) -> None:
-    positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072])
+    positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072], dtype=torch.int32)
     frequencies = (10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
     angles = (positions[:, None].float() * frequencies).double()
     cos, sin = native.rope_tables(positions, frequencies, factor)
@@ -96,7 +96,7 @@ def test_queries_and_keys_turn_and_go_to_their_slots(
     rows, pages = 17, 4
     qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim) * 3, torch.randn(rows, int(dim * turning / 2))
     norms = HeadNorms(torch.randn(dim), torch.randn(dim), EPS) if normed else None
-    slots = torch.randperm(pages * PAGE_SIZE)[:rows]
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows].int()
     cache = native.new_cache(kv_heads, pages, dim)
     queries = native.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots, norms)
     expected = qkv.double()
@@ -123,7 +123,7 @@ def test_an_8_bit_cache_keeps_each_head_to_half_a_step(
     qkv[1] = 0.0
     qkv[2, :, 3] = 1e4
     qkv[3] *= 1e-20
-    slots = torch.randperm(pages * PAGE_SIZE)[:rows]
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows].int()
     cache = native_8.new_cache(kv_heads, pages, dim)
     queries = native_8.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots)
     turned = rotated(qkv[:, :-kv_heads].double(), angles)
@@ -143,7 +143,7 @@ def test_an_8_bit_cache_keeps_no_finite_numbers_of_a_head_with_others(
     qkv, still = torch.randn(rows, 3, dim), (torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2))
     qkv[1, 1:, place] = number
     cache = native_8.new_cache(1, 1, dim)
-    native_8.rotate_store(qkv, 1, still, cache, torch.arange(rows))
+    native_8.rotate_store(qkv, 1, still, cache, torch.arange(rows, dtype=torch.int32))
     for kept in paged.unlaid(cache, dim, 8):
         assert kept[[0, 2]].isfinite().all()
         assert not kept[1].isfinite().any()

@@ -59,7 +59,7 @@ class Layout:
     def __init__(self, capacity: Capacity, device: torch.device) -> None:
         self._capacity = capacity
         self._tokens, self._positions, self._slots, self._sample_rows = (
-            torch.zeros(capacity.rows, dtype=torch.int64, device=device) for _ in range(4)
+            torch.zeros(capacity.rows, dtype=torch.int32, device=device) for _ in range(4)
         )
 
     def lay_out(self, plan: Plan) -> Batch:
@@ -82,5 +82,5 @@ def _fill(buffer: Tensor, values: list[int]) -> Tensor:
     if buffer.device.type == "cpu":
         view.numpy()[:] = values  # several times quicker than by way of another tensor
     else:
-        view.copy_(torch.tensor(values, dtype=torch.int64))
+        view.copy_(torch.tensor(values, dtype=torch.int32))
     return view

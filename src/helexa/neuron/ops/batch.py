@@ -117,6 +117,8 @@ class Bucket(NamedTuple):
 class Batch:
     """One step.
 
+    `tokens`, `positions`, `slots` and `sample_rows` are int32 on the device.
+
     Attributes:
         tokens: [T] token ids.
         positions: [T] position of each token in its sequence.

@@ -32,7 +32,7 @@ class NativeMixture:
         launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
         if rows == 0:
             return launcher.take(*x.shape)
-        pairs, places = launcher.take(rows * chosen, dtype=torch.int64), launcher.take(rows, chosen, dtype=torch.int64)
+        pairs, places = launcher.take(rows * chosen, dtype=torch.int32), launcher.take(rows, chosen, dtype=torch.int64)
         starts, weights = launcher.take(experts + 1, dtype=torch.int64), launcher.take(rows, chosen)
         normalised = self._routing.weights != "shares"
         launcher.launch("route", scores, pairs, starts, places, weights, rows, experts, chosen, normalised)

@@ -28,11 +28,12 @@ static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t
     }
 }
 
-/* scores [rows, experts] -> the pairs' rows int64 [rows * chosen], starts; for each row its pairs int64 [rows, chosen] and
+/* scores [rows, experts] -> the pairs' rows int32 [rows * chosen], starts; for each row its pairs int64 [rows, chosen] and
  * their weights float32 [rows, chosen]: shares of the softmax over all experts, or over those chosen if `normalised`. */
 int64_t route(const int64_t *a, int64_t item) {
     const float *scores = (const float *)a[0];
-    int64_t *pairs = (int64_t *)a[1], *starts = (int64_t *)a[2], *places = (int64_t *)a[3];
+    int32_t *pairs = (int32_t *)a[1];
+    int64_t *starts = (int64_t *)a[2], *places = (int64_t *)a[3];
     float *weights = (float *)a[4];
     int64_t rows = a[5], experts = a[6], chosen = a[7], normalised = a[8], next[experts];
     if (item < 0) return 1;
@@ -50,7 +51,7 @@ int64_t route(const int64_t *a, int64_t item) {
     for (int64_t expert = 0; expert < experts; expert++) next[expert] = starts[expert], starts[expert + 1] += starts[expert];
     for (int64_t i = 0; i < rows * chosen; i++) {
         places[i] = next[places[i]]++;
-        pairs[places[i]] = i / chosen;
+        pairs[places[i]] = (int32_t)(i / chosen);
     }
     return 0;
 }

@@ -72,9 +72,9 @@ int64_t pack(const int64_t *a, int64_t tile) {
     return 0;
 }
 
-/* Rows `tokens` of a packed matrix -> float32 [count, columns]. */
+/* Rows `tokens` int32 [count] of a packed matrix -> float32 [count, columns]. */
 int64_t embed(const int64_t *a, int64_t item) {
-    const int64_t *tokens = (const int64_t *)a[0];
+    const int32_t *tokens = (const int32_t *)a[0];
     const uint8_t *matrix = (const uint8_t *)a[1];
     int64_t count = a[3], columns = a[4];
     const format f = FORMATS[a[6]];

@@ -86,9 +86,9 @@ int64_t narrow(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* Rows `tokens` of a packed matrix -> float32 [count, columns]. */
+/* Rows `tokens` int32 [count] of a packed matrix -> float32 [count, columns]. */
 int64_t embed_plain(const int64_t *a, int64_t item) {
-    const int64_t *tokens = (const int64_t *)a[0];
+    const int32_t *tokens = (const int32_t *)a[0];
     int64_t count = a[3], columns = a[4];
     if (item < 0) return count;
     const uint16_t *row = (const uint16_t *)a[1] + tokens[item] / LANES * LANES * columns + tokens[item] % LANES * 2;

@@ -34,10 +34,10 @@ int64_t gate_mul(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* Rows `chosen` of x [.., width] -> out [rows, width]. */
+/* Rows `chosen` int32 [rows] of x [.., width] -> out [rows, width]. */
 int64_t choose_rows(const int64_t *a, int64_t item) {
     const float *x = (const float *)a[0];
-    const int64_t *chosen = (const int64_t *)a[1];
+    const int32_t *chosen = (const int32_t *)a[1];
     int64_t rows = a[3], width = a[4];
     if (item < 0) return rows;
     memcpy((float *)a[2] + item * width, x + chosen[item] * width, width * sizeof *x);
@@ -69,9 +69,9 @@ int64_t argmax(const int64_t *a, int64_t item) {
     return 0;
 }
 
-/* cos and sin [rows, half] of positions times frequencies, both times a factor. */
+/* cos and sin [rows, half] of positions int32 [rows] times frequencies, both times a factor. */
 int64_t rope_tables(const int64_t *a, int64_t item) {
-    const int64_t *positions = (const int64_t *)a[0];
+    const int32_t *positions = (const int32_t *)a[0];
     const float *frequencies = (const float *)a[1];
     float *cosines = (float *)a[2], *sines = (float *)a[3], factor;
     int64_t rows = a[4], half = a[5];
@@ -118,13 +118,13 @@ static float scale_of(const float *from, int64_t count) {
 }
 
 /* Heads of qkv [rows, heads + 2 * kv_heads, dim]: queries normalised, rotated by cos and sin [rows, half], rounded to
- * `queries` bfloat16 [rows, heads, dim]; keys the same into the cache; values into the cache as they are. The cache is
- * [pages, kv_heads] of
+ * `queries` bfloat16 [rows, heads, dim]; keys the same into the cache; values into the cache as they are; both to
+ * `slots` int32 [rows]. The cache is [pages, kv_heads] of
  *   bfloat16: keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2]
  *   8 bits:   keys [dim / 2, PAGE, 2], values [PAGE / 2, dim, 2], key scales float32 [PAGE], value scales [PAGE] */
 int64_t rotate_store(const int64_t *a, int64_t item) {
     const float *qkv = (const float *)a[0], *cosines = (const float *)a[1], *sines = (const float *)a[2];
-    const int64_t *slots = (const int64_t *)a[5];
+    const int32_t *slots = (const int32_t *)a[5];
     const float *query_norm = (const float *)a[6], *key_norm = (const float *)a[7];
     int64_t rows = a[8], heads = a[9], kv_heads = a[10], dim = a[11], half = a[12], narrow = a[13];
     float eps;
