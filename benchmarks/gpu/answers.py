@@ -253,9 +253,9 @@ def _counting(runner: Runner, seen: Seen) -> Iterator[None]:
     """Count the steps that were recorded."""
     run = runner.ops.run
 
-    def counted(forward: Any, batch: Batch, group: int, recorded: bool = True) -> Tensor:
+    def counted(forward: Any, batch: Batch, recorded: bool = True) -> Tensor:
         seen.recorded += batch.bucket is not None
-        return run(forward, batch, group, recorded)
+        return run(forward, batch, recorded)
 
     with mock.patch.object(runner.ops, "run", counted):
         yield

@@ -30,7 +30,7 @@ class TabledOps(ReferenceOps):
     def forget(self) -> None:
         self._graphs.forget()
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
         return self._graphs.run(forward, batch)
 
     def rotate_store(

@@ -90,7 +90,7 @@ def test_a_model_serves_without_recordings_where_they_fail(
     assert not runner._layout.buckets
     for bucket in recorded:
         assert bucket is not None
-        assert runner.ops.run(lambda batch: batch.tokens, runner._layout.blank(bucket), 3).dim() == 1, "it is kept"
+        assert runner.ops.run(lambda batch: batch.tokens, runner._layout.blank(bucket)).dim() == 1, "it is kept"
     assert generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS, TOKENS) == expected
 
 
@@ -159,9 +159,9 @@ def test_the_tokens_are_the_same(
     ran: list[Bucket | None] = []
     run = runner.ops.run
 
-    def spy(forward, batch, group, recorded):  # type: ignore[no-untyped-def]
+    def spy(forward, batch, recorded):  # type: ignore[no-untyped-def]
         ran.append(batch.bucket)
-        return run(lambda _: pytest.fail("not recorded"), batch, group) if batch.bucket else run(forward, batch, group)
+        return run(lambda _: pytest.fail("not recorded"), batch) if batch.bucket else run(forward, batch)
 
     monkeypatch.setattr(runner.ops, "run", spy)
     scheduler = scheduler_of(runner, **{"max_sequences": 6, "speculation": False, **options})  # type: ignore[arg-type]
@@ -191,9 +191,9 @@ def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeyp
     ran: list[Bucket | None] = []
     run = runner.ops.run
 
-    def spy(forward, batch, group, recorded):  # type: ignore[no-untyped-def]
+    def spy(forward, batch, recorded):  # type: ignore[no-untyped-def]
         ran.append(batch.bucket)
-        return run(forward, batch, group)
+        return run(forward, batch)
 
     monkeypatch.setattr(runner.ops, "run", spy)
     for overlap in (False, True):
@@ -206,7 +206,7 @@ def test_rows_that_stand_for_nothing_leave_no_trace(runner: Runner) -> None:
     layout = runner._layout
     assert isinstance(layout, PackedLayout)
     for bucket in layout.buckets:
-        runner.ops.run(runner._forward, layout.blank(bucket), 3)
+        runner.ops.run(runner._forward, layout.blank(bucket))
         for cache, old in zip(runner._caches, before, strict=True):
             assert torch.equal(cache, old)
 

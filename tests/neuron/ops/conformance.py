@@ -83,7 +83,7 @@ class CacheConformance:
                 queries = ops.rotate_store(qkv.clone(), heads, rope, cache, batch.slots, norms)
                 return ops.attend(queries, cache, batch, kind)
 
-            out = ops.run(forward, batch, heads // kv_heads, recorded=False)
+            out = ops.run(forward, batch, recorded=False)
             angles = batch.positions[:, None].double() * frequencies
             queries = _rotated(_normalized(qkv[:, :heads], norms.query), angles)
             keys = _rotated(_normalized(qkv[:, heads:-kv_heads], norms.key), angles)
@@ -105,7 +105,7 @@ class CacheConformance:
             queries = ops.rotate_store(qkv.clone(), 2, still, cache, batch.slots)
             return ops.attend(queries, cache, batch, AttentionKind(0.125))
 
-        out = ops.run(forward, batch, 2, recorded=False)
+        out = ops.run(forward, batch, recorded=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
     @pytest.mark.parametrize("kv_heads", [1, 3])
@@ -288,9 +288,9 @@ class Conformance(CacheConformance):
         layout = PackedLayout(CAPACITY, paged.CPU) if ops.tabled else Layout(CAPACITY, paged.CPU)
         for tokens in ((1, 2), (3, 4), (5, 6, 7), (8, 9), (1, 2)):
             batch = layout.lay_out([paged.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)])
-            found = ops.run(forward, batch, 1).clone()
+            found = ops.run(forward, batch).clone()
             self.near(found, forward.expected(tokens))
-            assert torch.equal(ops.run(forward, batch, 1, recorded=False), found)
+            assert torch.equal(ops.run(forward, batch, recorded=False), found)
 
     def test_record_runs_without_python(self, ops: Ops) -> None:
         """Implementations that record nothing raise an error."""
@@ -303,7 +303,7 @@ class Conformance(CacheConformance):
         ops.record(forward, layout.blank(bucket))
         batch = layout.lay_out([paged.entry(token, 0, 1, [token]) for token in (3, 1)])
         assert batch.bucket == bucket
-        self.near(ops.run(_fails, batch, 1), forward.expected((3, 1)))
+        self.near(ops.run(_fails, batch), forward.expected((3, 1)))
 
     def test_forget_drops_recordings(self, ops: Ops) -> None:
         forward, bucket = _Model(ops), Bucket(2, 2)
@@ -312,7 +312,7 @@ class Conformance(CacheConformance):
             ops.record(forward, layout.blank(bucket))
         ops.forget()
         with pytest.raises(AssertionError, match="not recorded"):
-            ops.run(_fails, layout.lay_out([paged.entry(token, 0, 1, [token]) for token in (3, 1)]), 1)
+            ops.run(_fails, layout.lay_out([paged.entry(token, 0, 1, [token]) for token in (3, 1)]))
 
 
 class _Model:

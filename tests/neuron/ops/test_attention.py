@@ -52,8 +52,7 @@ class Filled:
         for number, own in enumerate(queries):
             together[batch.tokens == number] = own.bfloat16()
         ops = NativeOps(self.kernels, 2, self.bits)
-        group = together.shape[1] // self.cache.shape[1]
-        out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch, group)
+        out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch)
         return [out[batch.tokens == number] for number in range(len(rows))]
 
     def near_the_definition(

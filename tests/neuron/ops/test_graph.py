@@ -68,7 +68,7 @@ class Runs:
 
     @torch.inference_mode()
     def step(self, plan: list[PlanEntry]) -> Tensor:
-        return self.ops.run(self._counted, self.layout.lay_out(plan), HEADS // KV_HEADS).clone()
+        return self.ops.run(self._counted, self.layout.lay_out(plan)).clone()
 
     def _counted(self, batch: Batch) -> Tensor:
         self.calls += 1
@@ -126,7 +126,7 @@ def test_what_is_not_to_be_recorded_runs_once_each_time(library: KernelLibrary) 
         plan = plan_of(step, 1, 1)
         with torch.inference_mode():
             batch = other.layout.lay_out(plan)
-            result = other.ops.run(other._counted, batch, HEADS // KV_HEADS, recorded=False)
+            result = other.ops.run(other._counted, batch, recorded=False)
         assert other.calls == step + 1
         assert torch.equal(result, recorded.step(plan))
 
@@ -199,7 +199,7 @@ def test_a_result_that_is_held_is_not_written_over_by_its_own_shape(library: Ker
     runs = Runs(library)
 
     def run(step: int) -> Tensor:
-        return runs.ops.run(runs.model.forward, runs.layout.lay_out(plan_of(step, 1, 1)), HEADS // KV_HEADS)
+        return runs.ops.run(runs.model.forward, runs.layout.lay_out(plan_of(step, 1, 1)))
 
     with torch.inference_mode():
         first = run(0)
@@ -215,7 +215,7 @@ def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -
         for _ in range(2):
             for count in range(5, 9):
                 batch = runs.layout.lay_out(plan_of(0, *[1] * count))
-                places.add(runs.ops.run(runs.model.forward, batch, HEADS // KV_HEADS).data_ptr())
+                places.add(runs.ops.run(runs.model.forward, batch).data_ptr())
     assert len(places) < 4
 
 

@@ -124,7 +124,6 @@ class Runner:
             weight_bytes = checkpoint.total_bytes
             parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
         self._options = options
-        self._group = self._model.settings.heads // self._model.settings.kv_heads
         if self.device.type == "cuda":
             asked = self._measured(asked, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes))
             grant = ask(asked)
@@ -243,14 +242,14 @@ class Runner:
         Args:
             last: int64 [N], the tokens that the step before yields, if any are still to come from there.
         """
-        model, group = self._model, self._group
+        model = self._model
         batch = self._layout.lay_out(plan)
         if last is not None:
             batch.take_tokens(last)
         if not batch.pooled:
-            logits = self.ops.run(self._forward, batch, group, model.recorded)
+            logits = self.ops.run(self._forward, batch, model.recorded)
             return logits[: batch.samples] if batch.bucket else logits, None
-        hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, group, False)
+        hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
         return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
 
     @torch.inference_mode()

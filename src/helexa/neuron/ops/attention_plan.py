@@ -11,14 +11,15 @@ _SPLIT_ROWS = 8
 
 
 class AttentionPlan:
-    """Tables that stay where they are from step to step.
+    """Tables that stay where they are from step to step, for layers with `group` query heads per KV head.
 
     Attributes:
         addresses: of the counts, the tiles and the page numbers.
         splits_address: of the rows whose spans are shared out among threads.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, group: int) -> None:
+        self._rows_per_tile = max(_TILE // group, 1)
         self._spans = -(-capacity.pages_per_sequence * PAGE_SIZE // _SPAN) * _SPLIT_ROWS
         self._counts = np.zeros(2, dtype=np.int64)
         self._tiles = np.zeros((capacity.rows + self._spans, 7), dtype=np.int64)
@@ -37,16 +38,12 @@ class AttentionPlan:
             self._partials[heads, dim] = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)
         return self._partials[heads, dim].ctypes.data
 
-    def lay(self, batch: Batch, group: int) -> None:
-        """Fill the tables for a batch.
-
-        Args:
-            group: query heads per KV head.
-        """
+    def lay(self, batch: Batch) -> None:
+        """Fill the tables for a batch."""
         tiles: list[tuple[int, ...]] = []
         splits: list[tuple[int, int, int]] = []
         pages: list[int] = []
-        together = max(_TILE // group, 1)
+        together = self._rows_per_tile
         few = len(batch.spans) <= _SPLIT_ROWS
         partial = 0
         for span in batch.spans:

@@ -70,7 +70,7 @@ class GpuOps(Ops):
         """See `Ops`."""
         self._graphs.forget()
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
         """Run what is recorded for the batch's bucket, if there is such; the logits are good until the next run."""
         return self._graphs.run(forward, batch)
 

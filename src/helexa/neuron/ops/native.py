@@ -82,7 +82,8 @@ class NativeOps(Ops):
         self._take, self._launch = self._launcher.take, self._launcher.launch
         self._memory = HugeMemory()
         self.x_bits = x_bits
-        self._plan: AttentionPlan | None = None
+        self._batch: Batch | None = None
+        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, as layers ask for them
 
     @staticmethod
     def refusal(config: dict[str, Any]) -> str | None:
@@ -217,23 +218,26 @@ class NativeOps(Ops):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`; the plan of the batch must be laid already (see `run`)."""
-        plan = self._plan
-        assert plan is not None, "attention outside `run`"
-        rows, heads, dim = queries.shape
+        """See `Ops`; `run` has laid the plans for the batch."""
+        assert batch is self._batch, "attention outside `run`"
+        (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
+        plan = self._plans.get(heads // kv_heads)
+        if plan is None:
+            plan = self._plans[heads // kv_heads] = AttentionPlan(batch.capacity, heads // kv_heads)
+            plan.lay(batch)
         out = self._take(rows, heads, dim)
         partials = plan.partials(heads, dim)
         sinks = 0 if kind.sinks is None else kind.sinks
         how = (self.kv_bits == 8, kind.window or _NO_WINDOW, float_bits(kind.scale), sinks)
-        self._launch("attend", queries, cache, *plan.addresses, partials, out, heads, cache.shape[1], dim, *how)
+        self._launch("attend", queries, cache, *plan.addresses, partials, out, heads, kv_heads, dim, *how)
         self._launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim, sinks)
         return out
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
         """Record a forward pass and run it, or run what was recorded for its shape; or just run it."""
-        if self._plan is None:
-            self._plan = AttentionPlan(batch.capacity)
-        self._plan.lay(batch, group)
+        self._batch = batch
+        for plan in self._plans.values():
+            plan.lay(batch)
         if not recorded:
             return forward(batch)
         known = self._graphs.sound

@@ -208,8 +208,8 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
-        """Run a forward pass of a model with `group` query heads per KV head; logits [S, vocabulary].
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+        """Run a forward pass of a model; logits [S, vocabulary].
 
         Args:
             recorded: what the pass computes depends on nothing but the batch and its shape; it may be recorded and run

@@ -181,7 +181,7 @@ class ReferenceOps(Ops):
             out[chunk.rows] = self._prefill(queries[chunk.rows], cache, chunk, kind)
         return out
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, group: int, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
         """See `Ops`."""
         return forward(batch)
 

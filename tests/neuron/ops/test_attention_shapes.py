@@ -1,0 +1,87 @@
+"""One forward pass through layers whose heads, KV heads and head sizes differ."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.layout import Layout
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.ops.kernel_library import KernelLibrary
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.reference import ReferenceOps
+from neuron.ops import paged
+
+VOCABULARY, HIDDEN = 64, 128
+SHAPES = [(2, 2, 32), (16, 2, 128), (12, 4, 64)]  # heads, KV heads, head size: the first layer's are the smallest
+LENGTHS = [1050, 1100, 1300, 1536, 1537, 1600, 1750, 1790]  # three or four of the spans that are shared out
+WIDTH = 28
+CAPACITY = Capacity(rows=64, sequences=len(LENGTHS), pages_per_sequence=WIDTH)
+PAGES = [list(range(number * WIDTH, (number + 1) * WIDTH)) for number in range(len(LENGTHS))]
+
+
+class Model:
+    """Attention layers over caches that are full already; weights and caches are the same each time."""
+
+    def __init__(self, ops: Ops) -> None:
+        torch.manual_seed(1)
+        self.ops = ops
+        self.embed = ops.matrix(torch.randn(VOCABULARY, HIDDEN).bfloat16())
+        self.norm = ops.rms_norm(torch.ones(HIDDEN), 1e-5)
+        self.qkv = [self.linear((heads + 2 * kv_heads) * dim, HIDDEN) for heads, kv_heads, dim in SHAPES]
+        self.out = [self.linear(HIDDEN, heads * dim) for heads, _, dim in SHAPES]
+        self.caches = [self.filled(kv_heads, dim) for _, kv_heads, dim in SHAPES]
+
+    def linear(self, outputs: int, columns: int) -> LinearOp:
+        return self.ops.linear([self.ops.matrix((torch.randn(outputs, columns) * 2 / columns**0.5).bfloat16())], None)
+
+    def filled(self, kv_heads: int, dim: int) -> Tensor:
+        cache = self.ops.new_cache(kv_heads, WIDTH * len(LENGTHS), dim)
+        for pages, length in zip(PAGES, LENGTHS, strict=True):
+            still = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
+            keys_and_values = torch.randn(length, 2 * kv_heads, dim).bfloat16().float()
+            self.ops.rotate_store(keys_and_values, 0, still, cache, paged.slots_of(pages, length))
+        return cache
+
+    def forward(self, batch: Batch) -> Tensor:
+        ops, rows = self.ops, len(batch.tokens)
+        hidden, delta = ops.embedding(self.embed, batch.tokens), None
+        for (heads, kv_heads, dim), qkv, out, cache in zip(SHAPES, self.qkv, self.out, self.caches, strict=True):
+            rope = ops.rope_tables(batch.positions, 100.0 ** -torch.linspace(0, 1, dim // 2))
+            made = qkv(self.norm(hidden, delta)).view(rows, heads + 2 * kv_heads, dim)
+            queries = ops.rotate_store(made, heads, rope, cache, batch.slots)
+            delta = out(ops.attend(queries, cache, batch, AttentionKind(dim**-0.5)).view(rows, heads * dim))
+        return self.norm(hidden, delta)
+
+
+@pytest.mark.parametrize("counts", [[1] * 8, [1] * 7 + [20], [30, 1, 1]])
+@torch.inference_mode()
+def test_a_recorded_pass_through_layers_of_several_shapes_is_as_the_reference(
+    library: KernelLibrary, counts: Sequence[int]
+) -> None:
+    """Each step is at other positions; the later ones replay what the first has recorded."""
+    native, reference = NativeOps(library, 2), ReferenceOps(paged.CPU, torch.float32)
+    ours, oracle, layout, calls = Model(native), Model(reference), Layout(CAPACITY, paged.CPU), 0
+
+    def forward(batch: Batch) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return ours.forward(batch)
+
+    recorded = 0
+    for step in range(3):
+        plan = [
+            paged.entry(10 * step + number, LENGTHS[number] - 70 + 20 * step, count, PAGES[number])
+            for number, count in enumerate(counts)
+        ]
+        batch = layout.lay_out(plan)
+        found = native.run(forward, batch).clone()
+        expected = reference.run(oracle.forward, batch)
+        assert ((found - expected).norm(dim=1) <= 0.03 * expected.norm(dim=1)).all()
+        recorded = recorded or calls
+    assert native._graphs.sound
+    assert calls == recorded, "later steps were not replayed"
