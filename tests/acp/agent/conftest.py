@@ -14,7 +14,7 @@ from helexa.acp.config import Endpoint, Settings
 from helexa.acp.events import CallChanged, CompactionChanged, Event, Notice, StopReason, TextDelta, UsageChanged
 from helexa.acp.history import Message, Text, UserMessage
 from helexa.acp.host.local import LocalHost
-from helexa.acp.providers.models import open_models
+from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelChoice
 from helexa.acp.tools.tool import PermissionQuestion, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
@@ -108,7 +108,7 @@ async def stage(tmp_path: Path) -> Any:
             )
             context = ToolContext("s", folder, (folder,), tmp_path / "plans", LocalHost(), settings)
             box = await open_toolbox(context)
-            models = open_models(settings)
+            models = Models(settings)
             stack.push_async_callback(box.close)
             stack.push_async_callback(models.close)
             await models.refresh(30)

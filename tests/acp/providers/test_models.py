@@ -6,7 +6,7 @@ import pytest
 
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.providers.model_list import model_cards
-from helexa.acp.providers.models import open_models
+from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelCard, ModelChoice, ProviderError
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Refuse
@@ -75,7 +75,7 @@ async def test_all_endpoints_are_asked_and_one_that_fails_is_named():
     listing = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 5000}]}
     refusing = Refuse(401, {"error": {"message": "no"}})
     async with ScriptedEndpoint(models=listing) as first, ScriptedEndpoint(models=refusing) as second:
-        models = open_models(
+        models = Models(
             settings(
                 Endpoint(name="one", base_url=first.url),
                 Endpoint(name="two", base_url=second.url, default_model="kept"),
@@ -105,7 +105,7 @@ async def test_one_that_is_silent_is_not_waited_for():
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        models = open_models(settings(Endpoint(name="one", base_url=url)))
+        models = Models(settings(Endpoint(name="one", base_url=url)))
         await models.refresh(0.2)
         assert "in time" in models.failures()["one"]
         assert models.default() is None
@@ -114,7 +114,7 @@ async def test_one_that_is_silent_is_not_waited_for():
 
 async def test_a_default_that_nobody_chose_gives_way_to_what_is_there():
     async with ScriptedEndpoint(models={"data": [{"id": "a"}]}) as endpoint:
-        models = open_models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/large")))
+        models = Models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/large")))
         assert models.default() == ModelChoice("one", "helexa/large")
         await models.refresh(60)
         assert models.default() == ModelChoice("one", "a")
@@ -122,9 +122,7 @@ async def test_a_default_that_nobody_chose_gives_way_to_what_is_there():
 
 
 def test_how_a_model_is_named():
-    models = open_models(
-        settings(Endpoint(name="home", base_url="http://a/v1"), Endpoint(name="b", base_url="http://b/v1"))
-    )
+    models = Models(settings(Endpoint(name="home", base_url="http://a/v1"), Endpoint(name="b", base_url="http://b/v1")))
     assert models.parse("b:x:y") == ModelChoice("b", "x:y")
     assert models.parse("qwen3:8b") == ModelChoice("home", "qwen3:8b")
     assert models.parse("b:") == ModelChoice("home", "b:")
@@ -133,7 +131,7 @@ def test_how_a_model_is_named():
 
 
 async def test_an_endpoint_that_is_not_there_is_an_error():
-    models = open_models(settings(Endpoint(name="home", base_url="http://a/v1")))
+    models = Models(settings(Endpoint(name="home", base_url="http://a/v1")))
     with pytest.raises(ProviderError, match="no endpoint 'else'; there are: home"):
         await models.provider(ModelChoice("else", "m"))
 
@@ -149,7 +147,7 @@ async def test_an_endpoint_that_is_not_there_is_an_error():
 async def test_the_dialect_of_an_endpoint_is_found_out(routes, path):
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = routes
-        models = open_models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
+        models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
         provider = await models.provider(ModelChoice("e", "m"))
         assert provider._wire.path == path
         assert await models.provider(ModelChoice("e", "n")) is provider
@@ -159,11 +157,11 @@ async def test_the_dialect_of_an_endpoint_is_found_out(routes, path):
 async def test_an_endpoint_that_speaks_nothing_we_know_says_so():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
-        models = open_models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
+        models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
         with pytest.raises(ProviderError, match="speaks none of openai-chat"):
             await models.provider(ModelChoice("e", "m"))
         await models.close()
-    models = open_models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
+    models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
     with pytest.raises(ProviderError, match="cannot be reached"):
         await models.provider(ModelChoice("e", "m"))
     await models.close()

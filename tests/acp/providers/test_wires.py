@@ -9,7 +9,7 @@ import pytest
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.history import AssistantMessage, Image, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers import connection
-from helexa.acp.providers.models import open_models
+from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import (
     AnswerDelta,
     CallDelta,
@@ -40,7 +40,7 @@ async def provider(endpoint, api="openai-chat", **options):
     settings = Settings(
         endpoints=(Endpoint(name="e", base_url=endpoint.url, wire_api=api, **options),), default_endpoint="e"
     )
-    models = open_models(settings)
+    models = Models(settings)
     try:
         yield await models.provider(ModelChoice("e", "m"))
     finally:

@@ -11,7 +11,7 @@ from helexa.acp.config import Endpoint, Settings
 from helexa.acp.history import CardContent
 from helexa.acp.host.local import LocalHost
 from helexa.acp.tools.tool import ToolContext, ToolError, ToolOutcome
-from helexa.acp.tools.toolbox import SessionToolbox, open_toolbox
+from helexa.acp.tools.toolbox import Toolbox, open_toolbox
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Workplace:
 
     folder: Path
     context: ToolContext
-    box: SessionToolbox
+    box: Toolbox
     progress: list[tuple[CardContent, ...]] = field(default_factory=list)
 
     async def call(self, name: str, **arguments: Any) -> ToolOutcome:

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from helexa.acp.config import Mode, Settings
 from helexa.acp.events import Emit
 from helexa.acp.history import Message
-from helexa.acp.providers.provider import ModelChoice, Models, ThoughtLevel
-from helexa.acp.tools.tool import Ask, Grants, Toolbox, ToolContext
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.provider import ModelChoice, ThoughtLevel
+from helexa.acp.tools.tool import Ask, Grants, ToolContext
+
+if TYPE_CHECKING:
+    from helexa.acp.tools.toolbox import Toolbox
 
 
 class Conversation(Protocol):
@@ -52,7 +56,7 @@ class Turn:
     conversation: Conversation
     choices: Choices
     models: Models
-    toolbox: Toolbox
+    toolbox: "Toolbox"
     context: ToolContext
     grants: Grants
     ask: Ask

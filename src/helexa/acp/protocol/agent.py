@@ -16,6 +16,7 @@ from helexa.acp.protocol.refusal import invalid_params, not_found
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.sessions import Sessions, describe
 from helexa.acp.protocol.wire import current_request
+from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
 
@@ -46,9 +47,7 @@ class Agent:
     """What is handled, and the SDK's model of its parameters."""
 
     def __init__(self, settings: Settings, client: EditorClient, abilities: Abilities) -> None:
-        from helexa.acp.providers.models import open_models
-
-        self._models = open_models(settings)
+        self._models = Models(settings)
         self._client = client
         self._sessions = Sessions(settings, self._models, client, abilities)
         self._tasks: set[asyncio.Task[None]] = set()

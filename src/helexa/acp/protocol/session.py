@@ -4,7 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -18,9 +18,13 @@ from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.permissions import Permissions
 from helexa.acp.protocol.projection import Update, project, replay
 from helexa.acp.protocol.refusal import INTERNAL_ERROR, Refusal, internal_error
-from helexa.acp.providers.provider import Models, ProviderError
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.provider import ProviderError
 from helexa.acp.store import Chosen, Entry, Journal, Round, SavedSession, Spent, StoreError, Title
-from helexa.acp.tools.tool import Toolbox, ToolContext
+from helexa.acp.tools.tool import ToolContext
+
+if TYPE_CHECKING:
+    from helexa.acp.tools.toolbox import Toolbox
 
 logger = logging.getLogger(__name__)
 MOST_TITLE = 60
@@ -45,7 +49,7 @@ class Session:
         *,
         settings: Settings,
         models: Models,
-        toolbox: Toolbox,
+        toolbox: "Toolbox",
         context: ToolContext,
         permissions: Permissions,
         preferences: Preferences,

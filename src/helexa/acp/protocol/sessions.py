@@ -20,7 +20,8 @@ from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.permissions import Permissions
 from helexa.acp.protocol.refusal import Refusal, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
-from helexa.acp.providers.provider import Models, ThoughtLevel
+from helexa.acp.providers.models import Models
+from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.store import SESSION_ID, Head, Journal, SavedSession, SessionLine, Store, StoreError
 from helexa.acp.tools.mcp_server import McpServer
 from helexa.acp.tools.tool import ToolContext

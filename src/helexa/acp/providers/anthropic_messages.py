@@ -93,7 +93,6 @@ class MessageReader:
         self._model = model
         self._endpoint = endpoint
         self._calls: dict[Any, int] = {}  # the index that we count, by that of the block
-        self._given: set[Any] = set()  # blocks whose input came whole
         self._thoughts: dict[Any, Json] = {}  # what the endpoint wants back, by block
         self._usage: dict[str, int] = {}
         self._finish: FinishReason | None = None

@@ -5,15 +5,12 @@ import dataclasses
 import importlib
 
 from helexa.acp.config import DEFAULT_MODEL, Endpoint, Settings, name_hint
-from helexa.acp.providers.provider import ModelCard, ModelChoice, Models, Provider, ProviderError
+from helexa.acp.providers.provider import ModelCard, ModelChoice, Provider, ProviderError
 
 
-def open_models(settings: Settings) -> Models:
-    """All endpoints; nothing is asked of them yet, and no SDK is imported."""
-    return _Endpoints(settings)
+class Models:
+    """All endpoints and what they serve. Made at once: nothing is asked of them yet, and no SDK is imported."""
 
-
-class _Endpoints:
     def __init__(self, settings: Settings) -> None:
         self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
         self._default = settings.default_endpoint
@@ -24,6 +21,7 @@ class _Endpoints:
         self._failures: dict[str, str] = {}
 
     async def refresh(self, timeout_s: float) -> None:
+        """Ask all endpoints at once what they serve; one that fails or is late keeps what was known of it."""
         await asyncio.gather(*(self._refresh(name, timeout_s) for name in self._endpoints))
 
     async def _refresh(self, name: str, timeout_s: float) -> None:
@@ -39,6 +37,7 @@ class _Endpoints:
             self._failures.pop(name, None)
 
     def listed(self) -> dict[str, list[ModelCard]]:
+        """What is known, by endpoint in the order of the configuration; a default model is always listed."""
         return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
 
     def _listed(self, endpoint: Endpoint) -> list[ModelCard]:
@@ -49,6 +48,7 @@ class _Endpoints:
         return [ModelCard(model), *cards]
 
     def default(self) -> ModelChoice | None:
+        """The model of a new session; None where nothing is configured and no endpoint answered."""
         first = self._endpoints[self._default]
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not first]
         for endpoint in (first, *others):
@@ -60,6 +60,12 @@ class _Endpoints:
         return None
 
     def parse(self, text: str) -> ModelChoice:
+        """Read `endpoint:model`, split at the first colon; without a known endpoint, all of it is a model of the
+        default endpoint.
+
+        Raises:
+            ValueError: it is empty.
+        """
         name, _, model = text.partition(":")
         if name in self._endpoints and model:
             return ModelChoice(name, model)
@@ -68,6 +74,7 @@ class _Endpoints:
         return ModelChoice(self._default, text)
 
     def objection(self, choice: ModelChoice) -> str | None:
+        """Return a sentence if there is no such endpoint, or the endpoint said what it serves and it is not this."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -78,6 +85,7 @@ class _Endpoints:
         return f"{choice.endpoint} has no model '{choice.model[:100]}'; {name_hint(choice.model, ids)}"
 
     def card(self, choice: ModelChoice) -> ModelCard:
+        """What is known of a model, context size learned from refusals and configuration included."""
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
         card = known or ModelCard(choice.model)
@@ -85,9 +93,15 @@ class _Endpoints:
         return dataclasses.replace(card, context=self._learned.get(choice) or told or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
+        """An endpoint said how much fits."""
         self._learned[choice] = tokens
 
     async def provider(self, choice: ModelChoice) -> Provider:
+        """The endpoint of a model; the first use imports its SDK (and probes an `auto` one).
+
+        Raises:
+            ProviderError: there is no such endpoint, or it cannot be told what it speaks.
+        """
         if choice.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
             raise ProviderError("model_not_found", f"there is no endpoint '{choice.endpoint}'; there are: {known}")
@@ -100,9 +114,11 @@ class _Endpoints:
             return self._providers[name]
 
     def failures(self) -> dict[str, str]:
+        """A sentence for each endpoint that did not answer the last refresh."""
         return dict(self._failures)
 
     async def close(self) -> None:
+        """Close all endpoints."""
         providers, self._providers = self._providers, {}
         await asyncio.gather(*(provider.close() for provider in providers.values()))
 

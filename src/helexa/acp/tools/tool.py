@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from helexa.acp.config import Mode, Settings
+from helexa.acp.config import Settings
 from helexa.acp.failure import ToolError as ToolError
 from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
 from helexa.acp.host.boundary import Boundary, Place
@@ -221,10 +221,6 @@ class Grants(Protocol):
         ...
 
 
-Rule = Callable[[Tool, dict[str, Any], Mode, ToolContext, Grants], Ruling]
-"""What a mode says to a call: `helexa.acp.tools.permission.rule`, pure."""
-
-
 @dataclass(frozen=True, slots=True)
 class PermissionQuestion:
     """A tool call that the user is asked about; `scope` is what the "always" answers cover."""
@@ -238,28 +234,3 @@ class PermissionQuestion:
 
 Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
 """Asks the user, never hangs, never raises but CancelledError: a client that fails to answer has said `cancelled`."""
-
-
-class Toolbox(Protocol):
-    """The tools of one session, those of its MCP servers among them.
-
-    `await helexa.acp.tools.toolbox.open_toolbox(context, mcp_servers)` makes one; it waits for servers to start, but
-    not for long.
-
-    Attributes:
-        warnings: a sentence for each server that could not be used.
-    """
-
-    warnings: tuple[str, ...]
-
-    def tools(self, mode: Mode) -> tuple[Tool, ...]:
-        """What the model may call in a mode."""
-        ...
-
-    def find(self, name: str) -> Tool | None:
-        """A tool by its name."""
-        ...
-
-    async def close(self) -> None:
-        """End MCP servers and what else runs."""
-        ...

@@ -17,7 +17,7 @@ from helexa.acp.tools.tool import Tool, ToolContext
 from helexa.acp.tools.write_file import WriteFile
 
 
-async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "SessionToolbox":
+async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
     """The tools of a session; its servers are started, but not waited for long."""
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
@@ -25,11 +25,15 @@ async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) 
 
         tools.append(Fetch())
     connections, warnings = await mcp.connect(servers, context.cwd)
-    return SessionToolbox(tools, connections, tuple(warnings))
+    return Toolbox(tools, connections, tuple(warnings))
 
 
-class SessionToolbox:
-    """The tools of one session, those of its MCP servers after our own. See the port."""
+class Toolbox:
+    """The tools of one session, those of its MCP servers after our own.
+
+    Attributes:
+        warnings: a sentence for each server that could not be used.
+    """
 
     def __init__(self, tools: list[Tool], connections: list[mcp.Connection], warnings: tuple[str, ...]) -> None:
         self.warnings = warnings
