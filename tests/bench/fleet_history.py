@@ -86,7 +86,6 @@ def write(path: Path, runs: int = 50_000, seed: int = 1) -> None:
         marks = ", ".join(f":{name}" for name in names)
         connection.executemany(f"INSERT INTO run ({', '.join(names)}) VALUES ({marks})", rows)
         _requests(connection, rng)
-        _notes(connection, builds)
 
 
 class _Ids:
@@ -253,13 +252,6 @@ def _requests(connection: Any, rng: random.Random) -> None:
             connection.execute(
                 f"INSERT INTO request ({names}) VALUES ({', '.join('?' * len(columns))})", list(columns.values())
             )
-
-
-def _notes(connection: Any, builds: int) -> None:
-    for share, kind, text in ((0.3, "release", "0.3 released"), (0.56, "change", "New attention kernel"),
-                              (0.81, "change", "Fix for small batches")):  # fmt: skip
-        at = START_MS + int(builds * share) * 6 * DAY_MS
-        connection.execute("INSERT INTO annotation (at_ms, kind, text) VALUES (?, ?, ?)", (at, kind, text))
 
 
 def add_alert(path: Path) -> None:

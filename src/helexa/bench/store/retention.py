@@ -1,4 +1,4 @@
-"""What is not kept for ever: single requests and readings. Runs, and the histograms of their requests, are."""
+"""What is not kept for ever: single requests and readings. Runs, with the percentiles of their requests, are."""
 
 from helexa.bench.store.store import Store, now_ms
 

@@ -220,18 +220,6 @@ class CellRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnotationRow:
-    """A row of `annotation`."""
-
-    id: int
-    at_ms: int
-    kind: str
-    text: str
-    link: str
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
 class ScoreRow:
     """A row of `score`."""
 

@@ -131,15 +131,6 @@ class Store:
                 (run_id, scorer, score, now_ms()),
             )
 
-    def annotate(self, at_ms: int, kind: str, text: str, *, link: str = "", target: str = "") -> None:
-        """Note what happened, for the trends; what is known already is not noted twice."""
-        with self.transaction() as connection:
-            connection.execute(
-                "INSERT INTO annotation (at_ms, kind, text, link, target) VALUES (?, ?, ?, ?, ?)"
-                " ON CONFLICT (at_ms, kind, target, text) DO UPDATE SET link = excluded.link",
-                (at_ms, kind, text, link, target),
-            )
-
     def put_alert(self, alert: Mapping[str, Any]) -> int:
         """Raise an alert, or tell more of one that was raised for the same cell and metric; its id.
 
