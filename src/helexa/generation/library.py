@@ -9,7 +9,7 @@ from helexa.generation.background import Awaiting, Blocking, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
 from helexa.generation.file_run import FileSummary
-from helexa.generation.model import AskOptions, AsyncStream, Model, OnError, OnResult, OnToken, Stream
+from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
 from helexa.generation.targets import Place
@@ -32,6 +32,10 @@ class Options(AskOptions, total=False):
     device: str | None
     dtype: str | None
     quant: str | None
+
+
+class BatchPlaceOptions(BatchOptions, Options, total=False):
+    """How to answer many prompts, and where."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:
@@ -72,92 +76,52 @@ def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
 
 @overload
 def batch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: Literal["raise"] = "raise",
-    **options: Unpack[Options],
+    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchPlaceOptions]
 ) -> list[Completion]: ...
 
 
 @overload
 def batch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: Literal["return"],
-    **options: Unpack[Options],
+    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchPlaceOptions]
 ) -> list[Completion | GenerationError]: ...
 
 
-def batch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: OnError = "raise",
-    **options: Unpack[Options],
-) -> Any:
+def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]) -> Any:
     """Answer many prompts, side by side; the results are in the order of the prompts.
 
     Args:
-        max_parallel: prompts that are answered at once; else `HELEXA_NUM_PARALLEL`, else what suits the target.
-        on_result: told of each result as it comes, plain or async; what it raises ends the batch and comes out here.
         on_error: `return` puts an error in the place of its result and goes on; `raise` ends the batch with it.
+        options: see `Options` and `BatchOptions`.
 
     Raises:
         HelexaError: the model cannot be had.
         BatchError: a prompt has no answer; it has the results so far.
     """
     model, rest = _split(options)
-    return model.batch(prompts, max_parallel=max_parallel, on_result=on_result, on_error=on_error, **rest)  # type: ignore[call-overload]
+    return model.batch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
 
 
 @overload
 async def abatch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: Literal["raise"] = "raise",
-    **options: Unpack[Options],
+    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchPlaceOptions]
 ) -> list[Completion]: ...
 
 
 @overload
 async def abatch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: Literal["return"],
-    **options: Unpack[Options],
+    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchPlaceOptions]
 ) -> list[Completion | GenerationError]: ...
 
 
 async def abatch(
-    prompts: Iterable[Prompt],
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    on_error: OnError = "raise",
-    **options: Unpack[Options],
+    prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]
 ) -> Any:
     """`batch` for coroutines; cancelling it ends the batch."""
     model, rest = _split(options)
-    return await model.abatch(prompts, max_parallel=max_parallel, on_result=on_result, on_error=on_error, **rest)  # type: ignore[call-overload]
+    return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
 
 
-def batch_file(
-    prompts: str | Path,
-    results: str | Path,
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    **options: Unpack[Options],
-) -> FileSummary:
+def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
     """Answer a file of prompts, in JSON lines, into a file of results, and go on where an earlier run has ended.
 
     Each result is in the file as soon as it is known, with the `index` of its prompt, and stays there however this
@@ -166,7 +130,7 @@ def batch_file(
 
     Args:
         prompts: a string, a list of messages or an object with a `prompt` in each line; see `prompt_file`.
-        max_parallel, on_result: as in `batch`.
+        options: as in `batch`.
 
     Raises:
         HelexaError: the model cannot be had.
@@ -174,20 +138,13 @@ def batch_file(
         OSError: a file cannot be read or written.
     """
     model, rest = _split(options)
-    return model.batch_file(prompts, results, max_parallel=max_parallel, on_result=on_result, **rest)
+    return model.batch_file(prompts, results, **rest)
 
 
-async def abatch_file(
-    prompts: str | Path,
-    results: str | Path,
-    *,
-    max_parallel: int | None = None,
-    on_result: OnResult | None = None,
-    **options: Unpack[Options],
-) -> FileSummary:
+async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
     """`batch_file` for coroutines."""
     model, rest = _split(options)
-    return await model.abatch_file(prompts, results, max_parallel=max_parallel, on_result=on_result, **rest)
+    return await model.abatch_file(prompts, results, **rest)
 
 
 def load(
@@ -237,6 +194,7 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
     return await fetch(model, quant, on_progress)
 
 
-def _split(options: Options) -> tuple[Model, AskOptions]:
+def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
+    """The model where `options` say, and the rest of them."""
     rest: Any = dict(options)
     return Model(Place(*(rest.pop(name, None) for name in _PLACE))), rest

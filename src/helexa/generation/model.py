@@ -48,6 +48,18 @@ class AskOptions(SamplingOptions, total=False):
     think: bool | None
 
 
+class BatchOptions(AskOptions, total=False):
+    """How to answer many prompts.
+
+    Attributes:
+        max_parallel: prompts that are answered at once; else `HELEXA_NUM_PARALLEL`, else what suits the target.
+        on_result: told of each result as it comes, plain or async; what it raises ends the batch and comes out here.
+    """
+
+    max_parallel: int | None
+    on_result: OnResult | None
+
+
 class Stream:
     """An answer as it comes: iterate over its pieces. To end it early, close it, or leave its `with` block.
 
@@ -130,95 +142,43 @@ class Model:
 
     @overload
     def batch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: Literal["raise"] = "raise",
-        **options: Unpack[AskOptions],
+        self, prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchOptions]
     ) -> list[Completion]: ...
 
     @overload
     def batch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: Literal["return"],
-        **options: Unpack[AskOptions],
+        self, prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchOptions]
     ) -> list[Completion | GenerationError]: ...
 
-    def batch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: OnError = "raise",
-        **options: Unpack[AskOptions],
-    ) -> Any:
+    def batch(self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]) -> Any:
         """See `helexa.batch`."""
-        return blocking(self._batch(Blocking(), prompts, max_parallel, on_result, on_error, options))
+        return blocking(self._batch(Blocking(), prompts, on_error, options))
 
     @overload
     async def abatch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: Literal["raise"] = "raise",
-        **options: Unpack[AskOptions],
+        self, prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchOptions]
     ) -> list[Completion]: ...
 
     @overload
     async def abatch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: Literal["return"],
-        **options: Unpack[AskOptions],
+        self, prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchOptions]
     ) -> list[Completion | GenerationError]: ...
 
     async def abatch(
-        self,
-        prompts: Iterable[Prompt],
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        on_error: OnError = "raise",
-        **options: Unpack[AskOptions],
+        self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]
     ) -> Any:
         """See `helexa.abatch`."""
-        return await self._batch(Awaiting(), prompts, max_parallel, on_result, on_error, options)
+        return await self._batch(Awaiting(), prompts, on_error, options)
 
-    def batch_file(
-        self,
-        prompts: str | Path,
-        results: str | Path,
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        **options: Unpack[AskOptions],
-    ) -> FileSummary:
+    def batch_file(self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]) -> FileSummary:
         """See `helexa.batch_file`."""
-        return blocking(self._batch_file(Blocking(), prompts, results, max_parallel, on_result, options))
+        return blocking(self._batch_file(Blocking(), prompts, results, options))
 
     async def abatch_file(
-        self,
-        prompts: str | Path,
-        results: str | Path,
-        *,
-        max_parallel: int | None = None,
-        on_result: OnResult | None = None,
-        **options: Unpack[AskOptions],
+        self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]
     ) -> FileSummary:
         """See `helexa.abatch_file`."""
-        return await self._batch_file(Awaiting(), prompts, results, max_parallel, on_result, options)
+        return await self._batch_file(Awaiting(), prompts, results, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
         """Have the model ready until `close`, and say where.
@@ -275,14 +235,9 @@ class Model:
         raise AssertionError("unreachable: an answer ends with a completion or an error")
 
     async def _batch(
-        self,
-        caller: Caller,
-        prompts: Iterable[Prompt],
-        max_parallel: int | None,
-        on_result: OnResult | None,
-        on_error: OnError,
-        options: AskOptions,
+        self, caller: Caller, prompts: Iterable[Prompt], on_error: OnError, options: BatchOptions
     ) -> list[Any]:
+        max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
         if on_error not in ("raise", "return"):
             raise InvalidRequestError(f"on_error is {on_error!r}, but must be 'raise' or 'return'")
         if isinstance(prompts, str | bytes | Mapping):
@@ -300,14 +255,9 @@ class Model:
         return done
 
     async def _batch_file(
-        self,
-        caller: Caller,
-        prompts: str | Path,
-        results: str | Path,
-        max_parallel: int | None,
-        on_result: OnResult | None,
-        options: AskOptions,
+        self, caller: Caller, prompts: str | Path, results: str | Path, options: BatchOptions
     ) -> FileSummary:
+        max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
         ask, model = _ask(options), self._place.wanted_model or ""
         next(read_prompts(Path(prompts), ask, model), None)  # prompts that are not there leave no file of results
         with ResultFile(Path(results)) as file:
