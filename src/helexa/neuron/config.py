@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, SecretStr
 
 from helexa.core import variables
@@ -165,29 +166,15 @@ class TorchConfig(Section):
     def engine_options(self, device: str) -> EngineOptions:
         """The options of an engine that runs on `device`."""
         step, beside = (2048, 2048) if device.startswith("cuda") else (512, 128)
-        return EngineOptions(
-            device=device,
-            dtype=self.dtype,
-            kernels=self.kernels,
-            threads=self.threads,
-            max_step_tokens=step if self.max_step_tokens is None else self.max_step_tokens,
-            max_prefill_beside_decode=(
+        decided = {
+            "device": device,
+            "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
+            "max_prefill_beside_decode": (
                 beside if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
             ),
-            max_sequences=self.max_sequences,
-            max_waiting=self.max_sequences,  # more than run are never sent
-            context_length=self.context_length,
-            kv_cache_mb=self.kv_cache_mb,
-            memory_limit_mb=self.memory_limit_mb,
-            snapshot_mb=self.snapshot_mb,
-            activations=self.activations,
-            kv_dtype=self.kv_dtype,
-            prefix_reuse=self.prefix_reuse,
-            speculation=self.speculation,
-            speculation_max_sequences=self.speculation_max_sequences,
-            graphs=self.graphs,
-            overlap=self.overlap,
-        )
+        }
+        options = msgspec.convert(self.model_copy(update=decided), EngineOptions, from_attributes=True)
+        return msgspec.structs.replace(options, max_waiting=self.max_sequences)  # more than run are never sent
 
 
 class RecoveryConfig(Section):
