@@ -186,26 +186,20 @@ class Site:
         raise WebError(origin(self._url), f"redirects more than {_MOST_MOVES} times", passing=False)
 
 
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, host: str, **arguments: Any) -> None:
-        super().__init__(host, **arguments)
-        self._create_connection = dial
-
-
-class _SecureConnection(http.client.HTTPSConnection):
-    def __init__(self, host: str, **arguments: Any) -> None:
-        super().__init__(host, **arguments)
-        self._create_connection = dial
+def _dialed(host: str, *, secure: bool = False, **arguments: Any) -> http.client.HTTPConnection:
+    connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host, **arguments)
+    connection._create_connection = dial  # pyright: ignore[reportAttributeAccessIssue]
+    return connection
 
 
 class _Http(HTTPHandler):
     def http_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(_Connection, req)
+        return self.do_open(_dialed, req)
 
 
 class _Https(HTTPSHandler):
     def https_open(self, req: Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, req, context=_certificates())
+        return self.do_open(_dialed, req, secure=True, context=_certificates())
 
 
 def origin(url: str) -> str:

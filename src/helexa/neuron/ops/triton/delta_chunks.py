@@ -14,7 +14,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.batch import Tables
 from helexa.neuron.ops.delta_cache import DeltaCache
-from helexa.neuron.ops.triton.delta_inputs import convolved, gates
+from helexa.neuron.ops.triton.delta_inputs import TABLES, convolved, gates
 from helexa.neuron.ops.triton.launch import launch
 
 CHUNK = 64
@@ -87,9 +87,6 @@ def advance_chunks(
     )
 
 
-_TABLES = ["starts", "prefixes", "settled", "slots"]
-
-
 @triton.jit
 def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexpr):
     """A chunk's first row in the batch, its rows in their span, and which of them there are; none of short spans."""
@@ -99,7 +96,7 @@ def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexp
     return (first + chunk * CHUNK).to(tl.int64), row, row < own
 
 
-@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _take_rows(
     mixed, mixed_stride, kernel, ring, starts, prefixes, settled, slots, singles, parts,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
@@ -126,7 +123,7 @@ def _take_rows(
     tl.store(parts + at * MIXED + places[:, None] * MIXED + columns, x.to(parts.dtype.element_ty), within)
 
 
-@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _solve_chunks(
     parts, b, a, b_stride, a_stride, rate, bias, starts, prefixes, settled, singles, wanted, stale, seen, since, left,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
@@ -189,7 +186,7 @@ def _solve_chunks(
     tl.store(stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :], found, key_within)
 
 
-@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _carry_states(
     parts, wanted, stale, seen, since, left, state, starts, prefixes, settled, slots, singles,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
@@ -233,7 +230,7 @@ def _carry_states(
     tl.store(held_at, held, within)
 
 
-@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _gate_rows(
     found, z, z_stride, norm, eps, starts, prefixes, settled, singles, out,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,

@@ -4,6 +4,9 @@
 import triton
 import triton.language as tl
 
+TABLES = ["starts", "prefixes", "settled", "slots"]
+"""Arguments whose alignment differs from step to step, and must not make another kernel."""
+
 
 @triton.jit
 def convolved(

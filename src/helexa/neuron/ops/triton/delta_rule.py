@@ -16,7 +16,7 @@ from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.delta_chunks import advance_chunks
-from helexa.neuron.ops.triton.delta_inputs import convolved_row, gates
+from helexa.neuron.ops.triton.delta_inputs import TABLES, convolved_row, gates
 from helexa.neuron.ops.triton.launch import launch
 
 FEW_ROWS = 32
@@ -97,10 +97,7 @@ def _multiplies_float32(card: Card) -> bool:
     return card.tensor_cores and torch.version.hip is None
 
 
-_TABLES = ["starts", "prefixes", "settled", "slots"]
-
-
-@triton.jit(do_not_specialize=["before"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["before"], do_not_specialize_on_alignment=TABLES)
 def _advance_rows(
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride, kernel, rate, bias, norm, eps,
     ring, state, starts, prefixes, settled, slots, out, before,
@@ -165,7 +162,7 @@ def _advance_rows(
         tl.store(ring + key_columns, tl.load(here + key_columns, once), once)
 
 
-@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=_TABLES)
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _remember_rows(
     mixed, mixed_stride, ring, starts, prefixes, settled, slots, singles,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
