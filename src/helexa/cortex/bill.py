@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -11,18 +11,10 @@ from helexa.core.errors import ApiError
 from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.meter import Usage
+from helexa.cortex.node_calls import NodeCalls
 from helexa.cortex.question import Question
-from helexa.cortex.router import Warm
 
 log = logging.getLogger(__name__)
-
-
-class AskUsage(Protocol):
-    """Asks a node for the token counts of a request that ended, by the request's usage id."""
-
-    async def __call__(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
-        """Return the counts, None without a report. `answered`: the node's answer had begun."""
-        ...
 
 
 class Bill:
@@ -37,11 +29,11 @@ class Bill:
     A key with a cap is never charged more than was held, whatever a node claims.
     """
 
-    def __init__(self, reservation: Reservation, question: Question, exchange: Exchange, ask_usage: AskUsage) -> None:
+    def __init__(self, reservation: Reservation, question: Question, exchange: Exchange, calls: NodeCalls) -> None:
         self._reservation = reservation
         self._question = question
         self._exchange = exchange
-        self._ask_usage = ask_usage
+        self._calls = calls
 
     async def settle(self) -> None:
         """Charge the usage that the answer states, if it has stated it."""
@@ -64,7 +56,7 @@ class Bill:
         timed_out = isinstance(error, ApiError) and error.code == UPSTREAM_TIMEOUT
         if exchange.usage is None and exchange.target is not None and (answered or hung_up or timed_out):
             try:
-                exchange.usage = await self._ask_usage(exchange.target, exchange.usage_id, answered=answered)
+                exchange.usage = await self._calls.usage(exchange.target, exchange.usage_id, answered=answered)
             finally:
                 if exchange.usage is None and (answered or hung_up):
                     exchange.usage, exchange.estimated = self._estimate(), True

@@ -73,6 +73,10 @@ class BodyWorkers:
         except BrokenProcessPool as error:
             raise self._lost(pool, error) from error
 
+    async def run_if(self, large: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Call `work` as `run` does if the body is large, else at once."""
+        return await self.run(work, *args, **options) if large else work(*args, **options)
+
     async def close(self) -> None:
         """End the processes at once, also those at work: no request waits for their results any more."""
         pool = self._pool

@@ -25,6 +25,7 @@ from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.metrics import Metrics
+from helexa.cortex.node_calls import NodeCalls
 from helexa.cortex.prompt_count import PromptCounter
 from helexa.cortex.proxy import Proxy
 from helexa.cortex.reload import Reloader
@@ -65,7 +66,8 @@ class Gateway:
         )
         self.body_workers = BodyWorkers()
         self.proxy = Proxy(self.upstream, self.fleet, self.body_workers)
-        self.counter = PromptCounter(self.proxy)
+        self.calls = NodeCalls(self.upstream, self.fleet)
+        self.counter = PromptCounter(self.calls, self.body_workers)
         self.lifecycle = Lifecycle(
             self.fleet, self.client, config, catalogue, loaded=metrics.cold_start, evicted=metrics.eviction
         )

@@ -31,6 +31,15 @@ _CORS = {
 _NOT_RETURNED = _HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id", b"x-helexa-route", b"x-helexa-advice"}
 
 
+UNBUFFERED = (b"x-accel-buffering", b"no")
+"""Makes nginx, which buffers responses by default, pass events on at once."""
+
+
+def bearer_header(key: str | None) -> Headers:
+    """Return the header that carries a node's key, if it has one."""
+    return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
+
+
 def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that nodes may see; names are in lower case.
 

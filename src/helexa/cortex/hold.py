@@ -10,12 +10,10 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.fleet.picture import FleetView
-from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
 from helexa.cortex.media import media_tokens
-from helexa.cortex.prompt_count import PromptCounter
 from helexa.cortex.question import Question
 
 DEFAULT_OUTPUT = 8192
@@ -32,9 +30,7 @@ _LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and defau
 
 
 async def hold_budget(
-    ledger: Ledger,
-    counter: PromptCounter,
-    workers: BodyWorkers,
+    gateway: Gateway,
     view: FleetView,
     principal: Principal,
     request_id: str,
@@ -49,14 +45,14 @@ async def hold_budget(
     Raises:
         ApiError: 429 if the budget does not suffice, 503 if the ledger does not answer.
     """
+    ledger = gateway.ledger
     if principal.hard_cap is None:
         return await ledger.reserve(principal, request_id, model, question.tokens(limit)), replace(
             question, metered=True
         )
     spending, context = question.spending, None if limit is None else limit.context
     if not spending.fills(context):
-        body = question.body
-        media = await workers.run(media_tokens, body) if question.large else media_tokens(body)
+        media = await gateway.body_workers.run_if(question.large, media_tokens, question.body)
         if media:
             spending = replace(spending, prompt=spending.prompt + media)
     output = default_output(view, model, question, context) if spending.output is None else spending.output
@@ -70,7 +66,7 @@ async def hold_budget(
         refusal, left = error, int(error.extras["tokens_left"])
     if spending.output is not None and replace(spending, prompt=1, continues=False).most_tokens(output, None) > left:
         raise refusal
-    counted = await counter.count(view, model, question)
+    counted = await gateway.counter.count(view, model, question)
     if counted is not None:
         spending = replace(spending, prompt=min(counted + _COUNT_MARGIN, spending.prompt), continues=False)
     least = spending.most_tokens(output, context)

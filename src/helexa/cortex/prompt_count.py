@@ -4,8 +4,9 @@ import asyncio
 
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, counted
+from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.fleet.picture import FleetView
-from helexa.cortex.proxy import Proxy
+from helexa.cortex.node_calls import NodeCalls
 from helexa.cortex.question import Question
 from helexa.cortex.router import route
 from helexa.cortex.spending import CHAT, COMPLETIONS
@@ -17,8 +18,9 @@ _PATHS = {CHAT: TOKENIZE_PATH, COMPLETIONS: TOKENIZE_PATH}
 class PromptCounter:
     """Counts prompts with the tokenizers of nodes that have the model loaded."""
 
-    def __init__(self, proxy: Proxy) -> None:
-        self._proxy = proxy
+    def __init__(self, calls: NodeCalls, body_workers: BodyWorkers) -> None:
+        self._calls = calls
+        self._body_workers = body_workers
 
     async def count(self, view: FleetView, model: str, question: Question) -> int | None:
         """Return the number of tokens of the prompt, None if no node of our own can count them in time."""
@@ -27,8 +29,8 @@ class PromptCounter:
             return None
         try:
             async with asyncio.timeout(PATIENCE_SECS):
-                body = await self._proxy.body_for(question, model)
-                answer = await self._proxy.call(target, path, body)
+                body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
+                answer = await self._calls.call(target, path, body)
         except (TimeoutError, ApiError):
             return None
         return None if answer is None else counted(*answer)

@@ -7,18 +7,15 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
-
-import orjson
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.exchange import UPSTREAM_TIMEOUT, Exchange
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.headers import forwarded_headers, returned_headers
-from helexa.cortex.lifecycle.load_job import Progress
-from helexa.cortex.meter import Meter, Usage, usage_of
+from helexa.cortex.headers import UNBUFFERED, bearer_header, forwarded_headers, returned_headers
+from helexa.cortex.meter import Meter
+from helexa.cortex.node_calls import json_object
 from helexa.cortex.question import Question
 from helexa.cortex.reply import Reply
 from helexa.cortex.response_meter import ResponseMeter
@@ -32,24 +29,13 @@ from helexa.http.head import Headers
 
 log = logging.getLogger(__name__)
 
-KEEP_ALIVE_AFTER_SECS = 3.0
-KEEP_ALIVE_SECS = 1.0
 RETRY_BUSY = 2
 RETRY_LOCAL = 1
-USAGE_TIMEOUT_SECS = 10.0
 
-_USAGE_PAUSES = (0.0, 0.1, 0.4)
 _MAX_REFUSAL_BYTES = 64 << 10
-_MAX_CALL_BYTES = 8 << 20
 _CODE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _BUSY = (429, 503)
 _KINDS = (b"application/json", b"text/event-stream")
-_UNBUFFERED = (b"x-accel-buffering", b"no")  # nginx, which buffers responses by default, passes events on at once
-_EVENT_STREAM: Headers = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    _UNBUFFERED,
-]
 
 Settle = Callable[[], Awaitable[None]]
 
@@ -97,7 +83,7 @@ class Proxy:
         exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
         with self._fleet.request(node, model):
             answer: Answer | None = None
-            body = await self.body_for(question, model, target.kind)
+            body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
             own = target.kind == "neuron"
             exchange.target, exchange.usage_id = target, self._usage_id() if own and question.metered else ""
             try:
@@ -145,78 +131,6 @@ class Proxy:
             finally:
                 answer.close()
 
-    async def body_for(self, question: Question, model: str, kind: str = "neuron") -> bytes:
-        """Return what `Question.body_for` does.
-
-        Raises:
-            ApiError: as `Question.body_for`; 503 if too many large bodies wait.
-        """
-        if question.large:
-            return await self._body_workers.run(question.body_for, model, kind)
-        return question.body_for(model, kind)
-
-    async def wait(
-        self, work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply
-    ) -> Warm:
-        """Wait for a model to load. Who wants a stream hears meanwhile how far it is."""
-        task = asyncio.ensure_future(work)
-        try:
-            patience = KEEP_ALIVE_AFTER_SECS if stream else None
-            while not (await asyncio.wait((task,), timeout=patience))[0]:
-                if not reply.started:
-                    await reply.start(200, _EVENT_STREAM, streamed=True)
-                await reply.write(b": %s\n\n" % _in_words(progress()))
-                patience = KEEP_ALIVE_SECS
-            return task.result()
-        finally:
-            task.cancel()
-
-    async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
-        """Return the token counts of a request that ended, as the node reports them.
-
-        None if the node is a third-party backend, does not answer in time, or does not know the request.
-
-        Args:
-            answered: the node's answer had begun. Else the node may not have read the request yet, and is asked again.
-        """
-        if not usage_id:
-            return None
-        try:
-            async with asyncio.timeout(USAGE_TIMEOUT_SECS):
-                for pause in _USAGE_PAUSES[: 1 if answered else None]:
-                    await asyncio.sleep(pause)
-                    answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
-                    if answer is not None and answer[0] == 200:
-                        return usage_of(_object(answer[1]))
-        except TimeoutError:
-            pass
-        return None
-
-    async def call(
-        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
-    ) -> tuple[int, bytes] | None:
-        """Ask a node something small beside generating: status and body, None if it gave no answer.
-
-        Args:
-            identity: headers that name the principal.
-        """
-        headers = [(b"content-type", b"application/json"), *(identity or ()), *self._bearer(target.node)]
-        try:
-            answer = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
-        except UpstreamError:
-            return None
-        try:
-            reply = bytearray()
-            while chunk := await answer.chunk():
-                reply += chunk
-                if len(reply) > _MAX_CALL_BYTES:
-                    return None
-            return answer.status, bytes(reply)
-        except UpstreamError:
-            return None
-        finally:
-            answer.close()
-
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
         """Tell the breaker of a failed request, unless a living node was silent: it may be slow with this one alone."""
         if not (silent and self._fleet.lives(node)):
@@ -232,7 +146,7 @@ class Proxy:
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", exchange.request_id.encode()))
         if target.kind != "neuron":
-            return headers + self._bearer(target.node)
+            return headers + bearer_header(self._fleet.bearer(target.node))
         if question.streams_chunks:
             headers.append((b"x-helexa-include-usage", b"prompt" if question.translated else b"1"))
         if exchange.usage_id:
@@ -240,11 +154,7 @@ class Proxy:
         if exchange.principal is not None:
             headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
             headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
-        return headers + self._bearer(target.node)
-
-    def _bearer(self, node: str) -> Headers:
-        bearer = self._fleet.bearer(node)
-        return [] if bearer is None else [(b"authorization", b"Bearer " + bearer.encode())]
+        return headers + bearer_header(self._fleet.bearer(target.node))
 
     async def _relay(
         self,
@@ -260,7 +170,7 @@ class Proxy:
         headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
         if streamed:
-            headers.append(_UNBUFFERED)
+            headers.append(UNBUFFERED)
         exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
         following = None if streamed else await self._following(answer, exchange, settle)
@@ -335,7 +245,7 @@ def _foreign(answer: Answer) -> bool:
 
 def _envelope(body: bytes) -> dict[str, str]:
     """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
-    error = _object(body).get("error")
+    error = json_object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
@@ -345,26 +255,10 @@ def _code(error: dict[str, str]) -> str | None:
     return code if _CODE.fullmatch(code) else None
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    """The JSON object that `body` is, an empty one if it is something else."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _retry_after(answer: Answer) -> float:
     """Seconds for which a busy node is to be spared: its own word, else a moment."""
     text = next((value for name, value in answer.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
-
-
-def _in_words(progress: Progress | None) -> bytes:
-    if progress is None:
-        return b"loading"
-    words = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"
-    return (words if progress.eta_secs is None else f"{words}, about {progress.eta_secs:.0f} s left").encode()
 
 
 def _outcome(error: UpstreamError) -> Outcome:

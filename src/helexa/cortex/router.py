@@ -67,11 +67,6 @@ def route(
     return Warm(model, node.name, node.url(model), reason, node.kind)
 
 
-def warm(view: FleetView, model: str, avoid: Collection[str] = (), choose: Choose = random.choice) -> Warm | None:
-    """`route` without a key."""
-    return route(view, model, choose=choose, avoid=avoid)
-
-
 def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list[Node]:
     """The nodes that may be asked for `model` now."""
     return [

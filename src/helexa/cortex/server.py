@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import signal
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from helexa.core.address import Address
@@ -14,7 +13,7 @@ from helexa.cortex.config import CortexConfig
 from helexa.cortex.gateway import METRICS_CONNECTIONS
 from helexa.cortex.metrics import Metrics, create_metrics_app
 from helexa.http.descriptor_limit import raise_descriptor_limit
-from helexa.http.listener import Listener, bind, collect_seldom
+from helexa.http.listener import Listener, bind, collect_seldom, stop_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
                 Listener(create_app(running), limits=limits, bodies=running.bodies),
                 Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS),
             ]
-            _stop_on_signals(listeners)
+            stop_on_signals(*listeners)
             collect_seldom()
             if not config.neurons:
                 log.warning("no [[neurons]] configured: every request will be refused")
@@ -48,14 +47,3 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
             log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
             await asyncio.gather(*(one.serve(bound) for one, bound in zip(listeners, (api, scrape), strict=True)))
-
-
-def _stop_on_signals(listeners: list[Listener]) -> None:
-    def stop() -> None:
-        for listener in listeners:
-            listener.should_exit = True
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # not every system's loop can
-            loop.add_signal_handler(number, stop)

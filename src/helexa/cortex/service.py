@@ -15,6 +15,7 @@ from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.picture import FleetView
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.hold import hold_budget
+from helexa.cortex.load_wait import wait_for_load
 from helexa.cortex.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.proxy import NoAnswer, Settle
 from helexa.cortex.question import Question
@@ -51,10 +52,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         raise model_not_found(question.model[:200])
     limit = _widest_limit(view, model)
     if limit is not None and may_exceed(question.body, limit.context):
-        if question.large:
-            await gateway.body_workers.run(check_prompt, question.body, limit.context)
-        else:
-            check_prompt(question.body, limit.context)
+        await gateway.body_workers.run_if(question.large, check_prompt, question.body, limit.context)
     hint = advice(question.headers)
     if hint is not None:
         reply.headers.append((b"x-helexa-advice", hint))
@@ -66,17 +64,9 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             await _ask(gateway, model, question, reply, exchange, None)
         else:
             reservation, question = await hold_budget(
-                gateway.ledger,
-                gateway.counter,
-                gateway.body_workers,
-                view,
-                exchange.principal,
-                exchange.request_id,
-                model,
-                question,
-                limit,
+                gateway, view, exchange.principal, exchange.request_id, model, question, limit
             )
-            async with Bill(reservation, question, exchange, gateway.proxy.usage) as bill:
+            async with Bill(reservation, question, exchange, gateway.calls) as bill:
                 try:
                     await _ask(gateway, model, question, reply, exchange, bill.settle)
                 finally:
@@ -127,10 +117,9 @@ async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None
     account = exchange.principal.account_id if exchange.principal else ""
-    arguments = question.body, question.headers, account, routing.affinity_min_bytes
-    if question.large:
-        return await gateway.body_workers.run(affinity_key, *arguments)
-    return affinity_key(*arguments)
+    return await gateway.body_workers.run_if(
+        question.large, affinity_key, question.body, question.headers, account, routing.affinity_min_bytes
+    )
 
 
 async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
@@ -141,7 +130,7 @@ async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply
     began = asyncio.get_running_loop().time()
     try:
         load = gateway.lifecycle.serve(model, Waiter(1 if exchange.principal else 0))
-        return await gateway.proxy.wait(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
+        return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
     finally:
         exchange.loading = asyncio.get_running_loop().time() - began
 

@@ -5,6 +5,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import socket
 from contextlib import suppress
 
@@ -146,3 +147,16 @@ def collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+def stop_on_signals(*listeners: Listener) -> None:
+    """Stop them at SIGINT and SIGTERM."""
+
+    def stop() -> None:
+        for listener in listeners:
+            listener.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with suppress(NotImplementedError):  # not every system's loop can
+            loop.add_signal_handler(number, stop)

@@ -16,7 +16,7 @@ from cortex.anthropic.openai_stream import (
 from cortex.anthropic.talk import ASK, CONTENT, STREAM, WHOLE, error_type, replies, says, talking
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex import proxy
+from helexa.cortex import load_wait
 
 
 async def test_a_refusal_of_the_node_keeps_its_sense(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
@@ -125,8 +125,8 @@ async def test_who_hangs_up_ends_the_work(node: FakeNode, cortex: Cortex, client
 @pytest.fixture
 async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
     """A gateway that has to load `Org/Cold` first, and says so at once."""
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_AFTER_SECS", 0.01)
-    monkeypatch.setattr(proxy, "KEEP_ALIVE_SECS", 0.01)
+    monkeypatch.setattr(load_wait, "KEEP_ALIVE_AFTER_SECS", 0.01)
+    monkeypatch.setattr(load_wait, "KEEP_ALIVE_SECS", 0.01)
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
         yield cortex
 

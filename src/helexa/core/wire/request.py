@@ -33,7 +33,7 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise refusal_of(error) from None
         return request._accepted()
 
     @classmethod
@@ -46,7 +46,7 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate(value)
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise refusal_of(error) from None
         return request._accepted()
 
     def _accepted(self) -> Self:
@@ -59,7 +59,8 @@ class WireRequest(WireObject):
         """Raise `unsupported_parameter` for the first parameter that asks for what helexa does not do."""
 
 
-def _refusal(error: ValidationError) -> ApiError:
+def refusal_of(error: ValidationError) -> ApiError:
+    """Return a 400 that names the first field that is wrong, or says why the body is not JSON."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from helexa.core.catalogue import Catalogue
-from helexa.core.errors import ApiError, invalid_body, malformed_json
+from helexa.core.errors import ApiError
+from helexa.core.wire.request import refusal_of
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.principal import Principal, Role, Window
 from helexa.cortex.config import WindowSection
@@ -56,11 +57,7 @@ class _Terms(BaseModel):
         try:
             return validate(given)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            if first["type"] == "json_invalid":
-                raise malformed_json(first["msg"]) from None
-            path = ".".join(str(part) for part in first["loc"])[:200]
-            raise invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None) from None
+            raise refusal_of(error) from None
 
     def _values(self, catalogue: Catalogue) -> dict[str, Any]:
         """What was said of the principal's attributes; models by their ids, whatever they were called."""

@@ -10,7 +10,7 @@ from helexa.cortex.fleet.picture import Node
 from helexa.cortex.lifecycle.evictor import Clearing, clearing
 from helexa.cortex.lifecycle.placement import Cold, feasible, place
 from helexa.cortex.lifecycle.situation import Resident, Situation
-from helexa.cortex.router import candidates, failing, has_warm, warm
+from helexa.cortex.router import candidates, failing, has_warm, route
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def explain(situation: Situation, name: str) -> dict[str, Any]:
 
 
 def _answer(situation: Situation, model: str) -> _Answer:
-    target = warm(situation.view, model)
+    target = route(situation.view, model)
     if target is not None:
         return _Answer("warm", _warm_words(situation, model), target.node)
     refusal = failing(situation.view, model)

@@ -22,7 +22,7 @@ from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
 from helexa.cortex.lifecycle.placement import Cold, Hold
 from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
-from helexa.cortex.router import Warm, warm
+from helexa.cortex.router import Warm, route
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Lifecycle:
         Raises:
             ApiError: 404 unknown; 503 with the reason, and Retry-After where a later try may succeed.
         """
-        target = warm(self._fleet.view(), model)
+        target = route(self._fleet.view(), model)
         if target is not None:
             return target
         demand, first = self._demands.get(model), False
@@ -167,7 +167,7 @@ class Lifecycle:
         """Begin every load that may begin now."""
         idle = [demand for demand in self._demands.values() if demand.job is None]
         for demand in idle:
-            target = warm(self._fleet.view(), demand.model)
+            target = route(self._fleet.view(), demand.model)
             if target is not None:
                 self._end(demand, target)
         queue = [demand for demand in idle if not demand.outcome.done()]

@@ -61,7 +61,7 @@ async def _counted(gateway: Gateway, principal: Principal | None, count: CountRe
             return None
         try:
             async with asyncio.timeout(PATIENCE_SECS):
-                return await gateway.proxy.call(target, TOKENIZE_PATH, body)
+                return await gateway.calls.call(target, TOKENIZE_PATH, body)
         except TimeoutError:
             return None
 

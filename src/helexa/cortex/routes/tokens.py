@@ -124,7 +124,7 @@ async def _answer(
     answer = None
     try:
         async with asyncio.timeout(PATIENCE_SECS):
-            answer = await gateway.proxy.call(target, path, body, b"POST" if body else b"GET", identity)
+            answer = await gateway.calls.call(target, path, body, b"POST" if body else b"GET", identity)
     except TimeoutError:
         pass
     if answer is None:

@@ -16,12 +16,11 @@ from helexa.core.errors import (
     HelexaError,
     SourceError,
     internal_error,
-    invalid_body,
-    malformed_json,
     shutting_down,
 )
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
+from helexa.core.wire.request import refusal_of
 from helexa.http.json_response import JsonResponse
 from helexa.neuron.exchange import current
 from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
@@ -168,11 +167,7 @@ def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        if first["type"] == "json_invalid":
-            raise malformed_json(first["msg"]) from None
-        where = ".".join(str(part) for part in first["loc"])
-        raise invalid_body(f"{where or 'body'}: {first['msg']}", where or None) from None
+        raise refusal_of(error) from None
 
 
 def _refused(request: Request, status: int, body: dict[str, Any]) -> Response:
