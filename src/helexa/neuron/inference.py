@@ -79,14 +79,7 @@ async def _one(
     choice: int,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    model.require_servable()
-    limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
-    request.check_logprobs(len(prompt), limit)
-    vocab_size = model.engine.ready.vocab_size
-    request.check_vocabulary(vocab_size)
-    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
-        token = model.text.tokenizer.token_text(largest)
-        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
+    limit = _checked_limit(model, prompt, request)
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
     closing = model.text.notation.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
@@ -162,6 +155,23 @@ async def _one(
             yield end.fail(internal_error())
     finally:
         end.abandon(0 if outputs is None else outputs.unread)
+
+
+def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
+    """Return how many tokens the answer may have.
+
+    Raises:
+        ApiError: the model does not serve now, the prompt does not fit, or a token id is unknown.
+    """
+    model.require_servable()
+    limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
+    request.check_logprobs(len(prompt), limit)
+    vocab_size = model.engine.ready.vocab_size
+    request.check_vocabulary(vocab_size)
+    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
+        token = model.text.tokenizer.token_text(largest)
+        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
+    return limit
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:

@@ -26,7 +26,6 @@ class AnthropicMessages:
 
     def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
         """The request. The dialect cannot ask for a fixed length."""
-        del ignore_eos
         system = "\n\n".join(turn.text for turn in question.turns if turn.role == "system")
         body: dict[str, Any] = {
             "model": question.model,

@@ -66,7 +66,7 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
-    """Dividers where a minor version begins; what was noted goes into the table."""
+    """Dividers where a minor version begins, unless there are too many."""
     found: list[Chart] = []
     before = None
     for place, point in zip(places, series.points, strict=True):

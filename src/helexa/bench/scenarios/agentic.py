@@ -47,7 +47,6 @@ class Agentic:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models with room for the last turn."""
-        del control
         turn = 1.2 * self.tool_tokens + self.max_tokens
         return fits(model, self.system_tokens + math.ceil(turn * self.turns), self.max_tokens)
 

@@ -32,12 +32,10 @@ class Capability:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models with room for it."""
-        del control
         return fits(model, round(len(self.prompt) * _TOKENS_A_CHAR), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Ask once; the same each time, as an answer is to be compared."""
-        del seed
         record = await subject.client.ask(
             Question(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
         )

@@ -39,7 +39,6 @@ class Concurrency:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models with room for it."""
-        del control
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

@@ -94,12 +94,10 @@ class Correctness:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models; those that know how to call tools, if there are any."""
-        del control
         return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Ask all of them. An answer that never came is no wrong one: it spoils the sample."""
-        del seed
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []
         for case in self.cases:

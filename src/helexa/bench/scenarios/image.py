@@ -31,12 +31,10 @@ class Image:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Models that draw."""
-        del control
         return "image" in model.capabilities
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Ask for the picture."""
-        del seed
         client, now = subject.client, subject.clock.now
         calls = JsonCalls(client.session, client.endpoint, client.dialect.headers(client.bearer))
         body = {

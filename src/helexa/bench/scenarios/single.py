@@ -29,7 +29,6 @@ class Single:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models with room for it."""
-        del control
         return fits(model, self.prompt_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
@@ -57,7 +56,6 @@ class DecodeAtDepth:
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
         """Text models with room for it."""
-        del control
         return fits(model, self.depth_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

@@ -61,7 +61,6 @@ class OpenAITarget:
 
     async def readings(self, at_s: float) -> list[Reading]:
         """Nothing."""
-        del at_s
         return []
 
 

@@ -30,12 +30,8 @@ class CompletionProjector(OpenAIProjector):
         scored: bool = False,
         include_usage: bool = False,
         null_usage: bool = False,
-        id: str | None = None,
-        created: int | None = None,
     ) -> None:
-        super().__init__(
-            model, choices=choices, include_usage=include_usage, null_usage=null_usage, id=id, created=created
-        )
+        super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
         self._echo = echo or [""] * choices
         self._scored = scored
         self._first_unscored = [scored] * choices  # the next token that is told is the first of a prompt

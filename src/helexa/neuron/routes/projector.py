@@ -77,15 +77,13 @@ class OpenAIProjector(ABC):
         choices: int = 1,
         include_usage: bool = False,
         null_usage: bool = False,
-        id: str | None = None,
-        created: int | None = None,
     ) -> None:
         self.model = model
         self.choices = choices
         self.include_usage = include_usage
         self.null_usage = null_usage
-        self.id = id or f"{self.id_prefix}-{secrets.token_hex(16)}"
-        self.created = int(time.time()) if created is None else created
+        self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
+        self.created = int(time.time())
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
         self._said: list[list[OutputEvent]] = [[] for _ in range(choices)]
         self._ends: list[Finished | None] = [None] * (choices + 1)  # the last one is of all

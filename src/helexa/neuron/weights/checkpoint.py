@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from helexa.core.errors import ModelFileError
@@ -31,9 +30,7 @@ class Checkpoint(Protocol):
         """The checkpoint itself; it closes at the end of the block."""
         ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def names(self) -> list[str]:
         """Tensor names, as Hugging Face's checkpoints have them (`model.layers.0.self_attn.q_proj.weight`)."""

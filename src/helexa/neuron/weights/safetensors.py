@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Hashable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from helexa.core.errors import ModelFileError
@@ -41,9 +40,7 @@ class SafetensorsCheckpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def names(self) -> list[str]:
