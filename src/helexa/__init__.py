@@ -6,6 +6,8 @@ print(helexa.generate("Why is the sky blue?"))
 
 from typing import TYPE_CHECKING, Any
 
+from helexa.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from helexa.core.errors import HelexaError
     from helexa.generation.completion import Completion, Delta, Timings, Usage
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     )
     from helexa.generation.model import AsyncStream, Model, Stream
     from helexa.generation.sampling import Sampling
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AsyncStream",

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 from cyclopts import App
 
-from helexa import __version__
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
+from helexa.core.version import __version__
 
 _VERBS = "helexa.bench.commands"
 

@@ -8,11 +8,11 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
-from helexa import __version__
 from helexa.cli.failure import exit_code
 from helexa.cli.terminal import printable
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
+from helexa.core.version import __version__
 
 app = App(
     name="helexa",

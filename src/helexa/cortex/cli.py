@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from helexa import __version__
 from helexa.core.errors import HelexaError
+from helexa.core.version import __version__
 from helexa.cortex.commands.api_client import GatewayApi
 
 app = App(name="cortex", help="The gateway: one address in front of any number of nodes.", version=__version__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from helexa import __version__
+from helexa.core.version import __version__
 from helexa.cortex.openapi_schemas import COUNT, NAME, STRING, Schema, ref, schemas
 
 _WORDS = {

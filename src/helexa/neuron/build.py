@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import helexa
+from helexa.core.version import __version__
 
 UNKNOWN = "unknown"
-_ROOT = Path(helexa.__file__).parents[2]
+_ROOT = Path(__file__).parents[3]
 _GIT_SECONDS = 5
 _SHA = re.compile(r"[0-9a-f]{7,64}")
 
@@ -25,7 +25,7 @@ def build_facts() -> dict[str, Any]:
     sha, dirty = _commit()
     torch = _torch_facts()
     return {
-        "package_version": helexa.__version__,
+        "package_version": __version__,
         "git_sha": sha if sha == UNKNOWN else sha[:7],
         "git_sha_long": sha,
         "git_dirty": dirty,

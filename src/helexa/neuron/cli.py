@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter, validators
 
-from helexa import __version__
 from helexa.core.errors import HelexaError
 from helexa.core.extras import missing_extra
+from helexa.core.version import __version__
 
 if TYPE_CHECKING:
     from helexa.neuron.config import NeuronConfig

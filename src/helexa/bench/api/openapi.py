@@ -6,10 +6,10 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
-from helexa import __version__
 from helexa.bench.api.query import Parameters
 from helexa.bench.api.questions import QUESTIONS, RUN_FILTERS, Question
 from helexa.bench.store.rows import RunRow
+from helexa.core.version import __version__
 
 _DESCRIPTION = """\
 What was measured, read only. Every number of the pages is here under the same name.

@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from helexa import __version__
 from helexa.bench.metrics import METRICS
 from helexa.bench.pages import drawings, words
+from helexa.core.version import __version__
 
 Link = Callable[..., str | None]
 """Where a page is, by its name and what is asked of it; None where it is not to be had."""

@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from helexa import __version__
 from helexa.bench.identity import Build, Cell, Host, Model, ScenarioKey, Target
 from helexa.bench.store.columns import REQUEST_COLUMNS, columns_of, request_rows
 from helexa.bench.store.database import StoreError, open_writer
 from helexa.bench.store.rows import Reading, Sample
+from helexa.core.version import __version__
 
 
 class CellCount(NamedTuple):

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from helexa import __version__
+from helexa.core.version import __version__
 from helexa.neuron.discovery import discover, overlooked, torch_version
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.triton_toolchain import triton_missing

@@ -19,7 +19,7 @@ from urllib.request import (
     UnknownHandler,
 )
 
-from helexa import __version__
+from helexa.core.version import __version__
 from helexa.neuron.sources.dial import UnreachableError, dial
 
 _MOVED = (301, 302, 303, 307, 308)
