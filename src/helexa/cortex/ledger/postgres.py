@@ -1,7 +1,6 @@
 """PostgreSQL behind the ledger, for several gateways on one."""
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -26,15 +25,15 @@ _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
 _QUERY_TIMEOUT_SECS = 60.0  # a statement of accounts may read much
 _CONNECTIONS = 8
-_TYPES = {
-    "INTEGER PRIMARY KEY AUTOINCREMENT": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
-    "INTEGER": "BIGINT",
-    "REAL": "DOUBLE PRECISION",
-    "BLOB": "BYTEA",
-}
-_TYPE = re.compile("|".join(rf"\b{name}\b" for name in _TYPES))
-_TABLE_OPTIONS = re.compile(r"\)\s*(STRICT|WITHOUT ROWID)(,\s*(STRICT|WITHOUT ROWID))?\s*$")
-
+# What a migration says for SQLite, and for PostgreSQL; replaced in this order.
+_DIALECT = (
+    (" STRICT, WITHOUT ROWID", ""),
+    (" STRICT", ""),
+    ("INTEGER PRIMARY KEY AUTOINCREMENT", "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"),
+    ("INTEGER", "BIGINT"),
+    ("REAL", "DOUBLE PRECISION"),
+    ("BLOB", "BYTEA"),
+)
 
 # What asyncpg raises: server errors, client errors, protocol errors, lost connections.
 _DRIVER_ERRORS = (
@@ -226,7 +225,9 @@ class _Postgres(Database):
             self._pool.terminate()
 
     def _dialect(self, statement: str) -> str:
-        return _TYPE.sub(lambda found: _TYPES[found[0]], _TABLE_OPTIONS.sub(")", statement))
+        for ours, theirs in _DIALECT:
+            statement = statement.replace(ours, theirs)
+        return statement
 
     async def _lock_schema(self, sql: Sql) -> None:
         await sql.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
