@@ -1,7 +1,6 @@
 """Prometheus metrics, in a registry of their own. Labels are bounded: known models, configured nodes, known keys."""
 
 from collections.abc import Iterator
-from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.cortex.exchange import Exchange
-from helexa.cortex.tally import Count, Histogram, Tallies
+from helexa.cortex.tally import Tally
 
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 _DURATION = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
@@ -31,9 +30,15 @@ _PLACE_COUNTERS = {
     "images_requests": "Requests for images",
 }
 _PLACE_HISTOGRAMS = {
-    "request_duration_seconds": "From request to the end of the answer",
-    "time_to_first_token_seconds": "To the first content of a stream",
-    "tokens_per_second": "Completion tokens per second",
+    "request_duration_seconds": ("From request to the end of the answer", _DURATION),
+    "time_to_first_token_seconds": ("To the first content of a stream", _FIRST_TOKEN),
+    "tokens_per_second": ("Completion tokens per second", _RATE),
+}
+_GATEWAY_HISTOGRAMS = {
+    "gateway_overhead_seconds": (
+        "From request to asking the node, without waiting for loads and request bodies",
+        _OVERHEAD,
+    ),
 }
 _PAYER_COUNTERS = {
     "spend_tokens": "Tokens billed",
@@ -42,77 +47,50 @@ _PAYER_COUNTERS = {
 }
 
 
-class _Place:
-    """What is counted for one (model, node); attributes are named as the metrics are."""
-
-    def __init__(self) -> None:
-        self.requests, self.request_errors = Count(), Count()
-        self.cold_starts, self.evictions = Count(), Count()
-        self.prompt_tokens, self.completion_tokens, self.cached_prompt_tokens = Count(), Count(), Count()
-        self.images_requests = Count()
-        self.request_duration_seconds = Histogram(_DURATION)
-        self.time_to_first_token_seconds = Histogram(_FIRST_TOKEN)
-        self.tokens_per_second = Histogram(_RATE)
-
-
-class _Payer:
-    """What is counted for one (account, key); likewise."""
-
-    def __init__(self) -> None:
-        self.spend_tokens, self.spend_prompt_tokens, self.spend_completion_tokens = Count(), Count(), Count()
-
-
-class _Gateway:
-    """What is counted for all of it."""
-
-    def __init__(self) -> None:
-        self.overhead = Histogram(_OVERHEAD)
-
-
 class Metrics(Collector):
     """What the gateway counts."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._places = Tallies(("model", "node"), _Place)
-        self._payers = Tallies(("account", "key"), _Payer)
-        self._gateways = Tallies((), _Gateway)
-        self._overhead = self._gateways.of().overhead
+        self._places = Tally(("model", "node"), _PLACE_COUNTERS, _PLACE_HISTOGRAMS)
+        self._payers = Tally(("account", "key"), _PAYER_COUNTERS, {})
+        self._gateway = Tally((), {}, _GATEWAY_HISTOGRAMS)
+        self._overhead = self._gateway.of()[1]["gateway_overhead_seconds"]
         self.watch(self)
 
     def observe(self, exchange: Exchange) -> None:
         """Count one ended exchange."""
-        place = self._places.of(exchange.model, exchange.node)
-        place.requests.value += 1
-        place.request_duration_seconds.observe(exchange.duration)
+        place, histograms = self._places.of(exchange.model, exchange.node)
+        place["requests"] += 1
+        histograms["request_duration_seconds"].observe(exchange.duration)
         if exchange.failed:
-            place.request_errors.value += 1
+            place["request_errors"] += 1
         if exchange.api == "/v1/images/generations":
-            place.images_requests.value += 1
+            place["images_requests"] += 1
         if (overhead := exchange.overhead) is not None:
             self._overhead.observe(overhead)
         if (first_token := exchange.time_to_first_token) is not None:
-            place.time_to_first_token_seconds.observe(first_token)
+            histograms["time_to_first_token_seconds"].observe(first_token)
         if (rate := exchange.tokens_per_second) is not None:
-            place.tokens_per_second.observe(rate)
+            histograms["tokens_per_second"].observe(rate)
         usage = exchange.usage
         if usage is not None:
-            place.prompt_tokens.value += usage.prompt
-            place.completion_tokens.value += usage.completion
-            place.cached_prompt_tokens.value += usage.cached
+            place["prompt_tokens"] += usage.prompt
+            place["completion_tokens"] += usage.completion
+            place["cached_prompt_tokens"] += usage.cached
             if exchange.principal is not None:
-                payer = self._payers.of(exchange.principal.account_id, exchange.principal.key_id)
-                payer.spend_tokens.value += usage.prompt + usage.completion
-                payer.spend_prompt_tokens.value += usage.prompt
-                payer.spend_completion_tokens.value += usage.completion
+                payer, _ = self._payers.of(exchange.principal.account_id, exchange.principal.key_id)
+                payer["spend_tokens"] += usage.prompt + usage.completion
+                payer["spend_prompt_tokens"] += usage.prompt
+                payer["spend_completion_tokens"] += usage.completion
 
     def cold_start(self, model: str, node: str) -> None:
         """Count one load that succeeded."""
-        self._places.of(model, node).cold_starts.value += 1
+        self._places.of(model, node)[0]["cold_starts"] += 1
 
     def eviction(self, model: str, node: str) -> None:
         """Count one unload that succeeded."""
-        self._places.of(model, node).evictions.value += 1
+        self._places.of(model, node)[0]["evictions"] += 1
 
     def watch(self, collector: Collector) -> None:
         """Ask `collector` too, at every scrape."""
@@ -124,14 +102,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """What was counted so far."""
-        for name, text in _PLACE_COUNTERS.items():
-            yield self._places.counter(f"cortex_{name}", text, attrgetter(name))
-        for name, text in _PLACE_HISTOGRAMS.items():
-            yield self._places.histogram(f"cortex_{name}", text, attrgetter(name))
-        for name, text in _PAYER_COUNTERS.items():
-            yield self._payers.counter(f"cortex_{name}", text, attrgetter(name))
-        text = "From request to asking the node, without waiting for loads and request bodies"
-        yield self._gateways.histogram("cortex_gateway_overhead_seconds", text, attrgetter("overhead"))
+        for tally in (self._places, self._payers, self._gateway):
+            yield from tally.collect()
 
 
 def create_metrics_app(metrics: Metrics) -> Starlette:

@@ -1,30 +1,13 @@
-"""Counts and histograms of one event loop, told to Prometheus when it scrapes.
+"""Counters and histograms of one event loop, which Prometheus reads at a scrape.
 
-The client library's own take a lock for each number, which costs a request more than being routed. These are its
-metric families with plain numbers in them.
+prometheus-client's own counters take a lock for each number. These are its metric families, filled at a scrape.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
-
-T = TypeVar("T")
-
-
-class Count:
-    """A sum that only grows.
-
-    Attributes:
-        value: the sum.
-    """
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value = 0
 
 
 class Histogram:
@@ -47,7 +30,7 @@ class Histogram:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add a series of these labels."""
+        """Add a series with these labels."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -56,36 +39,41 @@ class Histogram:
         family.add_metric(labels, buckets, self._sum)
 
 
-class Tallies(Generic[T]):
-    """Everything counted for each combination of labels, made when it is first asked for.
+class Tally:
+    """Metrics that have the same labels.
 
     Args:
-        labels: their names.
-        make: what is counted for one combination.
+        labels: names of the labels.
+        counters: the help text of each counter, by name.
+        histograms: the help text and the bounds of each histogram, by name.
     """
 
-    def __init__(self, labels: Sequence[str], make: Callable[[], T]) -> None:
-        self.labels = labels
-        self._make = make
-        self._made: dict[tuple[str, ...], T] = {}
+    def __init__(
+        self,
+        labels: Sequence[str],
+        counters: Mapping[str, str],
+        histograms: Mapping[str, tuple[str, Sequence[float]]],
+    ) -> None:
+        self._labels, self._counters, self._histograms = labels, counters, histograms
+        self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
-    def of(self, *values: str) -> T:
-        """What is counted for these values of the labels."""
-        found = self._made.get(values)
-        if found is None:
-            found = self._made[values] = self._make()
-        return found
+    def of(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
+        """Return the sums and the histograms of these values of the labels, by the names of the metrics."""
+        series = self._series.get(values)
+        if series is None:
+            histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}
+            series = self._series[values] = dict.fromkeys(self._counters, 0), histograms
+        return series
 
-    def counter(self, name: str, text: str, pick: Callable[[T], Count]) -> Metric:
-        """One counter of all combinations, as it stands."""
-        family = CounterMetricFamily(name, text, labels=self.labels)
-        for values, tally in self._made.items():
-            family.add_metric(values, pick(tally).value)
-        return family
-
-    def histogram(self, name: str, text: str, pick: Callable[[T], Histogram]) -> Metric:
-        """One histogram of all combinations, as it stands."""
-        family = HistogramMetricFamily(name, text, labels=self.labels)
-        for values, tally in self._made.items():
-            pick(tally).add_to(family, values)
-        return family
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric with all of its series."""
+        for name, text in self._counters.items():
+            counter = CounterMetricFamily(f"cortex_{name}", text, labels=self._labels)
+            for values, (counts, _) in self._series.items():
+                counter.add_metric(values, counts[name])
+            yield counter
+        for name, (text, _) in self._histograms.items():
+            histogram = HistogramMetricFamily(f"cortex_{name}", text, labels=self._labels)
+            for values, (_, histograms) in self._series.items():
+                histograms[name].add_to(histogram, values)
+            yield histogram
