@@ -1,5 +1,6 @@
 // A node that costs next to nothing: it says that it has the model `m`, and answers every question at once, with JSON or
-// with 64 events, each in a write of its own. To a body with "hold" it says one event, and then nothing.
+// with 64 events, each in a write of its own; with "pause" in the body 2 ms lie between two. To a body with "hold" it says
+// one event, and then nothing.
 // usage: node mock_upstream.js PORT
 const http = require('http');
 
@@ -24,11 +25,12 @@ function json(response, status, body) {
 function stream(response, body) {
   response.writeHead(200, { 'content-type': 'text/event-stream' });
   if (body.includes('"hold"')) return response.write(events[0]);
+  const later = body.includes('"pause"') ? (next) => setTimeout(next, 2) : setImmediate;
   let next = 0;
   const say = () => {
     if (next === EVENTS) return response.end(end);
     response.write(events[next++]);
-    setImmediate(say);
+    later(say);
   };
   say();
 }
