@@ -31,12 +31,14 @@ import torch
 from plain_gguf import plain_copy
 from torch import Tensor
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 HERE = Path(__file__).parent
 STEPS = 32
@@ -71,7 +73,7 @@ class Engine:
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         self._options = options
-        self._runner = Runner(model, options)
+        self._runner = load_once(model, options)
         self.kernels = self._runner.ops.name
 
     def follow(self, prompt: list[int]) -> tuple[list[int], Tensor]:
@@ -86,7 +88,7 @@ class Engine:
         rows: list[Tensor] = []
         while not scheduler.idle:
             plan = scheduler.plan()
-            logits = self._runner.forward(plan).float()
+            logits = self._runner.forward(build_step(plan)).float()
             rows += logits.log_softmax(-1)
             for output in scheduler.commit(plan, logits.argmax(-1).tolist()):
                 tokens += output.tokens

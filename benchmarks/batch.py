@@ -77,15 +77,17 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     import psutil
     from local_model import local_path
 
+    from helexa.neuron.engine.load import load_once
     from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
     from helexa.neuron.engine.pages import PagePool
-    from helexa.neuron.engine.runner import PAGE_SIZE, Runner
     from helexa.neuron.engine.scheduler import Scheduler
     from helexa.neuron.engine.sequence import Sequence
+    from helexa.neuron.engine.step_builder import build_step
+    from helexa.neuron.ops.constants import PAGE_SIZE
     from helexa.neuron.text.model_text import ModelText
 
     path, options = local_path(model), EngineOptions(speculation=False)
-    runner, text = Runner(path, options), ModelText.open(path)
+    runner, text = load_once(path, options), ModelText.open(path)
     ids = [text.prompt_ids([{"role": "user", "content": prompt}]) for prompt in prompts(count)]
     stops = sorted(text.tokenizer.eos_ids)
     scheduler = Scheduler(options, PagePool(runner.facts.kv_pages, PAGE_SIZE))
@@ -103,7 +105,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
         if not running:
             break
         plan, started = scheduler.plan(), time.perf_counter()
-        sampled = runner.run(plan).tokens
+        sampled = runner.run(build_step(plan)).tokens
         for output in scheduler.commit(plan, sampled, time.perf_counter() - started):
             generated += len(output.tokens)
             running -= output.finish is not None

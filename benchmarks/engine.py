@@ -26,11 +26,13 @@ from local_model import local_path
 from rows import DECODE_STEPS, Row, parser, prompt, report
 
 from helexa.core.errors import HelexaError
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 class Engine:
@@ -38,7 +40,7 @@ class Engine:
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
-        self._runner = Runner(local_path(model), options)
+        self._runner = load_once(local_path(model), options)
         # No two pages alike, so that no host can merge them.
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
 
@@ -103,7 +105,7 @@ class Engine:
 
     def _step(self, scheduler: Scheduler) -> None:
         plan = scheduler.plan()
-        scheduler.commit(plan, self._runner.run(plan).tokens)
+        scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def _read_bandwidth(self) -> float:
         """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""

@@ -27,12 +27,15 @@ from local_model import local_path
 from rows import prompt
 
 from helexa.neuron.engine.guide import Guide
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 BAR = 1.05
 STEPS = 5
@@ -65,7 +68,7 @@ class Batch:
     def step(self) -> None:
         """One step."""
         plan = self._scheduler.plan()
-        self._scheduler.commit(plan, self._runner.run(plan).tokens)
+        self._scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def round(self) -> None:
         """Some steps."""
@@ -90,7 +93,7 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     path = local_path(arguments.model)
     options = EngineOptions(threads=arguments.threads)
-    runner = Runner(path, options)
+    runner = load_once(path, options)
     grammar = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
     matcher = LLMatcher(read_vocabulary(path, runner.facts.vocab_size), grammar)
     for temperature, guessing in itertools.product((0.0, 0.8), (False, options.speculation)):

@@ -118,8 +118,8 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 def child(folder: Path, quant: str) -> None:
     """What the process of `load` does."""
-    from helexa.neuron.engine import runner
     from helexa.neuron.engine.device import physical_cores
+    from helexa.neuron.engine.load import load as load_model
     from helexa.neuron.engine.messages import EngineOptions
     from helexa.neuron.ops.compiler import Unavailable, native_kernels
 
@@ -128,7 +128,7 @@ def child(folder: Path, quant: str) -> None:
     torch.set_num_threads(physical_cores())
     before = peak_mib()
     begin = time.perf_counter()
-    loaded = runner.load(folder, EngineOptions(quant=quant, kv_cache_mb=64))
+    loaded = load_model(folder, EngineOptions(quant=quant, kv_cache_mb=64))
     seconds = time.perf_counter() - begin
     figures = {"seconds": seconds, "peak_mib": peak_mib() - before, "result_mib": loaded.ops.step_bytes / 2**20}
     print(json.dumps(figures), flush=True)

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from helexa.neuron.engine.messages import Generate
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 150, 300)
 """Of prompts; 64 is a page."""
@@ -62,7 +63,7 @@ def decode(
     logits: list[list[Tensor]] = [[] for _ in prompts]
     while not scheduler.idle:
         plan = scheduler.plan()
-        rows = runner.forward(plan).float().clone()
+        rows = runner.forward(build_step(plan)).float().clone()
         for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
             logits[entry.sequence.id].append(row)
         for output in scheduler.commit(plan, rows.argmax(-1).tolist()):

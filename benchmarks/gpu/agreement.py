@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import measure
+import numpy as np
 import torch
 from answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, logits_of
 from made_models import AGREEING, TINY_AGREEING, DistinctModel
@@ -338,7 +339,8 @@ class Agreement:
         return max(begin - number, number - float(ends[token]), 0.0)
 
     def _number(self, request: Request, place: int) -> float:
-        return float(uniforms([request.sampling.seed], [len(request.prompt) + place])[0])
+        seed, position = np.array([request.sampling.seed], np.uint64), np.array([len(request.prompt) + place])
+        return float(uniforms(seed, position)[0])
 
     def _bound(self, request: Request) -> float:
         if request.sampling.temperature == 0:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helexa.neuron.engine import planner as planner_module
 from helexa.neuron.engine import runner as runner_module
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan, PlanEntry
@@ -20,6 +21,7 @@ from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -144,7 +146,7 @@ class _Foresight:
 def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
     """A runner of a model that is in no file; steps are recorded if options say so."""
     with mock.patch.object(runner_module, "open_checkpoint", lambda path: model):
-        runner = Runner(Path("made"), options)
+        runner = load_once(Path("made"), options)
     if runner.ops.name != kernels:
         raise RuntimeError(f"there are no {kernels} kernels for this device; `neuron doctor` says why")
     if options.graphs:
@@ -177,7 +179,7 @@ def logits(runner: Runner, requests: list[Request], way: Way) -> tuple[list[list
         scheduler = _scheduler(runner, {number: requests[number] for number in numbers}, way)
         while not scheduler.idle:
             plan = scheduler.plan()
-            rows = runner.forward(plan).float().cpu().clone()
+            rows = runner.forward(build_step(plan)).float().cpu().clone()
             for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
                 found[entry.sequence.id].append(row)
             for output in scheduler.commit(plan, rows.argmax(-1).tolist()):
@@ -190,7 +192,9 @@ def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
     request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY)
     pages = list(range(-(-(len(prompt) + len(tokens)) // PAGE_SIZE)))
     sequence = Sequence(request, pages=pages, slot=0)
-    return runner.forward([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]).float().cpu().clone()
+    return (
+        runner.forward(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))])).float().cpu().clone()
+    )
 
 
 def _run(runner: Runner, requests: dict[int, Request], way: Way, seen: Seen) -> None:

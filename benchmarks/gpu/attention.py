@@ -60,12 +60,8 @@ def main() -> None:
 
 def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) -> "Batch":
     """So many sequences alike, their pages in no order."""
-    from helexa.neuron.ops.batch import Batch, Capacity, Span
-
     numbers = torch.randperm(count * pages).view(count, pages).tolist()
-    spans = [Span(slice(n * rows, (n + 1) * rows), prefix, numbers[n], 0, rows) for n in range(count)]
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    return Batch(none, none, none, none, 0, spans, Capacity(count * rows, count, pages))
+    return measure.batch([prefix] * count, rows, numbers, device)
 
 
 if __name__ == "__main__":

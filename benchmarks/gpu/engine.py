@@ -170,8 +170,8 @@ class Bench:
 
     def load(self) -> None:
         """Weights from files that are not in the system's cache."""
+        from helexa.neuron.engine.load import load
         from helexa.neuron.engine.messages import EngineOptions
-        from helexa.neuron.engine.runner import load
 
         self._write()
         files = sorted(self._folder.glob("*.safetensors"))
@@ -253,19 +253,20 @@ class Engine:
         import msgspec
         from made_models import MadeModel
 
-        from helexa.neuron.engine import runner
+        from helexa.neuron.engine import load
         from helexa.neuron.engine.pages import PagePool
         from helexa.neuron.engine.scheduler import Scheduler
         from helexa.neuron.engine.states import StatePool
         from helexa.neuron.engine.steps import Steps
+        from helexa.neuron.ops.constants import PAGE_SIZE
 
         self.config = config
         if folder is None:
             made = MadeModel(config)
-            with mock.patch.object(runner, "open_checkpoint", lambda path: made):
-                self.runner = runner.Runner(Path("made"), options)
+            with mock.patch.object(load, "open_checkpoint", lambda path: made):
+                self.runner = load.load_once(Path("made"), options)
         else:
-            self.runner = runner.Runner(folder, options)
+            self.runner = load.load_once(folder, options)
         if self.runner.ops.name != options.kernels:
             raise SystemExit("there are no kernels for this device, only plain torch; `neuron doctor` says why")
         self.runner.warm_up()
@@ -273,7 +274,7 @@ class Engine:
         options = msgspec.structs.replace(
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
-        pages = PagePool(facts.kv_pages, runner.PAGE_SIZE)
+        pages = PagePool(facts.kv_pages, PAGE_SIZE)
         states = StatePool(facts.max_sequences, facts.snapshots) if facts.state_bytes else None
         self._scheduler = Scheduler(options, pages, states)
         self._steps = Steps(self.runner, self._scheduler, overlap=self.runner.device.type == "cuda")

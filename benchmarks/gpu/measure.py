@@ -5,8 +5,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from helexa.neuron.ops.batch import Batch
 
 _TRIES = 20
 _CYCLES = 5e9  # to let pass for a second of the host's, on any device: more than twice that
@@ -69,3 +73,24 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> f
     """Multiplications and additions of a large product in a second."""
     left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / seconds(lambda: left @ right, device)
+
+
+def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.device) -> "Batch":
+    """Sequences that advance by so many rows each, in the order of their state slots."""
+    from helexa.neuron.engine.step_buffers import StepBuffers
+    from helexa.neuron.engine.step_input import StepInput, int32
+    from helexa.neuron.ops.batch import Capacity
+
+    count, none = len(prefixes), int32([0] * len(prefixes) * rows)
+    step = StepInput(
+        tokens=none,
+        positions=none,
+        slots=none,
+        sample_rows=none[:0],
+        starts=int32(range(0, (count + 1) * rows, rows)),
+        prefixes=int32(prefixes),
+        settled=int32([rows] * count),
+        state_slots=int32(range(count)),
+        pages=int32(pages),
+    )
+    return StepBuffers(Capacity(count * rows, count, len(pages[0])), device, packed=True).load(step)

@@ -23,7 +23,6 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 def main() -> None:
     arguments = measure.arguments(__doc__)
-    from helexa.neuron.ops.batch import Batch, Capacity, Span
     from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
     from helexa.neuron.ops.gpu import GpuOps
 
@@ -48,10 +47,8 @@ def main() -> None:
     rule = ops.delta_rule(sizes, DeltaWeights(kernel, heads, heads, norm, 1e-6))
     widths = (sizes.mixed, sizes.values, sizes.heads, sizes.heads)
     cases = [(count, 1) for count in ((2,) if tiny else DECODES)] + [(1, rows) for rows in ((40,) if tiny else PROMPTS)]
-    none = torch.zeros(0, dtype=torch.int64, device=device)
     for count, rows in cases:
-        spans = [Span(slice(n * rows, (n + 1) * rows), 64, [0], n, rows) for n in range(count)]
-        batch = Batch(none, none, none, none, 0, spans, Capacity(count * rows, count, 1))
+        batch = measure.batch([64] * count, rows, [[0, 0]] * count, device)
         mixed, z, b, a = numbers(count * rows, sum(widths), dtype=dtype).split(widths, dim=1)
         cache = rule.new_cache(count)
         cache.conv.zero_()

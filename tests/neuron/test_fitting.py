@@ -9,9 +9,9 @@ import pytest
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
-from helexa.neuron.engine import runner
+from helexa.neuron.engine import load
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Grant, Needs, SamplingParams
-from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.host_memory import own_bytes
@@ -49,14 +49,14 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf
 def test_no_weight_is_read_of_a_model_that_does_not_fit(
     dtype: str, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unread(path: Path, opened: object = runner.open_checkpoint) -> Checkpoint:
+    def unread(path: Path, opened: object = load.open_checkpoint) -> Checkpoint:
         checkpoint = opened(path)  # type: ignore[operator]
         monkeypatch.setattr(checkpoint, "read", lambda *arguments: pytest.fail("a weight was read"))
         return checkpoint
 
-    monkeypatch.setattr(runner, "open_checkpoint", unread)
+    monkeypatch.setattr(load, "open_checkpoint", unread)
     with pytest.raises(DoesNotFitError):
-        Runner(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
+        load_once(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
 
 
 async def test_the_context_follows_the_memory(smollm2_gguf: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.weights.formats import GroupwiseTensor
@@ -40,7 +41,7 @@ def store(folder: Path, tensors: dict[str, Tensor], quantisation: dict[str, obje
 
 
 def in_float32(folder: Path, quant: str = "") -> Runner:
-    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=8, quant=quant))
+    return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=8, quant=quant))
 
 
 def test_fp8_blocks(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_quantised_load_computes_what_its_policy_makes_of_the_weights(quant: s
 
 def test_kernels_that_keep_quantised_weights_hold_less(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE | {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512})
-    runners = {quant: Runner(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
+    runners = {quant: load_once(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
     assert {quant: runner.facts.quant for quant, runner in runners.items()} == {"": "", "q8_0": "q8_0", "q4k": "q4k"}
     held = {quant: runner.facts.step_bytes for quant, runner in runners.items()}
     if runners[""].ops.quantised:

@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from driving import GREEDY, scheduler_of
 from transformers import PreTrainedModel
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, TokenOutput
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from tiny_models import LENGTHS, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,7 +47,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder: Path = tmp_path_factory.mktemp("model")
     reference = tiny_model(folder, model_type=request.param, **SHAPE | MODELS[request.param])
     options = EngineOptions(dtype="float32", kv_cache_mb=16, max_sequences=8, snapshot_mb=8, max_step_tokens=1024)
-    return reference, Runner(folder, options)
+    return reference, load_once(folder, options)
 
 
 def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> dict[int, list[TokenOutput]]:
@@ -53,7 +56,7 @@ def drive(runner: Runner, scheduler: Scheduler, sequences: list[Sequence]) -> di
         outputs[sequence.id] = [refusal] if (refusal := scheduler.add(sequence)) else []
     while not scheduler.idle:
         plan = scheduler.plan()
-        outcome = runner.run(plan)
+        outcome = runner.run(build_step(plan))
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden):
             outputs[output.id].append(output)
     scheduler.check_idle()
@@ -131,8 +134,8 @@ def test_a_vector_that_is_no_number_ends_its_request_alone(case: tuple[PreTraine
     for sequence in sequences:
         scheduler.add(sequence)
     plan = scheduler.plan()
-    outcome = runner.run(plan)
-    hidden = {0: outcome.hidden[0], 1: torch.full((64,), torch.nan)}
+    outcome = runner.run(build_step(plan))
+    hidden = {0: outcome.hidden[0], 1: np.full(64, np.nan, np.float32)}
     first, second = scheduler.commit(plan, outcome.tokens, hidden=hidden)
     assert_right(reference, sequences[0], "mean", [first])
     assert (second.finish, second.vector) == ("error", [])

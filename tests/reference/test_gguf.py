@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from neuron.weights.hf_to_gguf import write_model
@@ -76,4 +77,4 @@ def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def load(path: Path) -> Runner:
-    return Runner(path, EngineOptions(dtype="float32", kv_cache_mb=16))
+    return load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import assert_equal_to, tiny_model
 
@@ -51,4 +51,4 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_logits_and_greedy_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
     path = write_model(tmp_path / "model.gguf", reference.config, reference.state_dict())
-    assert_equal_to(reference, Runner(path, EngineOptions(dtype="float32", kv_cache_mb=16)))
+    assert_equal_to(reference, load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16)))

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageTextToText
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
 from tiny_models import assert_equal_to, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, SEED, **SHAPE | VARIANTS[variant])
-    assert_equal_to(reference, Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
+    assert_equal_to(reference, load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
 
 
 @pytest.mark.parametrize(("model_type", "tied", "seed"), [("qwen3_5", True, 6), ("qwen3_5_moe", False, SEED)])
@@ -71,4 +71,4 @@ def test_the_text_part_of_a_multimodal_checkpoint(model_type: str, tied: bool, s
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     settings = {"model_type": model_type, "text_config": text, "vision_config": vision, "tie_word_embeddings": tied}
     reference = tiny_model(tmp_path, seed, auto=AutoModelForImageTextToText, **settings)
-    assert_equal_to(reference, Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
+    assert_equal_to(reference, load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))

@@ -8,8 +8,8 @@ import torch
 from driving import generate, scheduler_of
 from transformers import AutoModelForCausalLM
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
 from helexa.neuron.ops import compiler as compiler_module
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.native import NativeOps
@@ -32,7 +32,7 @@ def prompts(smollm2_gguf: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def answers(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
     """64 greedy tokens for each prompt, on the reference kernels."""
-    runner = Runner(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=64))
+    runner = load_once(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=64))
     return generate(runner, scheduler_of(runner), prompts, 64)
 
 
@@ -63,7 +63,7 @@ def test_packed_kernels_agree_for_the_first_sixteen_tokens(
     if not compiler:
         monkeypatch.setenv("PATH", "/nonexistent")
         monkeypatch.setattr(compiler_module, "native_kernels", compiler_module.native_kernels.__wrapped__)
-    runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=64))
+    runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
     alone = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
     assert alone == [tokens[:16] for tokens in answers]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from tiny_models import assert_equal_to, decode, tiny_model
@@ -146,7 +147,7 @@ def test_what_rounds_activations_comes_near(variant: str, tmp_path: Path) -> Non
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant] | {"head_dim": 32})
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 320, (length,), generator=generator).tolist() for length in (1, 65, 150)]
-    runner = Runner(tmp_path, EngineOptions(context_length=512, kv_cache_mb=8))
+    runner = load_once(tmp_path, EngineOptions(context_length=512, kv_cache_mb=8))
     for prompt, (tokens, logits) in zip(prompts, decode(runner, prompts, max_step_tokens=48), strict=True):
         with torch.inference_mode():
             expected = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
@@ -204,7 +205,7 @@ def test_what_would_load_but_compute_something_else_is_refused_by_name(
 
 
 def load(folder: Path) -> Runner:
-    return Runner(folder, EngineOptions(dtype="float32", context_length=512, kv_cache_mb=64))
+    return load_once(folder, EngineOptions(dtype="float32", context_length=512, kv_cache_mb=64))
 
 
 def rewrite(folder: Path, **settings: Any) -> None:

@@ -7,9 +7,11 @@ import torch
 from driving import scheduler_of
 from transformers import PreTrainedModel
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, Logprob, SamplingParams, TokenOutput
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +53,7 @@ def reference(folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def runner(folder: Path, reference: PreTrainedModel) -> Runner:
-    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
+    return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
 
 
 def answers(runner: Runner, requests: list[Generate], **options: object) -> dict[int, TokenOutput]:
@@ -62,7 +64,7 @@ def answers(runner: Runner, requests: list[Generate], **options: object) -> dict
     said = {request.id: TokenOutput(id=request.id) for request in requests}
     while not scheduler.idle:
         plan = scheduler.plan()
-        outcome = runner.run(plan)
+        outcome = runner.run(build_step(plan))
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
             before = said[output.id]
             said[output.id] = TokenOutput(
@@ -162,7 +164,7 @@ def test_scores_are_the_same_after_a_preemption_and_beside_a_cached_prefix(
 
     def step() -> None:
         plan = scheduler.plan()
-        outcome = runner.run(plan)
+        outcome = runner.run(build_step(plan))
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
             scores.extend(output.prompt_logprobs)
 
@@ -172,7 +174,7 @@ def test_scores_are_the_same_after_a_preemption_and_beside_a_cached_prefix(
     scheduler.add(Sequence(Generate(id=1, prompt=prompt, max_tokens=0, sampling=SamplingParams(), prompt_logprobs=2)))
     step()
     plan = scheduler.plan()
-    runner.run(plan)
+    runner.run(build_step(plan))
     scheduler.isolate(plan * 2, "failed")  # it begins anew
     while not scheduler.idle:
         step()

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.ops.native import NativeOps
@@ -143,7 +144,7 @@ def test_native_kernels_come_near_and_give_a_row_the_same_in_any_company(
 ) -> None:
     caplog.set_level("INFO")
     tiny_model(tmp_path, **settings)
-    runner = Runner(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant))
+    runner = load_once(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant))
     if runner.ops.name != NativeOps.name:
         pytest.skip("no C compiler on this machine: plain torch serves")
     prompts = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
@@ -160,7 +161,7 @@ def test_native_kernels_come_near_and_give_a_row_the_same_in_any_company(
 
 
 def in_float32(folder: Path) -> Runner:
-    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=8))
+    return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=8))
 
 
 def store(folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -13,9 +13,11 @@ from driving import GREEDY, scheduler_of
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 
 SHAPE = {
     "vocab_size": 320,
@@ -93,7 +95,7 @@ def test_logits_of_a_gguf_file_equal_those_of_transformers(tmp_path: Path) -> No
         prompt = torch.randint(0, config.vocab_size, (150,)).tolist()
         expected = reference(torch.tensor([prompt])).logits[0]
 
-    runner = Runner(path, EngineOptions(dtype="float32", kv_cache_mb=8))
+    runner = load_once(path, EngineOptions(dtype="float32", kv_cache_mb=8))
     assert runner.facts.model_type == "qwen2"
     for count in (1, 2, 65, 150):
         torch.testing.assert_close(last_logits(runner, prompt[:count]), expected[count - 1], rtol=1e-4, atol=1e-4)
@@ -103,4 +105,4 @@ def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
     """Logits after the last prompt token."""
     scheduler = scheduler_of(runner)
     assert scheduler.add(Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY))) is None
-    return runner.forward(scheduler.plan())[0]
+    return runner.forward(build_step(scheduler.plan()))[0]

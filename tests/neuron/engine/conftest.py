@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 
@@ -11,4 +12,4 @@ from helexa.neuron.engine.runner import Runner
 @pytest.fixture(scope="session")
 def runner(smollm2_gguf: Path) -> Runner:
     """SmolLM2 in float32: the reference kernels."""
-    return Runner(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=256))
+    return load_once(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=256))

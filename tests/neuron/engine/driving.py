@@ -4,11 +4,12 @@ from collections.abc import Sequence as Rows
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.steps import Steps
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
-from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.plan import Plan, PlanEntry
+from helexa.neuron.engine.sampler import Refused
 from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.step_output import StepOutput
 
 
 class SimulatedCache:
@@ -73,9 +74,9 @@ class SimulatedStep:
 
     tokens: list[int]
 
-    def read(self) -> Outcome:
+    def read(self, refused: Refused) -> StepOutput:
         """The same, when the host asks."""
-        return Outcome(self.tokens)
+        return StepOutput(self.tokens)
 
 
 def _known(entry: PlanEntry, after: SimulatedStep | None) -> PlanEntry:

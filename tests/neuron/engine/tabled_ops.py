@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Chunk
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference_attention import Chunk, attend_chunk
 from helexa.neuron.ops.step_graphs import StepGraphs, again
 
 
@@ -52,11 +53,11 @@ class TabledOps(ReferenceOps):
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         out = torch.zeros_like(queries)
-        tables = batch.tables
+        tables = batch.spans
         for span, (start, stop) in enumerate(pairwise(tables.starts.tolist())):
             prefix = int(tables.prefixes[span])
             pages = tables.pages[span, : -(-(prefix + stop - start) // PAGE_SIZE)].long()
             if start < stop:
                 chunk = Chunk(slice(start, stop), prefix, pages, None)
-                out[start:stop] = self._prefill(queries[start:stop], cache, chunk, kind)
+                out[start:stop] = attend_chunk(queries[start:stop], cache, chunk, kind)
         return out

@@ -9,8 +9,9 @@ from helexa.neuron.engine.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.overlap import foreseeable
 from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sampler import Row, launch
+from helexa.neuron.engine.sampler import launch
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import sampling_of
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference import ReferenceOps
 
@@ -56,9 +57,9 @@ def test_a_penalty_covers_a_token_that_is_still_on_the_device(last: list[int], c
     one.tokens.append(-1)
     logits = torch.full((2, 8), -50.0)
     logits[:, 3], logits[:, 4], logits[0, 7] = 2.0, 1.5, 1.9
-    rows = [Row(sequence([2])), Row(one)]
+    sampling = sampling_of([(sequence([2]), ()), (one, ())])
     ops = ReferenceOps(torch.device("cpu"), torch.float32)
-    assert launch(ops, logits, rows, torch.tensor(last)).read() == [3, chosen]
+    assert launch(ops, logits, sampling, torch.tensor(last)).read() == [3, chosen]
 
 
 def test_steps_overlap_beside_a_repetition_penalty() -> None:

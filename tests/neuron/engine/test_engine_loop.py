@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from helexa.neuron.engine import steps
 from helexa.neuron.engine.frames import FrameDecoder, encode
-from helexa.neuron.engine.launched import Outcome
 from helexa.neuron.engine.loop import Engine
 from helexa.neuron.engine.messages import (
     Embed,
@@ -24,8 +25,12 @@ from helexa.neuron.engine.messages import (
     StepReport,
     TokenOutput,
 )
+from helexa.neuron.engine.model_facts import ModelFacts
 from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.runner import ModelFacts
+from helexa.neuron.engine.sampler import Refused
+from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 
 GREEDY = SamplingParams(temperature=0)
@@ -39,10 +44,16 @@ FACTS: dict[str, Any] = dict.fromkeys(ModelFacts.__dataclass_fields__, 0) | {
 }
 
 
+@pytest.fixture(autouse=True)
+def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "build_step", lambda plan, buckets: plan)
+
+
 class Runner:
     """Runs plans by `step`; hidden states are infinite where a 7 is."""
 
     device = torch.device("cpu")
+    buckets: ClassVar[list[Bucket]] = []
     facts = ModelFacts(**FACTS)
 
     def __init__(self, step: Callable[[Plan], list[int]]) -> None:
@@ -51,7 +62,7 @@ class Runner:
         self.device_is_sound = True
 
     def launch(self, plan: Plan, after: object) -> "Computed":
-        return Computed(Outcome(self._step(plan), {}, hidden_of(plan)))
+        return Computed(StepOutput(self._step(plan), {}, hidden_of(plan)))
 
     def clear(self, pages: list[int]) -> None:
         self.cleared += pages
@@ -64,15 +75,15 @@ class Runner:
 class Computed:
     """A step that is over."""
 
-    outcome: Outcome
+    outcome: StepOutput
 
-    def read(self) -> Outcome:
+    def read(self, refused: Refused) -> StepOutput:
         return self.outcome
 
 
-def hidden_of(plan: Plan) -> dict[int, torch.Tensor]:
+def hidden_of(plan: Plan) -> dict[int, Float32]:
     pooled = [entry.sequence for entry in plan if entry.sequence.pooled is not None]
-    return {one.id: torch.tensor([torch.inf if 7 in one.tokens else 1.0]) for one in pooled}
+    return {one.id: np.array([np.inf if 7 in one.tokens else 1.0], np.float32) for one in pooled}
 
 
 class Served:

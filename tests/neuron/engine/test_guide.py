@@ -22,9 +22,10 @@ from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParam
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.sampler import launch, rows_of
+from helexa.neuron.engine.sampler import launch
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import sampled_rows, sampling_of
 from helexa.neuron.engine.vocabulary import read_vocabulary
 from helexa.neuron.ops.constants import MAX_DRAFTS
 from helexa.neuron.ops.reference import ReferenceOps
@@ -62,12 +63,12 @@ class Speaker:
         self.cache = SimulatedCache(scheduler)
 
     def run(self, plan: Plan) -> list[int]:
-        rows = rows_of(plan)
+        rows = list(sampled_rows([entry for entry in plan if entry.samples]))
         self.cache.run(plan)
         if not rows:
             return []
-        logits = torch.stack([_logits((*row.sequence.tokens, *row.drafts)) for row in rows])
-        return launch(OPS, logits, rows).read(partial(refused, plan))
+        logits = torch.stack([_logits((*sequence.tokens, *drafts)) for sequence, drafts in rows])
+        return launch(OPS, logits, sampling_of(rows)).read(partial(refused, plan))
 
 
 def _logits(tokens: tuple[int, ...]) -> torch.Tensor:
@@ -238,7 +239,7 @@ def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer
     for seed in range(draws):
         one = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
         plan = [PlanEntry(one, len(one.tokens))]
-        counts[launch(OPS, logits[None].clone(), rows_of(plan)).read(partial(refused, plan))] += 1
+        counts[launch(OPS, logits[None].clone(), sampling_of([(one, ())])).read(partial(refused, plan))] += 1
     shares = weights / weights.sum()
     assert counts[allowed].sum() == draws
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()

@@ -9,11 +9,14 @@ from driving import GREEDY, generate, scheduler_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.step_input import StepInput
 
 TOKENS = 24
 PROMPTS = [
@@ -48,7 +51,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
             elif "A_log" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
-    yield Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
+    yield load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
 
 
 def scheduler(runner: Runner, **options: Any) -> Scheduler:
@@ -117,8 +120,8 @@ def prefill(
     assert scheduler.add(sequence) is None
     seen: list[Tensor] = []
 
-    def spy(plan: Plan, last: Tensor | None) -> tuple[Tensor, None]:
-        seen.append(Runner.compute(runner, plan, last)[0].clone())
+    def spy(step: StepInput, last: Tensor | None) -> tuple[Tensor, None]:
+        seen.append(Runner.compute(runner, step, last)[0].clone())
         return seen[-1], None
 
     while True:
@@ -126,7 +129,7 @@ def prefill(
         slot, ends = sequence.slot, plan[0].samples
         with monkeypatch.context() as patch:
             patch.setattr(runner, "compute", spy)
-            sampled = runner.run(plan).tokens
+            sampled = runner.run(build_step(plan)).tokens
         scheduler.commit(plan, sampled)
         if ends:
             state = [part[slot].clone() for cache in runner._states for part in (cache.conv, cache.state)]

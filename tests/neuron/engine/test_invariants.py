@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from driving import generate, scheduler_of
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.queues import Queues
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.ops.constants import PAGE_SIZE
 from tiny_models import tiny_model
 
 VOCABULARY = 512
@@ -38,7 +40,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    return Runner(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
+    return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
 
 
 @pytest.fixture(scope="module")

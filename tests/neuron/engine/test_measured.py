@@ -9,10 +9,12 @@ from tabled_ops import TabledOps
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine import device
 from helexa.neuron.engine.fit import alone
-from helexa.neuron.engine.measured import largest, measured
+from helexa.neuron.engine.load import load_once
+from helexa.neuron.engine.measured import largest, measured, measured_on_device
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.ops.choice import Choice
+from helexa.neuron.ops.constants import PAGE_SIZE
 from neuron.needing import MIB, needs
 from tiny_models import tiny_model
 
@@ -76,7 +78,8 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
     monkeypatch.setattr(
         device, "choose", lambda *a, **k: Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
     )
-    runner = Runner(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100))
+    options = EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100)
+    runner = load_once(tmp_path, options)
     card = Card()
     for name in ("empty_cache", "reset_peak_memory_stats", "synchronize", "mem_get_info", "memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, getattr(card, name))
@@ -85,17 +88,16 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
     monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # which short contexts do not show
     steps: list[None] = []
     needed = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
-    found = runner._measured(needed, 5, lambda: steps.append(None))
-    assert len(steps) == len(largest(100, 5, PAGE_SIZE)), "whoever waits hears of each"
+    found = measured_on_device(runner._model, runner.ops, options, needed, 5, lambda: steps.append(None))
+    assert len(steps) == len(largest(100, 5)), "whoever waits hears of each"
     assert (found.weights, found.free) == (card.allocated, 8000 * MIB)
     assert found.step == 2 * 1000, "once for recorded steps, once for others"
-    runner._allocate(found, alone(found))
-    short, prompt, tokens = largest(100, 5, PAGE_SIZE)
-    assert [len(runner.run(plan).tokens) for plan in (short, prompt)] == [1, 1]
-    assert [len(entry.sequence.tokens) for entry in [*short, *prompt]] == [32, 100]
-    assert len(runner.run(tokens).tokens) == 5
+    runner = Runner(runner._model, runner.ops, options, found, alone(found))
+    short, prompt, tokens = largest(100, 5)
+    assert [len(runner.run(step).tokens) for step in (short, prompt, tokens)] == [1, 1, 5]
+    assert [len(step.tokens) for step in (short, prompt)] == [32, 100]
 
 
 def test_tokens_are_chosen_in_all_ways_that_have_kernels_of_their_own() -> None:
-    params = [entry.sequence.request.sampling for plan in largest(2048, 2, PAGE_SIZE) for entry in plan]
-    assert {(p.temperature > 0, p.top_p < 1) for p in params} == {(False, False), (True, False), (True, True)}
+    ways = [step.sampling for step in largest(2048, 2) if step.sampling is not None]
+    assert {(way.temperature[0] > 0, way.top_p[0] < 1) for way in ways} == {(False, False), (True, False), (True, True)}

@@ -10,13 +10,16 @@ import pytest
 import torch
 from driving import generate, scheduler_of
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.queues import Queues
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.ops import compiler
 from helexa.neuron.ops.compiler import Unavailable
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.cpu import CpuOps
 from helexa.neuron.ops.native import NativeOps
 
@@ -46,7 +49,7 @@ def threads() -> Iterator[int]:
 def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> Runner:
     """SmolLM2 on the native kernels and threads of their own, with K and V in 16 and in 8 bits."""
     torch.set_num_threads(threads)
-    runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB, kv_dtype=request.param))
+    runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB, kv_dtype=request.param))
     torch.set_num_threads(1)
     if runner.ops.name != NativeOps.name:
         pytest.skip("no C compiler on this machine: plain torch serves")
@@ -64,7 +67,7 @@ def stock(smollm2_gguf: Path) -> Runner:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "native_kernels", no_compiler)
-        runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB))
+        runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB))
     assert runner.ops.name == CpuOps.name
     return runner
 
@@ -154,5 +157,5 @@ def log_probabilities(runner: Runner, prompt: Rows[int], tokens: Rows[int]) -> t
     """[tokens, vocabulary], before each of `tokens`."""
     request = Generate(id=0, prompt=list(prompt), max_tokens=1, sampling=SamplingParams())
     sequence = Sequence(request, pages=list(range(4)))
-    logits = runner.forward([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))])
+    logits = runner.forward(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]))
     return logits.double().log_softmax(-1)

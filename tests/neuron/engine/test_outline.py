@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.outline import Outline, outline
-from helexa.neuron.engine.runner import Runner
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.packed import PackedMatrix
@@ -97,7 +97,7 @@ def held(thing: object, seen: dict[int, object]) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS[model])
-    runner = Runner(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
+    runner = load_once(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
     found = outlined(runner.ops, tmp_path, quant)
     real = held(runner._model, {})
     assert real <= found.weights * 1.01  # the tables of the rotation are not weights
@@ -129,7 +129,7 @@ def test_what_a_gpu_will_hold_is_known_beforehand(
 
 
 def test_real_weights(smollm2_gguf: Path) -> None:
-    runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=8))
+    runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=8))
     found = outlined(runner.ops, smollm2_gguf)
     assert found.weights == pytest.approx(held(runner._model, {}), rel=0.01)
     assert found.page == runner.facts.kv_bytes // runner.facts.kv_pages

@@ -10,21 +10,30 @@ import pytest
 import torch
 from simulation import SimulatedCache, SimulatedStep
 
-from helexa.neuron.engine import faults
-from helexa.neuron.engine.launched import Launched, Outcome, begin_sums
+from helexa.neuron.engine import faults, steps
+from helexa.neuron.engine.launched import Launched, begin_sums
 from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan, PlanEntry
+from helexa.neuron.engine.sampler import Refused
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.step_input import HiddenRows
+from helexa.neuron.engine.step_output import StepOutput
 from helexa.neuron.engine.steps import Steps, _sound_vectors
+from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 
 FATAL_LATE, FATAL, NOT_A_NUMBER, STOP = 6, 7, 8, 9
 PAGE, SEQUENCES, SNAPSHOTS = 4, 8, 6
 GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "build_step", lambda plan, buckets: plan)
 
 
 def next_token(tokens: list[int]) -> int:
@@ -38,6 +47,7 @@ class Simulated(SimulatedCache):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, next_token)
         self.device: torch.device | None = None
+        self.buckets: list[Bucket] = []
         self.ahead = 0
         self.entries = 0
         self.cleared: list[int] = []
@@ -64,7 +74,7 @@ class Simulated(SimulatedCache):
 class Late(SimulatedStep):
     """One that is found to have failed when it is read."""
 
-    def read(self) -> Outcome:
+    def read(self, refused: Refused) -> StepOutput:
         raise ValueError("of no consequence")
 
 
@@ -223,7 +233,8 @@ def test_a_vector_does_not_depend_on_who_is_cancelled_before_it_is_read(pooling:
     plan = [PlanEntry(cancelled, 3), PlanEntry(other, 6)]
     wanted = [one.pooled.wanted(one.computed, 6) for one in (cancelled, other) if one.pooled is not None]
     hidden = torch.cat([torch.full((len(rows), 2), number + 1.0) for number, rows in enumerate(wanted)])
-    step = Launched(plan, hidden=begin_sums(plan, hidden))
+    rows = [HiddenRows(one.id, len(own)) for one, own in zip((cancelled, other), wanted, strict=True) if own]
+    step = Launched(hidden=begin_sums(rows, hidden))
     cancelled.pages, cancelled.computed = [], 0
     outcome = step.read()
     assert outcome.hidden[1].tolist() == [2.0 * len(wanted[1])] * 2

@@ -12,12 +12,15 @@ from driving import generate, scheduler_of
 from tabled_ops import TabledOps
 
 from helexa.neuron.engine import device
-from helexa.neuron.engine.layout import Layout
+from helexa.neuron.engine.buckets import buckets
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.packed_layout import PackedLayout, buckets
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_buffers import StepBuffers
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.choice import Choice
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -40,14 +43,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
     """By the reference kernels, each prompt alone."""
-    plain = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4))
+    plain = load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     return [generate(plain, scheduler_of(plain), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
 def tabled(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "choose", lambda *a, **k: Choice(TabledOps(CPU, torch.float32), "these are tested"))
-        return Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
+        return load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +89,12 @@ def test_a_model_serves_without_recordings_where_they_fail(
         return
     runner.warm_up()
     assert recorded
-    assert isinstance(runner._layout, PackedLayout)
-    assert not runner._layout.buckets
+    assert not runner.buckets
     for bucket in recorded:
         assert bucket is not None
-        assert runner.ops.run(lambda batch: batch.tokens, runner._layout.blank(bucket)).dim() == 1, "it is kept"
+        assert runner.ops.run(lambda batch: batch.tokens, runner._buffers.load(StepInput.blank(bucket))).dim() == 1, (
+            "it is kept"
+        )
     assert generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS, TOKENS) == expected
 
 
@@ -185,7 +189,7 @@ def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None
 
 
 def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Runner(model, EngineOptions(dtype="float32", kv_cache_mb=4))
+    plain = load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     prompts = [PROMPTS[2] * 2, PROMPTS[1]]
     expected = generate(plain, scheduler_of(plain, speculation=False), prompts, 40)
     ran: list[Bucket | None] = []
@@ -203,10 +207,8 @@ def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeyp
 
 def test_rows_that_stand_for_nothing_leave_no_trace(runner: Runner) -> None:
     before = [cache.clone() for cache in runner._caches]
-    layout = runner._layout
-    assert isinstance(layout, PackedLayout)
-    for bucket in layout.buckets:
-        runner.ops.run(runner._forward, layout.blank(bucket))
+    for bucket in runner.buckets:
+        runner.ops.run(runner._forward, runner._buffers.load(StepInput.blank(bucket)))
         for cache, old in zip(runner._caches, before, strict=True):
             assert torch.equal(cache, old)
 
@@ -230,16 +232,16 @@ S = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_says_what_the_layout_of_the_cpu_says(seed: int) -> None:
+def test_packed_buffers_hold_what_others_hold(seed: int) -> None:
     chance = random.Random(seed)
     capacity = Capacity(rows=2000, sequences=8, pages_per_sequence=5)
-    packed, plain = PackedLayout(capacity, CPU, buckets(8, 4)), Layout(capacity, CPU)
+    packed, plain = StepBuffers(capacity, CPU, packed=True), StepBuffers(capacity, CPU, packed=False)
     for _ in range(4):
         plan = plan_of(chance, decoding=chance.random() < 0.5)
         packed._hosts[0].fill_(-999)
         packed._hosts[1].fill_(-999)
-        ours, theirs = packed.lay_out(plan), plain.lay_out(plan)
-        lengths = [span.rows.stop - span.rows.start for span in theirs.spans]
+        ours, theirs = packed.load(build_step(plan, buckets(8, 4))), plain.load(build_step(plan))
+        lengths = [span.stop - span.start for span in theirs.span_list]
         bucket = ours.bucket
         if max(lengths) == 1:
             assert bucket == next(Bucket(n, n) for n in (1, 2, 4, 8) if n >= len(plan))
@@ -254,19 +256,21 @@ def test_it_says_what_the_layout_of_the_cpu_says(seed: int) -> None:
             assert found[: len(wanted)].tolist() == wanted.tolist()
             assert len(found) == (size.rows if bucket else len(wanted))
             assert set(found[len(wanted) :].tolist()) <= {-1 if name == "slots" else 0}
-        tables, wanted = ours.tables, theirs.tables
-        count = len(theirs.spans)
-        assert tables.starts.tolist()[: count + 1] == wanted.starts.tolist()
-        assert set(tables.starts.tolist()[count:]) == {len(theirs.tokens)}
+        spans, wanted = ours.spans, theirs.spans
+        count = len(plan)
+        assert ours.span_list == theirs.span_list
+        assert spans.starts.tolist()[: count + 1] == wanted.starts.tolist()
+        assert set(spans.starts.tolist()[count:]) == {len(theirs.tokens)}
         for name in ("prefixes", "settled", "state_slots"):
-            assert getattr(tables, name)[:count].tolist() == getattr(wanted, name).tolist()
-        for span, line in zip(theirs.spans, tables.pages.tolist(), strict=False):
-            assert line[: len(span.pages)] == span.pages
-        assert tables.pages.shape == (size.spans, 16)
+            assert getattr(spans, name)[:count].tolist() == getattr(wanted, name).tolist()
+        for span, line, own in zip(theirs.span_list, spans.pages.tolist(), wanted.pages.tolist(), strict=False):
+            used = -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)
+            assert line[:used] == own[:used]
+        assert spans.pages.shape == (size.spans, 16)
         alike = {True: (size.spans, 0), False: (0, 17)}[max(lengths) == 1]
-        seen = (wanted.singles, wanted.most_rows) if bucket is None else alike
-        assert (tables.singles, tables.most_rows) == seen
-        assert all(part.data_ptr() % 16 == 0 for part in (ours.tokens, ours.slots, tables.pages, tables.starts))
+        seen = (theirs.singles, theirs.most_rows) if bucket is None else alike
+        assert (ours.singles, ours.most_rows) == seen
+        assert all(part.data_ptr() % 16 == 0 for part in (ours.tokens, ours.slots, spans.pages, spans.starts))
 
 
 def test_buckets_lie_close_together_and_reach_to_the_end() -> None:

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine import runner
+from helexa.neuron.engine import load as load_module
 from helexa.neuron.engine.device import DeviceError, usable_device
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.host_memory import own_bytes
@@ -53,7 +54,7 @@ def write(folder: Path, shapes: dict[str, tuple[int, ...]] | None = None, **conf
 
 
 def load(folder: Path, device: str = "cpu") -> Runner:
-    return Runner(folder, EngineOptions(device=device, kv_cache_mb=1))
+    return load_once(folder, EngineOptions(device=device, kv_cache_mb=1))
 
 
 def test_a_sound_checkpoint_loads(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_sound_checkpoint_loads(tmp_path: Path) -> None:
 def test_a_cache_of_a_stated_size_is_resident_from_the_start(tmp_path: Path, dtype: str) -> None:
     load(write(tmp_path))  # what every first runner of a process takes
     before = own_bytes(os.getpid())
-    runner = Runner(tmp_path, EngineOptions(device="cpu", dtype=dtype, kv_cache_mb=256))
+    runner = load_once(tmp_path, EngineOptions(device="cpu", dtype=dtype, kv_cache_mb=256))
     after = own_bytes(os.getpid())
     assert before is not None
     assert after is not None
@@ -143,6 +144,6 @@ def test_too_little_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch
         def prepare(self) -> None:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(runner, "model_class", lambda model_type: NoRoom)
+    monkeypatch.setattr(load_module, "model_class", lambda model_type: NoRoom)
     with pytest.raises(torch.OutOfMemoryError):
         load(write(tmp_path))

@@ -2,22 +2,25 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sampler import Refused, Row, launch, rows_of, uniforms
+from helexa.neuron.engine.sampler import Refused, launch, uniforms
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step, sampled_rows, sampling_of
 from helexa.neuron.ops.constants import NON_FINITE
 from helexa.neuron.ops.reference import ReferenceOps
 
+Row = tuple[Sequence, tuple[int, ...]]
 VOCABULARY = 1000
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 
 
 def sample(logits: torch.Tensor, rows: list[Row], refused: Refused | None = None) -> list[int]:
-    return launch(OPS, logits, rows).read(refused)
+    return launch(OPS, logits, sampling_of(rows)).read(refused)
 
 
 def row(
@@ -29,7 +32,7 @@ def row(
     params = SamplingParams(**settings)  # type: ignore[arg-type]
     sequence = Sequence(Generate(id=0, prompt=prompt or [1], max_tokens=99, sampling=params))
     sequence.tokens += output or []
-    return Row(sequence, drafts)
+    return sequence, drafts
 
 
 def logits(**values: float) -> torch.Tensor:
@@ -116,7 +119,7 @@ def test_what_an_earlier_request_said_counts_as_output() -> None:
         params = SamplingParams(temperature=0.0, **{penalty: 1.0})
         for said, chosen in ((1, 4), (0, 3)):
             request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, said=said)
-            assert sample(base.clone(), [Row(Sequence(request))]) == [chosen]
+            assert sample(base.clone(), [(Sequence(request), ())]) == [chosen]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +133,10 @@ def test_what_an_earlier_request_said_counts_as_output() -> None:
 def test_a_row_after_drafts_is_what_it_would_be_had_they_been_said(settings: dict[str, float]) -> None:
     torch.manual_seed(0)
     said, drafts = [5, 6, 5], (7, 5, 9)
-    sequence = row(output=said, **settings).sequence
-    rows = rows_of([PlanEntry(sequence, len(sequence.tokens), drafts)])
-    assert [(one.drafts, one.position) for one in rows] == [((), 4), ((7,), 5), ((7, 5), 6), (drafts, 7)]
+    sequence, _ = row(output=said, **settings)
+    rows = list(sampled_rows([PlanEntry(sequence, len(sequence.tokens), drafts)]))
+    assert [own for _, own in rows] == [(), (7,), (7, 5), drafts]
+    assert sampling_of(rows).positions.tolist() == [4, 5, 6, 7]
     base = torch.randn(len(rows), VOCABULARY)
     alone = [
         sample(base[i : i + 1].clone(), [row(output=[*said, *drafts[:i]], **settings)])[0] for i in range(len(rows))
@@ -141,9 +145,12 @@ def test_a_row_after_drafts_is_what_it_would_be_had_they_been_said(settings: dic
 
 
 def test_only_entries_that_sample_have_rows() -> None:
-    sequence = row(prompt=[1, 2, 3]).sequence
-    assert rows_of([PlanEntry(sequence, 2)]) == []
-    assert rows_of([PlanEntry(sequence, 3)]) == [Row(sequence)]
+    sequence, _ = row(prompt=[1, 2, 3])
+    sequence.pages = [0]
+    assert build_step([PlanEntry(sequence, 2)]).sampling is None
+    sampling = build_step([PlanEntry(sequence, 3)]).sampling
+    assert sampling is not None
+    assert sampling.positions.tolist() == [3]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -171,8 +178,10 @@ def test_rows_keep_their_own_settings_in_one_batch() -> None:
 
 def test_uniform_is_uniform_and_depends_on_seed_and_position() -> None:
     pairs = [(seed, position) for seed in range(60) for position in range(60)]
-    values = uniforms(*zip(*pairs, strict=True)).tolist()
-    assert uniforms([7, 3, -1], [9, 5, 2]).tolist() == [uniforms([s], [p])[0] for s, p in ((7, 9), (3, 5), (-1, 2))]
+    seeds, positions = np.array(pairs).T
+    seeds = seeds.astype(np.uint64)
+    values = uniforms(seeds, positions).tolist()
+    assert uniforms(seeds[70:73], positions[70:73]).tolist() == values[70:73], "whatever else is drawn"
     assert len(set(values)) == len(values)
     assert all(0 <= value < 1 for value in values)
     assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)

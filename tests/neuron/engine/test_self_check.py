@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.load import NotFiniteError, load, load_once
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import NotFiniteError, Runner, load
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine_client.client import EngineClient
 from tiny_models import decode, tiny_model
 
@@ -69,7 +70,7 @@ def test_what_overflows_is_loaded_again_in_float32(
 ) -> None:
     folder = checkpoint(tmp_path, change)
     with pytest.raises(NotFiniteError, match=f"not finite numbers in {dtype}"):
-        Runner(folder, options(dtype))
+        load_once(folder, options(dtype))
     with caplog.at_level(logging.WARNING):
         runner = load(folder, options(dtype))
     assert runner.ops.dtype == torch.float32
@@ -122,9 +123,9 @@ def test_a_sound_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_checked_model_computes_what_an_unchecked_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the check leaves behind in the cache is nobody's."""
     folder = checkpoint(tmp_path, lambda tensors: None)
-    checked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
+    checked = decode(load_once(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
     monkeypatch.setattr(Runner, "computes_finite_logits", lambda *arguments: True)
-    unchecked = decode(Runner(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
+    unchecked = decode(load_once(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
     for (tokens, logits), (others, expected) in zip(checked, unchecked, strict=True):
         assert tokens == others
         assert torch.equal(logits, expected)

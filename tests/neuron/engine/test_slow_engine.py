@@ -17,6 +17,7 @@ from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.engine_client.client import EngineClient
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
@@ -52,7 +53,7 @@ def test_a_step_of_torch_kernels_counts_progress_at_every_layer(runner: Runner):
     request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
     plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]
     before = heartbeat._Engine.counts[0]
-    runner.run(plan)
+    runner.run(build_step(plan))
     assert heartbeat._Engine.counts[0] - before >= 29
 
 

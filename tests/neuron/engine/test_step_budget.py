@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from driving import generate, scheduler_of
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.step_budget import StepBudget
@@ -96,7 +96,7 @@ def test_the_scheduler_cuts_prompts_by_the_measured_time() -> None:
 
 
 def test_the_tokens_do_not_depend_on_the_sizes_of_steps(smollm2_gguf: Path) -> None:
-    runner = Runner(smollm2_gguf, EngineOptions(kv_cache_mb=64))
+    runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     prompts = [[1000 + 7 * number for number in range(length)] for length in (300, 70, 5)]
 
     def answers(seconds: float) -> list[list[int]]:

@@ -10,12 +10,13 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
-from helexa.neuron.ops.batch import Batch, Capacity, Span
+from helexa.neuron.ops.batch import Span
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.delta_rule import DeltaRule
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.weights.formats import Weight
 from neuron.ops import random_weights
+from neuron.ops.paged import batch_of_spans
 
 HIDDEN, KEY_HEADS, HEADS, KEY, VALUE, KERNEL = 64, 2, 6, 8, 16, 4
 KEYS, VALUES = KEY_HEADS * KEY, HEADS * VALUE
@@ -94,10 +95,9 @@ def step_of(*spans: tuple[int, int, int, int]) -> Step:
     laid: list[Span] = []
     start = 0
     for slot, prefix, settled, drafts in spans:
-        laid.append(Span(slice(start, start + settled + drafts), prefix, [], slot, settled))
+        laid.append(Span(start, start + settled + drafts, prefix, settled, slot))
         start += settled + drafts
-    nothing = torch.zeros(start, dtype=torch.int64)
-    return Step(Batch(nothing, nothing, nothing, nothing[:0], 0, laid, Capacity(start, SLOTS, 1)))
+    return Step(batch_of_spans(laid))
 
 
 def alone(layer: GatedDeltaNet, x: Tensor) -> Tensor:

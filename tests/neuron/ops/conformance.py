@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.layout import Layout
-from helexa.neuron.engine.packed_layout import PackedLayout
+from helexa.neuron.engine.step_buffers import StepBuffers
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.step_input import StepInput
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
@@ -285,9 +286,9 @@ class Conformance(CacheConformance):
     def test_run_computes_each_batch(self, ops: Ops) -> None:
         """What is recorded for a shape holds for other tokens of that shape."""
         forward = _Model(ops)
-        layout = PackedLayout(CAPACITY, paged.CPU) if ops.tabled else Layout(CAPACITY, paged.CPU)
+        buffers = StepBuffers(CAPACITY, paged.CPU, ops.tabled)
         for tokens in ((1, 2), (3, 4), (5, 6, 7), (8, 9), (1, 2)):
-            batch = layout.lay_out([paged.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)])
+            batch = buffers.load(build_step([paged.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)]))
             found = ops.run(forward, batch).clone()
             self.near(found, forward.expected(tokens))
             assert torch.equal(ops.run(forward, batch, recorded=False), found)
@@ -295,24 +296,26 @@ class Conformance(CacheConformance):
     def test_record_runs_without_python(self, ops: Ops) -> None:
         """Implementations that record nothing raise an error."""
         forward, bucket = _Model(ops), Bucket(2, 2)
-        layout = PackedLayout(CAPACITY, paged.CPU, [bucket])
+        buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if not ops.tabled:
             with pytest.raises(NotImplementedError):
-                ops.record(forward, layout.blank(bucket))
+                ops.record(forward, buffers.load(StepInput.blank(bucket)))
             return
-        ops.record(forward, layout.blank(bucket))
-        batch = layout.lay_out([paged.entry(token, 0, 1, [token]) for token in (3, 1)])
+        ops.record(forward, buffers.load(StepInput.blank(bucket)))
+        batch = buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket]))
         assert batch.bucket == bucket
         self.near(ops.run(_fails, batch), forward.expected((3, 1)))
 
     def test_forget_drops_recordings(self, ops: Ops) -> None:
         forward, bucket = _Model(ops), Bucket(2, 2)
-        layout = PackedLayout(CAPACITY, paged.CPU, [bucket])
+        buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if ops.tabled:
-            ops.record(forward, layout.blank(bucket))
+            ops.record(forward, buffers.load(StepInput.blank(bucket)))
         ops.forget()
         with pytest.raises(AssertionError, match="not recorded"):
-            ops.run(_fails, layout.lay_out([paged.entry(token, 0, 1, [token]) for token in (3, 1)]))
+            ops.run(
+                _fails, buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket])), 1
+            )
 
 
 class _Model:

@@ -1,13 +1,18 @@
 """Batches over a paged cache, filled through the kernel that fills it, and read back by hand."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.messages import Generate, SamplingParams
 from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.ops.batch import Batch, Capacity
+from helexa.neuron.engine.sequence import Sequence as EngineSequence
+from helexa.neuron.engine.step_buffers import StepBuffers
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.step_input import StepInput, int32
+from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.native import NativeOps
 
@@ -17,13 +22,34 @@ CPU = torch.device("cpu")
 def entry(number: int, computed: int, count: int, pages: list[int]) -> PlanEntry:
     """A sequence in `pages` that advances by `count` tokens to its end; each of its tokens is its number."""
     prompt = [number] * (computed + count)
-    sequence = Sequence(Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams()))
+    sequence = EngineSequence(Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams()))
     sequence.computed, sequence.pages = computed, pages
     return PlanEntry(sequence, count)
 
 
 def batch_of(plan: list[PlanEntry], capacity: Capacity) -> Batch:
-    return Layout(capacity, CPU).lay_out(plan)
+    return StepBuffers(capacity, CPU, packed=False).load(build_step(plan))
+
+
+def batch_of_spans(
+    spans: Sequence[Span], pages: Sequence[list[int]] | None = None, device: torch.device = CPU
+) -> Batch:
+    """A batch of which nothing is known but where its spans lie; those of one row come first."""
+    rows, lists = spans[-1].stop, pages or [[0]] * len(spans)
+    width = max(map(len, lists))
+    none = np.zeros(rows, np.int32)
+    step = StepInput(
+        tokens=none,
+        positions=none,
+        slots=none,
+        sample_rows=none[:0],
+        starts=int32([0, *(span.stop for span in spans)]),
+        prefixes=int32([span.prefix for span in spans]),
+        settled=int32([span.settled for span in spans]),
+        state_slots=int32([span.slot for span in spans]),
+        pages=int32([own + [0] * (width - len(own)) for own in lists]),
+    )
+    return StepBuffers(Capacity(rows, len(spans), width), device, packed=True).load(step)
 
 
 def store(ops: NativeOps, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.layout import Layout
+from helexa.neuron.engine.step_buffers import StepBuffers
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.kernel_library import KernelLibrary
@@ -65,7 +66,8 @@ def test_a_recorded_pass_through_layers_of_several_shapes_is_as_the_reference(
 ) -> None:
     """Each step is at other positions; the later ones replay what the first has recorded."""
     native, reference = NativeOps(library, 2), ReferenceOps(paged.CPU, torch.float32)
-    ours, oracle, layout, calls = Model(native), Model(reference), Layout(CAPACITY, paged.CPU), 0
+    ours, oracle, calls = Model(native), Model(reference), 0
+    buffers = StepBuffers(CAPACITY, paged.CPU, packed=False)
 
     def forward(batch: Batch) -> Tensor:
         nonlocal calls
@@ -78,7 +80,7 @@ def test_a_recorded_pass_through_layers_of_several_shapes_is_as_the_reference(
             paged.entry(10 * step + number, LENGTHS[number] - 70 + 20 * step, count, PAGES[number])
             for number, count in enumerate(counts)
         ]
-        batch = layout.lay_out(plan)
+        batch = buffers.load(build_step(plan))
         found = native.run(forward, batch).clone()
         expected = reference.run(oracle.forward, batch)
         assert ((found - expected).norm(dim=1) <= 0.03 * expected.norm(dim=1)).all()

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from helexa.neuron import heartbeat
-from helexa.neuron.engine.layout import Layout
 from helexa.neuron.engine.plan import PlanEntry
+from helexa.neuron.engine.step_buffers import StepBuffers
+from helexa.neuron.engine.step_builder import build_step
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.compiler import native_kernels
@@ -57,18 +58,18 @@ class Model:
 
 
 class Runs:
-    """Steps over one layout, as an engine has it."""
+    """Steps in one place, as an engine has it."""
 
     def __init__(self, library: KernelLibrary, forward: Callable[[Model, Batch], Tensor] = Model.forward) -> None:
         self.ops = NativeOps(library, 2)
         self.model = Model(self.ops)
-        self.layout = Layout(CAPACITY, paged.CPU)
+        self.buffers = StepBuffers(CAPACITY, paged.CPU, packed=False)
         self.calls = 0
         self._forward = forward
 
     @torch.inference_mode()
     def step(self, plan: list[PlanEntry]) -> Tensor:
-        return self.ops.run(self._counted, self.layout.lay_out(plan)).clone()
+        return self.ops.run(self._counted, self.buffers.load(build_step(plan))).clone()
 
     def _counted(self, batch: Batch) -> Tensor:
         self.calls += 1
@@ -125,7 +126,7 @@ def test_what_is_not_to_be_recorded_runs_once_each_time(library: KernelLibrary) 
     for step in range(3):
         plan = plan_of(step, 1, 1)
         with torch.inference_mode():
-            batch = other.layout.lay_out(plan)
+            batch = other.buffers.load(build_step(plan))
             result = other.ops.run(other._counted, batch, recorded=False)
         assert other.calls == step + 1
         assert torch.equal(result, recorded.step(plan))
@@ -199,7 +200,7 @@ def test_a_result_that_is_held_is_not_written_over_by_its_own_shape(library: Ker
     runs = Runs(library)
 
     def run(step: int) -> Tensor:
-        return runs.ops.run(runs.model.forward, runs.layout.lay_out(plan_of(step, 1, 1)))
+        return runs.ops.run(runs.model.forward, runs.buffers.load(build_step(plan_of(step, 1, 1))))
 
     with torch.inference_mode():
         first = run(0)
@@ -214,7 +215,7 @@ def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -
     with torch.inference_mode():
         for _ in range(2):
             for count in range(5, 9):
-                batch = runs.layout.lay_out(plan_of(0, *[1] * count))
+                batch = runs.buffers.load(build_step(plan_of(0, *[1] * count)))
                 places.add(runs.ops.run(runs.model.forward, batch).data_ptr())
     assert len(places) < 4
 

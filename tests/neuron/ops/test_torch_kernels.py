@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.layout import Layout
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -90,7 +89,7 @@ def filled() -> tuple[ReferenceOps, Tensor]:
 
 
 def lay_out(plan: list[paged.PlanEntry]) -> Batch:
-    return Layout(Capacity(rows=128, sequences=16, pages_per_sequence=64), paged.CPU).lay_out(plan)
+    return paged.batch_of(plan, Capacity(rows=128, sequences=16, pages_per_sequence=64))
 
 
 def near_the_definition(

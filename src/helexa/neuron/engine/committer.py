@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from helexa.neuron.engine.messages import FinishReason, Logprob, TokenOutput
 from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.prompt_scores import are_finite
 from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_input import Float32
 from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -35,7 +34,7 @@ class Committer:
         plan: Plan,
         sampled: list[int],
         logprobs: Mapping[int, Logprob],
-        hidden: Mapping[int, Tensor],
+        hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
         """See `Scheduler.commit`."""

@@ -12,7 +12,7 @@ and WHEN:
     load        while the model loads, after its first bytes (exit, hang, slow, crawl, oom, fault, error)
     step=N      in the Nth step of the process
     every=N     in every Nth step
-    token=N     in steps of a sequence that has this token
+    token=N     in steps of a sequence in whose KV pages this token is
     file=PATH   in the next step after there is such a file, which is removed
 """
 
@@ -22,14 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from helexa.core.errors import HelexaError
 from helexa.neuron import heartbeat
 from helexa.neuron.engine.messages import DEBUG_FAULT
-from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan"]
 
@@ -62,15 +64,19 @@ class Fault:
             raise HelexaError(f"{DEBUG_FAULT}: '{text}' is no fault")
         return cls(cast(Kind, kind), when, argument)
 
-    def due(self, step: int, plan: Plan) -> bool:
-        """Whether the step number `step`, from 1, is to suffer it."""
+    def due(self, number: int, marked: bool) -> bool:
+        """Whether step `number`, from 1, is to suffer it.
+
+        Args:
+            marked: a sequence of the step has the fault's token.
+        """
         match self.when:
             case "step":
-                return step == int(self.argument)
+                return number == int(self.argument)
             case "every":
-                return step % int(self.argument) == 0
+                return number % int(self.argument) == 0
             case "token":
-                return any(int(self.argument) in entry.sequence.tokens for entry in plan)
+                return marked
             case "file":
                 try:
                     Path(self.argument).unlink()
@@ -136,28 +142,36 @@ class Faults:
         if not self._faults:
             return
         compute = runner.compute
+        marks = {fault: MarkedPages(int(fault.argument)) for fault in self._faults if fault.when == "token"}
 
-        def struck(plan: Plan, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        def struck(step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             self._step += 1
-            due = [fault for fault in self._faults if fault.due(self._step, plan)]
+            marked = {fault: pages.spans(step) for fault, pages in marks.items()}
+            due = [fault for fault in self._faults if fault.due(self._step, any(marked.get(fault, ())))]
             for fault in due:
                 fault.strike()
-            logits, hidden = compute(plan, last)
+            logits, hidden = compute(step, last)
             for fault in due:
-                if fault.kind == "nan":
-                    _spoil(logits, plan, fault)
+                if fault.kind == "nan" and step.samples:
+                    spans = np.searchsorted(step.starts, step.sample_rows[: step.samples], side="right") - 1
+                    spoilt = [marked[fault][span] for span in spans] if fault in marked else spans == spans[0]
+                    logits[torch.tensor(spoilt, device=logits.device)] = torch.nan
             return logits, hidden
 
         runner.compute = struck
 
 
-def _spoil(logits: Tensor, plan: Plan, fault: Fault) -> None:
-    """Make rows of one sequence, or of those with the token, no numbers."""
-    row = 0
-    for entry in plan:
-        rows = len(entry.drafts) + 1 if entry.samples else 0
-        if rows and (fault.when != "token" or int(fault.argument) in entry.sequence.tokens):
-            logits[row : row + rows] = torch.nan
-            if fault.when != "token":
-                return
-        row += rows
+class MarkedPages:
+    """The pages that hold a token, known from the steps that have filled them."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+        self._pages: set[int] = set()
+
+    def spans(self, step: StepInput) -> list[bool]:
+        """Which spans of a step have such a page."""
+        pages = step.slots // PAGE_SIZE
+        self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # begun anew
+        self._pages |= set(pages[step.tokens == self._token].tolist())
+        used = -(-(step.prefixes + np.diff(step.starts)) // PAGE_SIZE)
+        return [not self._pages.isdisjoint(own[:count]) for own, count in zip(step.pages.tolist(), used, strict=True)]

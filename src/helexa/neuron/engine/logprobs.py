@@ -1,14 +1,12 @@
 """What the model itself thinks of tokens: log-probabilities, for the rows that ask for them."""
 
-from collections.abc import Sequence as Rows
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import Logprob
 from helexa.neuron.engine.readback import Readback
-from helexa.neuron.engine.sampler import Row
+from helexa.neuron.engine.step_input import Int32
 from helexa.neuron.ops.upload import upload
 
 
@@ -18,13 +16,14 @@ class Logprobs:
 
     Args:
         logits: [S, vocabulary], any float dtype, as the model computed them; the sampler may change them afterwards.
-        rows: what the S rows are for.
+        alternatives: int32 [S], see `Sampling.logprobs`.
     """
 
-    def __init__(self, logits: Tensor, rows: Rows[Row]) -> None:
-        self._alternatives = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    def __init__(self, logits: Tensor, alternatives: Int32) -> None:
+        asking = np.flatnonzero(alternatives >= 0)
+        self._alternatives = dict(zip(asking.tolist(), alternatives[asking].tolist(), strict=True))
         if self._alternatives:
-            self._rows = upload(np.array(list(self._alternatives)), logits.device)
+            self._rows = upload(asking, logits.device)
             self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
 
     def begin(self, chosen: Tensor) -> None:

@@ -21,12 +21,13 @@ from helexa.neuron.engine.messages import (
     TokenOutput,
 )
 from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.runner import PAGE_SIZE, Runner
+from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_budget import StepBudget
 from helexa.neuron.engine.steps import Steps
+from helexa.neuron.ops.constants import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")
 

@@ -1,8 +1,9 @@
 """The vector of a text: hidden states of its tokens, pooled while the steps compute them."""
 
-from torch import Tensor
+import numpy as np
 
 from helexa.neuron.engine.messages import Pooling
+from helexa.neuron.engine.step_input import Float32
 
 
 class PooledVector:
@@ -15,13 +16,13 @@ class PooledVector:
 
     def __init__(self, pooling: Pooling, length: int) -> None:
         self._positions = {"mean": range(length), "last": range(length - 1, length), "cls": range(1)}[pooling]
-        self._sum: Tensor | None = None
+        self._sum: Float32 | None = None
 
     def wanted(self, start: int, stop: int) -> range:
         """Which of these positions count."""
         return range(max(start, self._positions.start), min(stop, self._positions.stop))
 
-    def add(self, start: int, total: Tensor | None) -> None:
+    def add(self, start: int, total: Float32 | None) -> None:
         """Take a step's part.
 
         Args:
@@ -33,13 +34,13 @@ class PooledVector:
         if total is not None:
             self._sum = total if self._sum is None else self._sum + total
 
-    def is_sound(self, start: int, total: Tensor | None) -> bool:
+    def is_sound(self, start: int, total: Float32 | None) -> bool:
         """Whether it would be all finite numbers after `add`."""
         parts = [part for part in (self._sum if start else None, total) if part is not None]
-        return bool(parts) and all(bool(part.isfinite().all()) for part in parts)
+        return bool(parts) and all(bool(np.isfinite(part).all()) for part in parts)
 
     def finish(self) -> list[float]:
         """The vector, when the last token is computed; empty if it is not all finite numbers."""
-        if self._sum is None or not bool(self._sum.isfinite().all()):
+        if self._sum is None or not bool(np.isfinite(self._sum).all()):
             return []
         return (self._sum / len(self._positions)).tolist()

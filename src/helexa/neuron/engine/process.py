@@ -41,7 +41,7 @@ def main() -> None:
 
 def _run(connection: socket.socket) -> None:
     # Torch takes long to import, and a server that starts an engine ahead has not decided yet what it is for.
-    from helexa.neuron.engine.loading import load_reporting
+    from helexa.neuron.engine.load_report import load_reporting
     from helexa.neuron.engine.loop import Engine
 
     asked = receive(connection, Load)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.engine.messages import Logprob
-from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.readback import Readback
+from helexa.neuron.engine.step_input import HiddenRows
 
 MOST_ROWS = 64
 """Rows of logits that exist at a time: a whole chunk of a prompt has a hundred times the size of its hidden states."""
@@ -36,27 +36,23 @@ class ScoresReadback:
 
 
 def begin_scores(
-    plan: Plan, hidden: Tensor | None, head: Callable[[Tensor], Tensor], most_rows: int = MOST_ROWS
+    rows: list[HiddenRows], hidden: Tensor | None, head: Callable[[Tensor], Tensor], most_rows: int = MOST_ROWS
 ) -> dict[int, ScoresReadback]:
-    """Compute the scores that a step yields, by sequence id; its sequences stand as they were planned.
+    """Compute the scores that a step yields, by sequence id.
 
     Args:
-        hidden: [P, H], the hidden states that `Sequence.wanted` asks for, in plan order, if any.
+        hidden: [P, H], the hidden states that `rows` are about, if any.
         head: hidden states to logits.
         most_rows: rows of logits that may exist at a time.
     """
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:
         return scores
-    first = 0
-    for entry in plan:
-        sequence, alternatives = entry.sequence, entry.sequence.request.prompt_logprobs
-        wanted = sequence.wanted(sequence.computed, sequence.computed + entry.count)
-        if alternatives is not None and wanted:
-            followers = torch.tensor(sequence.tokens[wanted.start + 1 : wanted.stop + 1], device=hidden.device)
-            parts = list(_scored(hidden[first : first + len(wanted)], followers, head, alternatives, most_rows))
-            scores[sequence.id] = ScoresReadback(*(Readback(torch.cat(part)) for part in zip(*parts, strict=True)))
-        first += len(wanted)
+    for part, own in zip(rows, hidden.split([part.count for part in rows]), strict=True):
+        if part.followers is not None:
+            followers = torch.from_numpy(part.followers).to(hidden.device, torch.int64)
+            scored = zip(*_scored(own, followers, head, part.alternatives, most_rows), strict=True)
+            scores[part.sequence] = ScoresReadback(*(Readback(torch.cat(one)) for one in scored))
     return scores
 
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
-from torch import Tensor
 
 from helexa.neuron.engine import page_hash
 from helexa.neuron.engine.committer import Committer
@@ -28,6 +27,7 @@ from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
 from helexa.neuron.engine.step_budget import StepBudget
+from helexa.neuron.engine.step_input import Float32
 
 
 class Scheduler:
@@ -112,7 +112,7 @@ class Scheduler:
         sampled: list[int],
         seconds: float | None = None,
         logprobs: Mapping[int, Logprob] = MappingProxyType({}),
-        hidden: Mapping[int, Tensor] = MappingProxyType({}),
+        hidden: Mapping[int, Float32] = MappingProxyType({}),
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
         """Record a finished step.

@@ -3,16 +3,20 @@
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory, let_go
-from helexa.neuron.engine.launched import Launched, Outcome
+from helexa.neuron.engine.launched import Launched
+from helexa.neuron.engine.masks import refused
 from helexa.neuron.engine.messages import TokenOutput
 from helexa.neuron.engine.overlap import as_after
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.step_output import StepOutput
 from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")
@@ -31,11 +35,11 @@ class _Step:
     launched: Launched | None = None
     error: Exception | None = None
 
-    def read(self) -> Outcome:
+    def read(self) -> StepOutput:
         """Wait for what it brings, or raise what it failed with."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
-        return self.launched.read()
+        return self.launched.read(partial(refused, self.plan))
 
 
 class Steps:
@@ -78,7 +82,7 @@ class Steps:
             return None
         begun = time.perf_counter()
         try:
-            return _Step(plan, begun, self._runner.launch(plan, after))
+            return _Step(plan, begun, self._runner.launch(build_step(plan, self._runner.buckets), after))
         except Exception as error:
             return _Step(plan, begun, error=error)
 
@@ -115,13 +119,13 @@ class Steps:
         return outputs
 
 
-def _sound_tokens(plan: Plan, outcome: Outcome) -> list[bool]:
+def _sound_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
     """Of each token for a sequence that is still there, whether it was chosen from finite numbers."""
     rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
     return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
-def _sound_vectors(plan: Plan, outcome: Outcome) -> list[bool]:
+def _sound_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
     """Of each vector that this step completes, for a sequence that is still there, whether it is all finite numbers."""
     return [
         pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))

@@ -34,7 +34,7 @@ class Rope:
     """Frequencies of one model, or of one kind of its layers.
 
     Args:
-        settings: see `rope_settings`.
+        settings: see `rope_settings`; with `mrope_section`, positions may have three axes.
         head_dim: D; the first `partial_rotary_factor` of it is rotated.
         trained_context: stands for `original_max_position_embeddings` where the settings lack it.
         factors: [R / 2] divisors of the frequencies, as some GGUF files carry them.
@@ -70,10 +70,37 @@ class Rope:
             frequencies /= factors.cpu().double()  # MPS has no float64
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
+        self._axes = _axes(settings, rotated // 2).to(ops.device)
+        self._columns = torch.arange(rotated // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [T], each float32 [T, R / 2]."""
-        return self._ops.rope_tables(positions, self._frequencies, self._factor)
+        """cos and sin of positions [T] or [3, T], each float32 [T, R / 2]."""
+        if positions.dim() == 1:
+            return self._ops.rope_tables(positions, self._frequencies, self._factor)
+        by_axis = [self._ops.rope_tables(axis, self._frequencies, self._factor) for axis in positions]
+        cos, sin = (
+            torch.stack(tables)[self._axes, :, self._columns].T.contiguous() for tables in zip(*by_axis, strict=True)
+        )
+        return cos, sin
+
+
+def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
+    """Which of three positions (time, height, width) each frequency turns by, [R / 2] (M-RoPE; Wang et al., 2024).
+
+    `mrope_section` counts the frequencies of each axis. They follow one another, or take turns as far as height and
+    width have any left (`mrope_interleaved`).
+    """
+    sections = settings.get("mrope_section")
+    if sections is None:
+        return torch.zeros(half, dtype=torch.int64)
+    if len(sections) != 3 or sum(sections) != half or min(sections) < 0:
+        raise ModelFileError(f"config: 'mrope_section' is {sections}, expected three counts that add up to {half}")
+    if not settings.get("mrope_interleaved"):
+        return torch.arange(3).repeat_interleave(torch.tensor(sections))
+    axes = torch.zeros(half, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def _positive(key: str, value: Any) -> float:

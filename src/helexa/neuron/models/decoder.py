@@ -24,6 +24,7 @@ class Decoder:
         embedding: of tokens.
         blocks: its layers, first to last.
         vocab_size: width of the logits.
+        bos_token: that sequences begin with, or 0.
     """
 
     recurrent: ClassVar[bool] = False
@@ -48,6 +49,8 @@ class Decoder:
         self.embedding = loader.embedding("model.embed_tokens", self.settings.hidden)
         self.blocks = [self.block(index, f"model.layers.{index}") for index in range(self.settings.layers)]
         self.vocab_size = self.embedding.vocab_size
+        bos = config.get("bos_token_id")
+        self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
         head = {"lm_head": self.vocab_size}
@@ -83,6 +86,8 @@ class Decoder:
         """Hidden states [S + P, H] behind the last norm, of rows that sample and those that are pooled."""
         step = Step(batch)
         hidden, delta = self.embed(batch.tokens), None
+        if batch.embeddings is not None:
+            hidden[batch.embedding_rows] = batch.embeddings
         for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
             hidden, delta = block(hidden, delta, cache, step)
             heartbeat.beat()

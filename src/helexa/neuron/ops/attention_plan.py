@@ -44,16 +44,16 @@ class AttentionPlan:
         splits: list[tuple[int, int, int]] = []
         pages: list[int] = []
         together = self._rows_per_tile
-        few = len(batch.spans) <= _SPLIT_ROWS
+        few = len(batch.span_list) <= _SPLIT_ROWS
         partial = 0
-        for span in batch.spans:
+        for span, own in zip(batch.span_list, batch.host_spans.pages, strict=True):
             first_page = len(pages)
-            pages += span.pages
-            count = span.rows.stop - span.rows.start
+            pages += own[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+            count = span.stop - span.start
             for start in range(0, count, together):
                 rows, position = min(together, count - start), span.prefix + start
                 spans = -(-(position + rows) // _SPAN)
-                row = span.rows.start + start
+                row = span.start + start
                 if few and count == 1 and spans > 1:
                     splits.append((row, partial, spans))
                     tiles += [(row, 1, position, first_page, s, 1, partial + s) for s in range(spans)]

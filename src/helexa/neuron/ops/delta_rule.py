@@ -122,12 +122,12 @@ class DeltaRule:
         """See `DeltaOp`."""
         inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), b.float().sigmoid())
         out = torch.empty(len(mixed), *self._parts[-1], device=mixed.device)
-        spans = batch.spans
+        spans = batch.span_list
         for span in spans:
             if span.prefix == 0:
                 cache.clear(span.slot)
-        if self._together and (count := batch.tables.singles):
-            slots = batch.tables.state_slots[:count].long()
+        if self._together and (count := batch.singles):
+            slots = batch.spans.state_slots[:count].long()
             states = cache.gather(slots)
             out[:count] = self._advance([part[:count, None] for part in inputs], states)[:, 0]
             cache.scatter(slots, states)
@@ -150,8 +150,8 @@ class DeltaRule:
 
 def _pieces(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
     """Rows that are computed at once, each with the state that they change; drafts change a copy."""
-    state, settled = cache.at(span.slot), span.rows.start + span.settled
-    for start in range(span.rows.start, settled, _PIECE):
+    state, settled = cache.at(span.slot), span.start + span.settled
+    for start in range(span.start, settled, _PIECE):
         yield slice(start, min(start + _PIECE, settled)), state
-    if settled < span.rows.stop:
-        yield slice(settled, span.rows.stop), state.clone()
+    if settled < span.stop:
+        yield slice(settled, span.stop), state.clone()

@@ -205,8 +205,8 @@ class GpuOps(Ops):
             RuntimeError: a step is recorded, and the kernels do not take it.
         """
         rows, _, dim = queries.shape
-        if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch.tables, rows)):
-            return attention.attend(queries, cache, batch.tables, kind, self.card)
+        if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):
+            return attention.attend(queries, cache, batch, kind, self.card)
         if batch.bucket:
             raise RuntimeError(f"this GPU has no kernels for {rows} rows of heads of {dim}")
         return self._torch.attend(queries, cache, batch, kind)

@@ -46,7 +46,7 @@ class Ops(ABC):
         kv_bits: of each number in the KV cache.
         quantised: products leave quantised weights as they are; else these are rounded, but no smaller.
         joins: products of several matrices make one of them, which takes their place.
-        tabled: kernels read `Batch.tables`, so that steps come to them in one piece, and can be recorded.
+        tabled: kernels read nothing of a batch but its tensors, so that steps can be recorded by their buckets.
         records_state: steps that change the state of recurrent layers can be recorded, too.
         gathers: attention copies the pages that it reads.
 

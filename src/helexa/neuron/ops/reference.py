@@ -12,7 +12,7 @@ from torch import Tensor
 
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Chunk, DecodeGroup
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
@@ -20,6 +20,7 @@ from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.reference_attention import SpanGroups
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
 from helexa.neuron.weights.quantize import quantize
@@ -52,6 +53,7 @@ class ReferenceOps(Ops):
             records_state=False,
             gathers=True,
         )
+        self._grouped: SpanGroups | None = None  # of the latest batch: all layers attend alike
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
         """See `Ops`."""
@@ -174,12 +176,9 @@ class ReferenceOps(Ops):
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
         """See `Ops`."""
-        out = torch.empty_like(queries)
-        for group in batch.decodes:
-            out[group.rows] = self._decode(queries[group.rows], cache, group, kind)
-        for chunk in batch.chunks:
-            out[chunk.rows] = self._prefill(queries[chunk.rows], cache, chunk, kind)
-        return out
+        if self._grouped is None or self._grouped.batch is not batch:
+            self._grouped = SpanGroups(batch)
+        return self._grouped.attend(queries, cache, kind)
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
         """See `Ops`."""
@@ -191,69 +190,3 @@ class ReferenceOps(Ops):
 
     def forget(self) -> None:
         """See `Ops`."""
-
-    def _decode(self, queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
-        rows, heads, dim = queries.shape
-        kv_heads = cache.shape[1]
-        keys, values = _pages(cache, group.pages, group.contiguous)  # [kv_heads * B, L, D]
-        keys, values = keys[:, : group.longest], values[:, : group.longest]
-        window = kind.window if kind.window is not None and kind.window < group.longest else None
-        if rows == 1 and window is None and kind.sinks is None:
-            queries = queries.reshape(1, kv_heads, -1, dim)
-            out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
-            return out.view(1, heads, dim)
-        # The query heads of one KV head are the rows of one product.
-        grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
-        scores = torch.bmm(grouped * kind.scale, keys.transpose(1, 2)).float()
-        scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
-        if window is not None:
-            places = torch.arange(group.longest, device=scores.device)
-            scores.masked_fill_((places < group.lengths[:, None] - window)[:, None], float("-inf"))
-        sinks = None if kind.sinks is None else kind.sinks.view(kv_heads, 1, -1, 1)
-        weights = _softmax(scores, sinks).view(kv_heads * rows, -1, group.longest)
-        out = torch.bmm(weights.to(values.dtype), values)
-        return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
-
-    def _prefill(self, queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-        count, heads, _ = queries.shape
-        kv_heads, length = cache.shape[1], chunk.prefix + count
-        keys, values = _pages(cache, chunk.pages, chunk.contiguous)
-        keys = keys[:, :length].repeat_interleave(heads // kv_heads, dim=0)
-        values = values[:, :length].repeat_interleave(heads // kv_heads, dim=0)
-        queries = queries.transpose(0, 1)
-        mask = None
-        windowed = kind.window is not None and length > kind.window
-        if chunk.prefix or windowed or kind.sinks is not None:
-            rows = torch.arange(chunk.prefix, length, device=queries.device)[:, None]
-            places = torch.arange(length, device=queries.device)
-            mask = places <= rows
-            if kind.window is not None:
-                mask &= places > rows - kind.window
-        if kind.sinks is not None:
-            assert mask is not None
-            scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
-            weights = _softmax(scores.masked_fill_(~mask, float("-inf")), kind.sinks.view(-1, 1, 1))
-            return torch.bmm(weights.to(values.dtype), values).transpose(0, 1)
-        out = F.scaled_dot_product_attention(
-            queries[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=kind.scale
-        )
-        return out[0].transpose(0, 1)
-
-
-def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Over the last dimension, with a sink beside the scores or without."""
-    if sinks is None:
-        return torch.softmax(scores, dim=-1)
-    beside = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
-    return torch.softmax(beside, dim=-1)[..., :-1]
-
-
-def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D]; a view where pages are contiguous."""
-    _, heads, _, dim = cache.shape
-    width = pages.shape[-1] * PAGE_SIZE
-    if contiguous is not None:
-        span = cache[:, :, contiguous * PAGE_SIZE : contiguous * PAGE_SIZE + width]
-        return span[0], span[1]
-    paged = cache.view(2, heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
-    return paged[0].view(-1, width, dim), paged[1].view(-1, width, dim)

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Batch, Capacity, Span
+from helexa.neuron.ops.batch import Span
+from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.triton.mixture import GpuMixture
 from helexa.neuron.ops.triton.packed import PackedMatrix
+from neuron.ops import paged
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,8 @@ def _delta_rule(ops: GpuOps, *rows: int) -> None:
     widths, count = (sizes.mixed, sizes.values, 48, 48), sum(rows)
     mixed, z, b, a = _numbers(ops, count, sum(widths)).split(widths, dim=1)
     starts = [sum(rows[:place]) for place in range(len(rows))]
-    spans = [Span(slice(start, start + n), 64, [1, 2], 0, n) for start, n in zip(starts, rows, strict=True)]
-    nothing = _numbers(ops, count, dtype=torch.int64)
-    batch = Batch(nothing, nothing, nothing, nothing, 0, spans, Capacity(count, len(rows), 2))
+    spans = [Span(start, start + n, 64, n, 0) for start, n in zip(starts, rows, strict=True)]
+    batch = paged.batch_of_spans(spans, [[1, 2]] * len(rows), ops.device)
     rule(mixed, z, b, a, rule.new_cache(2), batch, None)
 
 
@@ -128,21 +129,20 @@ _GPT_OSS = _Heads(64, 8, 64, 64)
 
 
 def _attend(ops: GpuOps, heads: _Heads, spans: list[Span], kind: AttentionKind | None = None, pages: int = 100) -> None:
-    rows = spans[-1].rows.stop
-    none = _numbers(ops, rows, dtype=torch.int64)
-    batch = Batch(none, none, none, none, 0, spans, Capacity(rows, len(spans), 1))
+    pages_of = [list(range(-(-(span.prefix + span.stop - span.start) // PAGE_SIZE))) for span in spans]
+    batch, rows = paged.batch_of_spans(spans, pages_of, ops.device), spans[-1].stop
     queries, cache = _numbers(ops, rows, heads.queries, heads.dim), ops.new_cache(heads.kv, pages, heads.dim)
     ops.attend(queries, cache, batch, kind or AttentionKind(heads.dim**-0.5))
 
 
 def _decode(ops: GpuOps, heads: _Heads) -> None:
-    _attend(ops, heads, [Span(slice(0, 1), 2000, list(range(32)), 0, 1)])
+    _attend(ops, heads, [Span(0, 1, 2000, 1, 0)])
 
 
 def _mixed(ops: GpuOps, heads: _Heads, window: int | None = None) -> None:
     sinks = _numbers(ops, heads.queries, dtype=torch.float32) if window else None
     kind = AttentionKind(heads.dim**-0.5, window, sinks)
-    _attend(ops, heads, [Span(slice(0, 1), 0, [0], 0, 1), Span(slice(1, 2000), 3000, list(range(79)), 0, 1)], kind)
+    _attend(ops, heads, [Span(0, 1, 0, 1, 0), Span(1, 2000, 3000, 1, 0)], kind)
 
 
 def _rotate_store(ops: GpuOps, heads: _Heads, pages: int = 100) -> None:
@@ -157,7 +157,7 @@ def _rotate_store(ops: GpuOps, heads: _Heads, pages: int = 100) -> None:
 def _caches(ops: GpuOps) -> None:
     """A cache of few pages, and one of more than 2 ** 31 numbers."""
     for pages in (100, 1 << 20):
-        _attend(ops, _GPT_OSS, [Span(slice(0, 40), 0, [0], 0, 40)], pages=pages)
+        _attend(ops, _GPT_OSS, [Span(0, 40, 0, 40, 0)], pages=pages)
         _rotate_store(ops, _GPT_OSS, pages)
 
 

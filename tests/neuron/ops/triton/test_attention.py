@@ -151,14 +151,14 @@ def test_spans_that_stand_for_nothing_are_passed_by() -> None:
     filled = Filled([(80, 1), (20, 1)], 1, 2, 32)
     kind = AttentionKind(32**-0.5)
     expected = filled.attend(kind)
-    tables = filled.batch([0, 1]).tables
-    padded = replace(
-        tables,
-        pages=torch.nn.functional.pad(tables.pages, (0, 3, 0, 2)),
+    batch = filled.batch([0, 1])
+    spans = replace(
+        batch.spans,
+        pages=torch.nn.functional.pad(batch.spans.pages, (0, 3, 0, 2)),
         starts=torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32),
-        prefixes=torch.nn.functional.pad(tables.prefixes, (0, 2), value=77),
-        singles=4,
+        prefixes=torch.nn.functional.pad(batch.spans.prefixes, (0, 2), value=77),
     )
+    padded = replace(batch, spans=spans, singles=4)
     queries = torch.cat((filled.queries[1], filled.queries[0], torch.full((2, 2, 32), float("nan"), dtype=torch.half)))
     out = attention.attend(queries, filled.cache, padded, kind, filled.ops.card)  # the shortest comes first
     assert torch.equal(out[:2], torch.cat((expected[1], expected[0])))

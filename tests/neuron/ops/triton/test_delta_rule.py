@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.batch import Batch, Capacity, Span
+from helexa.neuron.ops.batch import Batch, Span
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.gpu import GpuOps
 from helexa.neuron.ops.reference import ReferenceOps
 from helexa.neuron.ops.triton.card import Card
+from neuron.ops import paged
 
 SLOTS = 5
 PLAIN = DeltaSizes(key_heads=1, heads=1, key_dim=16, value_dim=16, kernel=4)
@@ -61,10 +62,9 @@ def batch_of(spans: tuple[SpanOf, ...]) -> Batch:
     laid: list[Span] = []
     start = 0
     for slot, prefix, settled, drafts in spans:
-        laid.append(Span(slice(start, start + settled + drafts), prefix, [], slot, settled))
+        laid.append(Span(start, start + settled + drafts, prefix, settled, slot))
         start += settled + drafts
-    nothing = torch.zeros(start, dtype=torch.int64)
-    return Batch(nothing, nothing, nothing, nothing[:0], 0, laid, Capacity(start, SLOTS, 1))
+    return paged.batch_of_spans(laid)
 
 
 def near(pair: tuple[Tensor, Tensor], tolerance: float = 1e-4) -> None:
@@ -123,11 +123,9 @@ def test_a_card_whose_tensor_cores_take_no_float32_goes_row_by_row() -> None:
 def test_spans_that_stand_for_nothing_touch_nothing() -> None:
     both = Both(PLAIN)
     batch, inputs = batch_of(((1, 0, 1, 0), (2, 0, 1, 0))), both.inputs(3)
-    tables = batch.tables
     starts, one = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
-    batch.__dict__["tables"] = dataclasses.replace(
-        tables, starts=starts, prefixes=one * 0, settled=one, state_slots=one, singles=3
-    )
+    spans = dataclasses.replace(batch.spans, starts=starts, prefixes=one * 0, settled=one, state_slots=one)
+    batch = dataclasses.replace(batch, spans=spans, singles=3)
     mixed, z, b, a = inputs
     both.rules[0](mixed, z, b, a, both.caches[0], batch, None)
     assert both.caches[0].state[1].isfinite().all()

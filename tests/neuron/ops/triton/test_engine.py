@@ -7,11 +7,12 @@ import pytest
 from driving import generate, scheduler_of
 from torch import Tensor
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.packed_layout import PackedLayout
 from helexa.neuron.engine.plan import PlanEntry
 from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.step_builder import build_step
 from tiny_models import tiny_model
 
 PROMPTS = [[(7 + 11 * i * i) % 96 for i in range(length)] for length in (2, 65)]
@@ -49,13 +50,12 @@ MODELS: dict[str, dict[str, Any]] = {
 def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type=model_type, **SHAPE, **MODELS[model_type])
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
-    reference = Runner(tmp_path, EngineOptions(**options, kernels="torch"))
+    reference = load_once(tmp_path, EngineOptions(**options, kernels="torch"))
     expected = [generate(reference, scheduler_of(reference, max_sequences=2), [p], TOKENS)[0] for p in PROMPTS]
-    runner = Runner(tmp_path, EngineOptions(**options, kernels="triton"))
+    runner = load_once(tmp_path, EngineOptions(**options, kernels="triton"))
     assert runner.ops.name == "triton"
     runner.warm_up()
-    assert isinstance(runner._layout, PackedLayout)
-    assert runner._layout.buckets, "they could not be recorded"
+    assert runner.buckets, "they could not be recorded"
     scheduler = scheduler_of(runner, max_sequences=2, speculation=False)
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected
 
@@ -63,8 +63,8 @@ def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> Non
 def test_keys_and_values_in_bytes_take_half_and_hardly_differ(tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type="qwen3", **SHAPE, num_hidden_layers=1)
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
-    plain = Runner(tmp_path, EngineOptions(**options, kernels="torch"))
-    runner = Runner(tmp_path, EngineOptions(**options, kernels="triton", kv_dtype="int8"))
+    plain = load_once(tmp_path, EngineOptions(**options, kernels="torch"))
+    runner = load_once(tmp_path, EngineOptions(**options, kernels="triton", kv_dtype="int8"))
     assert runner.facts.token_bytes == 2 * (16 + 4)  # of one head, and the scales
     assert plain.facts.token_bytes == 2 * 16 * 4
     prompt = PROMPTS[1]
@@ -72,7 +72,7 @@ def test_keys_and_values_in_bytes_take_half_and_hardly_differ(tmp_path: Path) ->
     def logits(of: Runner) -> Tensor:
         of.clear([2])
         request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=SamplingParams())
-        return of.forward([PlanEntry(Sequence(request, pages=[2, 0]), len(prompt))])
+        return of.forward(build_step([PlanEntry(Sequence(request, pages=[2, 0]), len(prompt))]))
 
     exact = logits(plain)
     assert (logits(runner) - exact).abs().max() < 0.02 * exact.std()

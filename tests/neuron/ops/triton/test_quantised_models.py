@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from helexa.neuron.engine.load import load_once
 from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
 from tiny_models import decode, tiny_model
 
 SHAPE = {
@@ -30,7 +30,9 @@ def test_logits_are_those_of_the_weights_in_plain_torch(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE)
     (found, expected) = (
         decode(
-            Runner(tmp_path, EngineOptions(dtype="float16", quant="q8_0", kernels=kernels, kv_cache_mb=1)), PROMPTS, 2
+            load_once(tmp_path, EngineOptions(dtype="float16", quant="q8_0", kernels=kernels, kv_cache_mb=1)),
+            PROMPTS,
+            2,
         )
         for kernels in ("triton", "torch")
     )

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from helexa.neuron.ops.attention_kind import AttentionKind
-from helexa.neuron.ops.batch import Tables
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.triton.attention_block import LOG2_E
 from helexa.neuron.ops.triton.card import Card
@@ -42,7 +42,7 @@ class Tile:
     stages: int
 
 
-def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, card: Card) -> Tensor:
+def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
     """See `Ops.attend`; heads and their numbers lie side by side in a row of `queries`.
 
     A row's result depends on one thing beside its span: whether there is a long one in the batch, or many of a few rows
@@ -52,26 +52,26 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
     paged = Paged.of(cache)
     group = heads // paged.kv_heads
     out = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
-    spans, width = tables.pages.shape
-    few = _few(tables, rows)
+    spans, width = batch.spans.pages.shape
+    few = _few(batch, rows)
     window, factor = kind.window or _NO_WINDOW, kind.scale * LOG2_E.value
-    where = (tables.starts, tables.prefixes)
+    where = (batch.spans.starts, batch.spans.prefixes)
     strides = (queries.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
     shape = {"PAGE": PAGE_SIZE, "DIM": dim, "GROUP": group}
 
-    if tables.singles or few > 1:
-        most = min(max(tables.most_rows, 1), few)
+    if batch.singles or few > 1:
+        most = min(max(batch.most_rows, 1), few)
         short = short_tile(group, dim, paged.numbers.element_size(), card)
         limit = segments(paged.kv_heads)
         held = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
-        split = rows if few > 1 else tables.singles
+        split = rows if few > 1 else batch.singles
         sums = torch.empty((split, heads, held, 2), dtype=torch.float32, device=queries.device)
         found = torch.empty((split, heads, held, dim), dtype=torch.float32, device=queries.device)
         tiles = -(-most // (short.rows // group))
         shares = min(held, max(1, -(-_WAVES * card.processors // (spans * paged.kv_heads))))
         launch(
             attend_short, (spans * tiles, paged.kv_heads, shares),
-            queries, sums, found, paged.numbers, paged.scales, tables.pages, *where, width, few, most, held,
+            queries, sums, found, paged.numbers, paged.scales, batch.spans.pages, *where, width, few, most, held,
             *strides, window, factor,
             **shape, TILE=short.rows, BLOCK=short.block, SEGMENTS=limit, warps=short.warps, stages=short.stages,
         )  # fmt: skip
@@ -80,12 +80,12 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
             sums, found, out, kind.sinks, *where, few, most, held, out.stride(0), window,
             DIM=dim, SEGMENTS=limit, warps=1,
         )  # fmt: skip
-    if has_long(tables, rows):
+    if has_long(batch, rows):
         long = long_tile(group, dim, paged.numbers.element_size(), card)
-        tiles = -(-tables.most_rows // (long.rows // group))
+        tiles = -(-batch.most_rows // (long.rows // group))
         launch(
             attend_long, (tiles, paged.kv_heads, spans),
-            queries, out, paged.numbers, paged.scales, kind.sinks, tables.pages, *where, width, few,
+            queries, out, paged.numbers, paged.scales, kind.sinks, batch.spans.pages, *where, width, few,
             strides[0], out.stride(0), *strides[1:], window, factor,
             **shape, TILE=long.rows, BLOCK=long.block, WINDOWED=kind.window is not None,
             warps=long.warps, stages=long.stages,
@@ -93,13 +93,13 @@ def attend(queries: Tensor, cache: Tensor, tables: Tables, kind: AttentionKind, 
     return out
 
 
-def has_long(tables: Tables, rows: int) -> bool:
+def has_long(batch: Batch, rows: int) -> bool:
     """Whether a batch of so many rows has a span that is not a short one."""
-    return tables.most_rows > _few(tables, rows)
+    return batch.most_rows > _few(batch, rows)
 
 
-def _few(tables: Tables, rows: int) -> int:
-    return _FEW if tables.most_rows <= _FEW and rows <= len(tables.pages) + _MOST_DRAFTED else 1
+def _few(batch: Batch, rows: int) -> int:
+    return _FEW if batch.most_rows <= _FEW and rows <= len(batch.spans.pages) + _MOST_DRAFTED else 1
 
 
 def parts_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:

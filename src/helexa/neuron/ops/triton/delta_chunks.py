@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.ops.batch import Tables
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.triton.delta_inputs import TABLES, convolved, gates
 from helexa.neuron.ops.triton.launch import launch
@@ -26,7 +26,7 @@ def advance_chunks(
     shared: tuple[Any, ...],
     cache: DeltaCache,
     places: tuple[Tensor, ...],
-    tables: Tables,
+    batch: Batch,
     out: Tensor,
     constants: dict[str, int],
 ) -> None:
@@ -43,13 +43,13 @@ def advance_chunks(
     parts = room(2 * constants["KEY_HEADS"] * key + heads * value)
     wanted, stale, seen = room(heads, value), room(heads, key), room(heads, CHUNK)
     since, left = room(heads, dtype=torch.float32), room(heads, dtype=torch.float32)
-    spans, chunks = len(tables.state_slots) - tables.singles, triton.cdiv(tables.most_rows, CHUNK)
+    spans, chunks = len(batch.spans.state_slots) - batch.singles, triton.cdiv(batch.most_rows, CHUNK)
     sizes = {name: constants[name] for name in ("KEY_HEADS", "HEADS", "KEY", "VALUE", "FEW")} | {"CHUNK": CHUNK}
     precision = "tf32x3" if out.dtype == torch.float32 else "tf32"
     launch(
         _take_rows,
         (2 * constants["KEY_HEADS"] + heads, chunks, spans),
-        *(mixed, mixed_stride, kernel, cache.conv, *places, tables.singles, parts),
+        *(mixed, mixed_stride, kernel, cache.conv, *places, batch.singles, parts),
         warps=4,
         KERNEL=constants["KERNEL"],
         BLOCK=max(key_block, value_block),
@@ -58,7 +58,7 @@ def advance_chunks(
     launch(
         _solve_chunks,
         (heads, chunks, spans),
-        *(parts, b, a, b_stride, a_stride, rate, bias, *places[:3], tables.singles, wanted, stale, seen, since, left),
+        *(parts, b, a, b_stride, a_stride, rate, bias, *places[:3], batch.singles, wanted, stale, seen, since, left),
         warps=8,
         KEY_BLOCK=key_block,
         VALUE_BLOCK=value_block,
@@ -70,7 +70,7 @@ def advance_chunks(
     launch(
         _carry_states,
         (triton.cdiv(value, tile), heads, spans),
-        *(parts, wanted, stale, seen, since, left, cache.state, *places, tables.singles),
+        *(parts, wanted, stale, seen, since, left, cache.state, *places, batch.singles),
         warps=8,
         KEY_BLOCK=key_block,
         TILE=tile,
@@ -80,7 +80,7 @@ def advance_chunks(
     launch(
         _gate_rows,
         (heads, chunks, spans),
-        *(wanted, z, z_stride, norm, eps, *places[:3], tables.singles, out),
+        *(wanted, z, z_stride, norm, eps, *places[:3], batch.singles, out),
         warps=4,
         VALUE_BLOCK=value_block,
         **sizes,

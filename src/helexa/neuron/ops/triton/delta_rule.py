@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from helexa.neuron.ops.batch import Batch, Tables
+from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta_cache import DeltaCache
 from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.triton.card import Card
@@ -60,36 +60,49 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """See `DeltaOp`; reads nothing but the tables of the batch."""
-        sizes, weights, tables = self._sizes, self._weights, batch.tables
+        """See `DeltaOp`; reads nothing but what is on the device."""
+        sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
         inputs = (mixed, z, b, a, mixed.stride(0), z.stride(0), b.stride(0), a.stride(0))
         shared = (weights.kernel, weights.rate, weights.bias, weights.norm, weights.eps)
-        places = (tables.starts, tables.prefixes, tables.settled, tables.state_slots)
-        if tables.most_rows > self._constants["FEW"]:
-            advance_chunks(inputs, shared, cache, places, tables, out, self._constants)
+        places = _places(batch)
+        if batch.most_rows > self._constants["FEW"]:
+            advance_chunks(inputs, shared, cache, places, batch, out, self._constants)
         # A thread holds 64 numbers of a state of 128 by 128.
         warps = max(1, min(8, self._constants["KEY_BLOCK"] * self._constants["VALUE_BLOCK"] // 2048))
-        spans, arguments = len(tables.state_slots), (*inputs, *shared, cache.conv, cache.state, *places, out)
-        for before, drafts in ((0, False), (tables.singles, True)):
+        spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *places, out)
+        for before, drafts in ((0, False), (batch.singles, True)):
             grid, constants = (sizes.heads, spans - before), {"DRAFTS": drafts, **self._constants}
             launch(_advance_rows, grid, *arguments, before, warps=warps, **constants)
-        self._remember(mixed, cache, tables)
+        self._remember(mixed, cache, batch)
         return out if rows is None else out[rows]
 
-    def _remember(self, mixed: Tensor, cache: DeltaCache, tables: Tables) -> None:
+    def _remember(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
         """Store what the next convolution sees of spans of several rows, once nobody reads what it saw before."""
-        sizes, spans = self._sizes, len(tables.state_slots) - tables.singles
+        sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         launch(
             _remember_rows,
             (triton.cdiv(sizes.mixed, _COLUMNS), spans),
-            *(mixed, mixed.stride(0), cache.conv, tables.starts, tables.prefixes, tables.settled, tables.state_slots),
-            tables.singles,
+            *(
+                mixed,
+                mixed.stride(0),
+                cache.conv,
+                batch.spans.starts,
+                batch.spans.prefixes,
+                batch.spans.settled,
+                batch.spans.state_slots,
+            ),
+            batch.singles,
             warps=4,
             MIXED=sizes.mixed,
             KERNEL=sizes.kernel,
             BLOCK=_COLUMNS,
         )
+
+
+def _places(batch: Batch) -> tuple[Tensor, ...]:
+    spans = batch.spans
+    return spans.starts, spans.prefixes, spans.settled, spans.state_slots
 
 
 def _multiplies_float32(card: Card) -> bool:

@@ -1,0 +1,175 @@
+"""Attention over the paged cache in plain torch: spans of one row together, longer ones each alone."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import PAGE_SIZE
+
+
+@dataclass(frozen=True)
+class DecodeGroup:
+    """Spans of one row, of similar length.
+
+    Attributes:
+        rows: where they lie in the flat batch.
+        pages: [B, P] page numbers; short rows repeat a page of their own, masked.
+        lengths: [B] positions of each row, its own included.
+        longest: the largest of them.
+        contiguous: first page when B is 1 and its pages ascend without a gap, so that no gather is needed.
+    """
+
+    rows: slice
+    pages: Tensor
+    lengths: Tensor
+    longest: int
+    contiguous: int | None
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[B, longest], additive: 0, or -inf beyond a row's length."""
+        beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
+        return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows of one sequence that attend to their prefix and to each other.
+
+    Attributes:
+        pages: [P] page numbers of everything computed so far and of the chunk itself.
+        contiguous: first page when they ascend without a gap.
+    """
+
+    rows: slice
+    prefix: int
+    pages: Tensor
+    contiguous: int | None
+
+
+class SpanGroups:
+    """The spans of a batch as attention takes them together."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        device = batch.tokens.device
+        pages = [
+            own[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+            for span, own in zip(batch.span_list, batch.host_spans.pages, strict=True)
+        ]
+        spans = list(zip(batch.span_list, pages, strict=True))
+        self._chunks = [
+            Chunk(
+                slice(span.start, span.stop), span.prefix, torch.tensor(own, device=device), _first_if_contiguous(own)
+            )
+            for span, own in spans
+            if span.stop - span.start > 1
+        ]
+        groups: list[list[tuple[int, int, list[int]]]] = []  # row, positions and pages
+        for span, own in spans:
+            if span.stop - span.start > 1:
+                continue
+            if not groups or len(own) > 2 * len(groups[-1][0][2]):  # padding at most doubles the pages read
+                groups.append([])
+            groups[-1].append((span.start, span.prefix + 1, own))
+        self._decodes = [_decode_group(group, device) for group in groups]
+
+    def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
+        """See `Ops.attend`."""
+        out = torch.empty_like(queries)
+        for group in self._decodes:
+            out[group.rows] = _decode(queries[group.rows], cache, group, kind)
+        for chunk in self._chunks:
+            out[chunk.rows] = attend_chunk(queries[chunk.rows], cache, chunk, kind)
+        return out
+
+
+def _decode_group(group: list[tuple[int, int, list[int]]], device: torch.device) -> DecodeGroup:
+    rows, lengths, pages = zip(*group, strict=True)
+    width = max(map(len, pages))
+    padded = [own + own[:1] * (width - len(own)) for own in pages]
+    return DecodeGroup(
+        rows=slice(rows[0], rows[-1] + 1),
+        pages=torch.tensor(padded, device=device),
+        lengths=torch.tensor(lengths, device=device),
+        longest=max(lengths),
+        contiguous=_first_if_contiguous(pages[0]) if len(group) == 1 else None,
+    )
+
+
+def _first_if_contiguous(pages: list[int]) -> int | None:
+    return pages[0] if pages[-1] - pages[0] == len(pages) - 1 and pages == sorted(pages) else None
+
+
+def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionKind) -> Tensor:
+    rows, heads, dim = queries.shape
+    kv_heads = cache.shape[1]
+    keys, values = _pages(cache, group.pages, group.contiguous)  # [kv_heads * B, L, D]
+    keys, values = keys[:, : group.longest], values[:, : group.longest]
+    window = kind.window if kind.window is not None and kind.window < group.longest else None
+    if rows == 1 and window is None and kind.sinks is None:
+        queries = queries.reshape(1, kv_heads, -1, dim)
+        out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
+        return out.view(1, heads, dim)
+    # The query heads of one KV head are the rows of one product.
+    grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
+    scores = torch.bmm(grouped * kind.scale, keys.transpose(1, 2)).float()
+    scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
+    if window is not None:
+        places = torch.arange(group.longest, device=scores.device)
+        scores.masked_fill_((places < group.lengths[:, None] - window)[:, None], float("-inf"))
+    sinks = None if kind.sinks is None else kind.sinks.view(kv_heads, 1, -1, 1)
+    weights = _softmax(scores, sinks).view(kv_heads * rows, -1, group.longest)
+    out = torch.bmm(weights.to(values.dtype), values)
+    return out.view(kv_heads, rows, -1, dim).transpose(0, 1).reshape(rows, heads, dim)
+
+
+def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
+    """Attention of a chunk's queries [N, heads, D] over its pages."""
+    count, heads, _ = queries.shape
+    kv_heads, length = cache.shape[1], chunk.prefix + count
+    keys, values = _pages(cache, chunk.pages, chunk.contiguous)
+    keys = keys[:, :length].repeat_interleave(heads // kv_heads, dim=0)
+    values = values[:, :length].repeat_interleave(heads // kv_heads, dim=0)
+    queries = queries.transpose(0, 1)
+    mask = None
+    windowed = kind.window is not None and length > kind.window
+    if chunk.prefix or windowed or kind.sinks is not None:
+        rows = torch.arange(chunk.prefix, length, device=queries.device)[:, None]
+        places = torch.arange(length, device=queries.device)
+        mask = places <= rows
+        if kind.window is not None:
+            mask &= places > rows - kind.window
+    if kind.sinks is not None:
+        assert mask is not None
+        scores = torch.bmm(queries * kind.scale, keys.transpose(1, 2)).float()
+        weights = _softmax(scores.masked_fill_(~mask, float("-inf")), kind.sinks.view(-1, 1, 1))
+        return torch.bmm(weights.to(values.dtype), values).transpose(0, 1)
+    out = F.scaled_dot_product_attention(
+        queries[None], keys[None], values[None], attn_mask=mask, is_causal=mask is None, scale=kind.scale
+    )
+    return out[0].transpose(0, 1)
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Over the last dimension, with a sink beside the scores or without."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    beside = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(beside, dim=-1)[..., :-1]
+
+
+def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
+    """K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D]; a view where pages are contiguous."""
+    _, heads, _, dim = cache.shape
+    width = pages.shape[-1] * PAGE_SIZE
+    if contiguous is not None:
+        span = cache[:, :, contiguous * PAGE_SIZE : contiguous * PAGE_SIZE + width]
+        return span[0], span[1]
+    paged = cache.view(2, heads, -1, PAGE_SIZE * dim).index_select(2, pages.flatten())
+    return paged[0].view(-1, width, dim), paged[1].view(-1, width, dim)
