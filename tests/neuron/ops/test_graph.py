@@ -20,7 +20,8 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.compiler import native_kernels
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.kernel_library import KernelLibrary
+from helexa.neuron.ops.kernel_header import CONSTANTS
+from helexa.neuron.ops.kernel_library import INSTRUCTION_BYTES, KernelLibrary
 from helexa.neuron.ops.native import NativeOps
 from neuron.ops import paged, random_weights
 
@@ -168,7 +169,7 @@ def test_a_replayed_step_counts_progress_at_every_kernel(library: KernelLibrary)
     runs = Runs(library)
     runs.step(plan_of(0, 1, 30))
     calls, recordings = runs.calls, runs.ops._graphs._kept.values()
-    kernels = max(len(recording.tape) for recording in recordings)
+    kernels = max(len(recording.tape) // INSTRUCTION_BYTES for recording in recordings)
     before = progress()
     runs.step(plan_of(1, 1, 30))
     assert runs.calls == calls, "the step was recorded again instead of replayed"
@@ -223,8 +224,9 @@ def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -
 def test_a_tape_that_is_too_long_is_refused(library: KernelLibrary) -> None:
     table = torch.ones(1, PAGE_SIZE).bfloat16()
     out = torch.zeros(1, PAGE_SIZE)
-    instruction = ("narrow", True, (out.data_ptr(), table.data_ptr(), 1, PAGE_SIZE))
-    library.run(library.encode([instruction] * 16384))
+    most = CONSTANTS["MAX_INSTRUCTIONS"]
+    instruction = library.instruction("narrow", {"x": out, "out": table, "rows": 1, "columns": PAGE_SIZE})
+    library.run(instruction * most)
     assert not table.any()
-    with pytest.raises(ValueError, match="16385"):
-        library.run(library.encode([instruction] * 16385))
+    with pytest.raises(ValueError, match=str(most + 1)):
+        library.run(instruction * (most + 1))

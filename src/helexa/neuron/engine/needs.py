@@ -7,7 +7,7 @@ import torch
 from helexa.neuron.engine.messages import EngineOptions, Needs
 from helexa.neuron.engine.outline import Outline
 from helexa.neuron.host_memory import host_memory, own_bytes
-from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
 
 _RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
@@ -16,7 +16,6 @@ _SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs wan
 _SNAPSHOT_PART = 8  # of what is free
 _MOST_SNAPSHOTS = 4096
 _SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
-_SPLITS, _SPAN = 8, 512  # rows whose attention is shared out among threads, and positions to a share
 
 
 def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
@@ -80,7 +79,7 @@ def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
 def _attention(found: Outline, ops: Ops, rows: int) -> tuple[int, int]:
     """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
     if not ops.gathers:
-        return 0, -(-_SPLITS * found.heads * (found.head_dim + 2) * 4 // _SPAN)
+        return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SPAN_POSITIONS)
     # Plain torch gathers the pages of one layer, padded; keys and values of each query head; scores, and a mask.
     gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE
     repeated = 2 * (found.heads + found.kv_heads) * found.head_dim * ops.dtype.itemsize

@@ -24,7 +24,7 @@ _FOLDER = Path(__file__).with_name("kernels")
 # No contraction: only what is written as fused is, so that every path of a kernel rounds alike.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_SECONDS = 120
-_LAYOUT = ("tiles.h", "packing.c", "plain.c", "quantize.c")  # the sources that say what packed weights are
+_LAYOUT = ("kernels.h", "tiles.h", "packing.c", "plain.c", "quantize.c")  # the sources that say what packed weights are
 
 
 class Unavailable(Exception):

@@ -1,14 +1,13 @@
 """Recorded forward passes: a step's kernels on one tape, which runs without Python in between and may run again."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.kernel_library import Instruction, KernelLibrary
+from helexa.neuron.ops.kernel_library import Argument, KernelLibrary
 from helexa.neuron.ops.workspace import Workspace
 
 _KEPT_BYTES = 32 << 20  # of tapes: some 500 for 30 layers, as recording one takes a tenth of the time of a small step
@@ -24,7 +23,7 @@ class Recording:
         inputs: tensors that kernels read or write and that nobody else may hold.
     """
 
-    tape: np.ndarray
+    tape: bytes
     address: int
     shape: tuple[int, ...]
     inputs: list[Tensor]
@@ -37,7 +36,7 @@ class Graphs:
         self._library = library
         self._workspace = workspace
         self._kept: OrderedDict[tuple[int, int], Recording] = OrderedDict()
-        self._instructions: list[Instruction] | None = None
+        self._instructions: list[bytes] | None = None
         self._inputs: list[Tensor] = []
         self._sound: bool | None = None
 
@@ -46,15 +45,15 @@ class Graphs:
         """Whether recordings compute all of a forward pass; None while that is not known."""
         return self._sound
 
-    def launch(self, kernel: str, waits: bool, arguments: Sequence[Tensor | int]) -> None:
-        """Take a kernel call down while recording, else run it now; a tensor stands for its address."""
-        tensors = [part for part in arguments if isinstance(part, Tensor)]
-        numbers = [part.data_ptr() if isinstance(part, Tensor) else part for part in arguments]
+    def launch(self, kernel: str, waits: bool, arguments: Mapping[str, Argument]) -> None:
+        """Take a kernel call down while recording, else run it now (see `KernelLibrary.instruction`)."""
+        instruction = self._library.instruction(kernel, arguments, waits)
         if self._instructions is None:
-            self._library.run(self._library.encode([(kernel, waits, numbers)]))
+            self._library.run(instruction)
         else:
-            self._instructions.append((kernel, waits, numbers))
+            self._instructions.append(instruction)
             # What torch made would be gone by the time the tape runs; the workspace's own is meant to be used again.
+            tensors = (value for value in arguments.values() if isinstance(value, Tensor))
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
@@ -81,7 +80,7 @@ class Graphs:
     @property
     def kept_bytes(self) -> int:
         """What the tapes take."""
-        return sum(recording.tape.nbytes for recording in self._kept.values())
+        return sum(len(recording.tape) for recording in self._kept.values())
 
     def _keep(self, shape: tuple[int, int], recording: Recording) -> None:
         self._kept[shape] = recording
@@ -110,7 +109,7 @@ class Graphs:
         self._instructions, self._inputs = [], []
         try:
             result = forward()
-            tape = self._library.encode(self._instructions)
+            tape = b"".join(self._instructions)
             # `data_ptr()` of an empty tensor is 0, wherever it lies.
             address = result.untyped_storage().data_ptr() + int(result.storage_offset()) * result.itemsize
             return Recording(tape, address, tuple(result.shape), self._inputs), result

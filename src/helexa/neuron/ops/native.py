@@ -18,7 +18,7 @@ from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.graph import Graphs
@@ -26,7 +26,7 @@ from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.loading_code import loading_code_version
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
-from helexa.neuron.ops.native_launcher import Launcher, float_bits
+from helexa.neuron.ops.native_launcher import Launcher
 from helexa.neuron.ops.native_linear import NativeLinear
 from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
@@ -38,9 +38,6 @@ from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quant_form import QuantForm
 
 _log = logging.getLogger("helexa.neuron.ops")
-_LANES = 16
-_MAX_DIM = 256
-_MAX_GROUP = 32
 _NO_WINDOW = 1 << 40
 _WIDTHS = (
     "hidden_size",
@@ -54,7 +51,7 @@ _WIDTHS = (
 class NativeOps(Ops):
     """Kernels in C on threads of their own.
 
-    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/rows.c` says how a page lies.
+    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/kernels.h` says how a page lies.
 
     Args:
         kv_bits: 16 keeps K and V in bfloat16, 8 in bytes with a scale per token and head.
@@ -91,11 +88,11 @@ class NativeOps(Ops):
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
         widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
-        if any(width % _LANES for width in widths):
-            return f"widths {tuple(width for width in widths if width)} are not all multiples of {_LANES}"
-        if dim % (2 * _LANES):
-            return f"heads of {dim} are no multiple of {2 * _LANES}"
-        if dim > _MAX_DIM or group > _MAX_GROUP:
+        if any(width % LANES for width in widths):
+            return f"widths {tuple(width for width in widths if width)} are not all multiples of {LANES}"
+        if dim % (2 * LANES):
+            return f"heads of {dim} are no multiple of {2 * LANES}"
+        if dim > MAX_DIM or group > MAX_QUERIES:
             return f"heads of {dim} in groups of {group} are too large"
         return None
 
@@ -129,17 +126,16 @@ class NativeOps(Ops):
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """See `Ops`."""
-        self._launch("add_gated", out, x, gate, *out.shape)
+        self._launch("add_gated", out=out, x=x, gate=gate, rows=out.shape[0], width=out.shape[1])
         return out
 
     def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
         """Rows of the matrix, from its tiles."""
-        out = self._take(tokens.shape[0], matrix.columns)
-        arguments = (tokens, matrix.data, out, tokens.shape[0], matrix.columns, float_bits(factor))
-        if matrix.number is None:
-            self._launch("embed_plain", *arguments)
-        else:
-            self._launch("embed", *arguments, matrix.number)
+        count, columns = tokens.shape[0], matrix.columns
+        out = self._take(count, columns)
+        kernel, number = ("embed_plain", {}) if matrix.number is None else ("embed", {"number": matrix.number})
+        arguments = {"tokens": tokens, "matrix": matrix.data, "out": out, "count": count, "columns": columns}
+        self._launch(kernel, **arguments, **number, factor=factor)
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
@@ -150,7 +146,8 @@ class NativeOps(Ops):
         """See `Ops`."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self._take(rows, half), self._take(rows, half)
-        self._launch("rope_tables", positions, frequencies, cos, sin, rows, half, float_bits(factor))
+        tables = {"positions": positions, "frequencies": frequencies, "cosines": cos, "sines": sin}
+        self._launch("rope_tables", **tables, rows=rows, half=half, factor=factor)
         return cos, sin
 
     def rotate_store(
@@ -163,12 +160,26 @@ class NativeOps(Ops):
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """See `Ops`; the queries come in bfloat16."""
-        rows, dim, kv_heads = qkv.shape[0], qkv.shape[2], cache.shape[1]
+        rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
-        weights = (0, 0) if norms is None else (norms.query, norms.key)
-        eps = float_bits(0.0 if norms is None else norms.eps)
-        shape = (rows, heads, kv_heads, dim, rope[0].shape[1])
-        self._launch("rotate_store", qkv, *rope, queries, cache, slots, *weights, *shape, self.kv_bits == 8, eps)
+        self._launch(
+            "rotate_store",
+            qkv=qkv,
+            cosines=cosines,
+            sines=sines,
+            queries=queries,
+            cache=cache,
+            slots=slots,
+            query_norm=None if norms is None else norms.query,
+            key_norm=None if norms is None else norms.key,
+            rows=rows,
+            heads=heads,
+            kv_heads=cache.shape[1],
+            dim=dim,
+            half=cosines.shape[1],
+            narrow=self.kv_bits == 8,
+            eps=0.0 if norms is None else norms.eps,
+        )
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
@@ -182,7 +193,7 @@ class NativeOps(Ops):
     def argmax(self, logits: Tensor) -> Tensor:
         """The first of the largest in each row of [S, V], int64 [S]."""
         out = self._take(logits.shape[0], dtype=torch.int64)
-        self._launch("argmax", logits, out, *logits.shape)
+        self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
@@ -226,11 +237,21 @@ class NativeOps(Ops):
             plan = self._plans[heads // kv_heads] = AttentionPlan(batch.capacity, heads // kv_heads)
             plan.lay(batch)
         out = self._take(rows, heads, dim)
-        partials = plan.partials(heads, dim)
-        sinks = 0 if kind.sinks is None else kind.sinks
-        how = (self.kv_bits == 8, kind.window or _NO_WINDOW, float_bits(kind.scale), sinks)
-        self._launch("attend", queries, cache, *plan.addresses, partials, out, heads, kv_heads, dim, *how)
-        self._launch("combine", plan.addresses[0], plan.splits_address, partials, out, heads, dim, sinks)
+        both = {"partials": plan.partials(heads, dim), "out": out, "sinks": kind.sinks, "heads": heads, "dim": dim}
+        self._launch(
+            "attend",
+            queries=queries,
+            cache=cache,
+            tile_count=plan.tile_count,
+            tiles=plan.tiles,
+            page_numbers=plan.pages,
+            kv_heads=kv_heads,
+            narrow=self.kv_bits == 8,
+            window=kind.window or _NO_WINDOW,
+            scale=kind.scale,
+            **both,
+        )
+        self._launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
@@ -261,11 +282,11 @@ class _RmsNorm:
     def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
         self._launcher = launcher
         self._weight = weight.float().contiguous()
-        self._eps = float_bits(eps)
+        self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """See `NormOp`."""
-        out = self._launcher.take(*x.shape)
-        added = 0 if delta is None else delta
-        self._launcher.launch("add_rms_norm", x, added, self._weight, out, *x.shape, self._eps)
+        rows, width = x.shape
+        out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
+        self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)
         return out

@@ -18,14 +18,15 @@ class NativeLinear:
         self._launcher = launcher
         self._gate = gate
         self._parts = parts
-        self._bias = None if bias is None else bias.float().contiguous()
         self._columns = parts[0].columns
-        self._outputs = sum(part.outputs for part in parts)
+        self._widths = [part.outputs for part in parts]
+        self._biases = [None] * len(parts) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
         """float32 [T, K] -> float32 [T, N]."""
         launcher, rows, columns = self._launcher, x.shape[0], self._columns
-        out = launcher.take(rows, self._outputs)
+        stride = sum(self._widths)
+        out = launcher.take(rows, stride)
         if rows == 0:
             return out
         x = x.contiguous()
@@ -34,20 +35,25 @@ class NativeLinear:
             if plain:
                 x = launcher.gate_mul(x, self._gate) if self._gate else x
                 inputs[plain] = launcher.take(rows, columns, dtype=torch.bfloat16)
-                launcher.launch("narrow", x, inputs[plain], rows, columns)
+                launcher.launch("narrow", x=x, out=inputs[plain], rows=rows, columns=columns)
             else:
                 inputs[plain] = launcher.take_rounded(rows, columns)
-                launcher.launch("quantise", x, inputs[plain], rows, columns, GATES[self._gate], launcher.x_bits)
-        first = 0
-        for part in self._parts:
-            rounded = inputs[part.number is None]
-            bias = 0 if self._bias is None else self._bias.data_ptr() + 4 * first
-            to = out.data_ptr() + 4 * first
-            arguments = (rounded, part.data, to, bias, rows, columns, part.outputs, self._outputs)
-            first += part.outputs
-            waits = first == self._outputs
-            if part.number is None:
-                launcher.launch("multiply_plain", *arguments, waits=waits)
-            else:
-                launcher.launch("multiply", *arguments, part.number, launcher.x_bits, waits=waits)
+                how = {"gate": GATES[self._gate], "x_bits": launcher.x_bits}
+                launcher.launch("quantise", x=x, out=inputs[plain], rows=rows, columns=columns, **how)
+        for part, bias, to in zip(self._parts, self._biases, out.split(self._widths, dim=1), strict=True):
+            plain = part.number is None
+            how = {} if plain else {"number": part.number, "x_bits": launcher.x_bits}
+            launcher.launch(
+                "multiply_plain" if plain else "multiply",
+                part is self._parts[-1],
+                x=inputs[plain],
+                matrix=part.data,
+                out=to,
+                bias=bias,
+                rows=rows,
+                columns=columns,
+                outputs=part.outputs,
+                stride=stride,
+                **how,
+            )
         return out

@@ -6,34 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.kernel_library import KernelLibrary
+from helexa.neuron.ops.constants import GROUP, LANES, SPAN_GROUPS
+from helexa.neuron.ops.kernel_library import TYPES, Form, KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
 
-# (bits, levels of scales, has minimum, zero, group size, has table, unit of scales) in the order of FORMATS in tiles.h
-_FORMATS = {
-    (4, 1, False, 8, 32, False, torch.float16): 0,
-    (4, 1, True, 0, 32, False, torch.float16): 1,
-    (5, 1, False, 16, 32, False, torch.float16): 2,
-    (5, 1, True, 0, 32, False, torch.float16): 3,
-    (8, 1, False, 128, 32, False, torch.float16): 4,
-    (4, 2, True, 0, 32, False, torch.float16): 5,
-    (5, 2, True, 0, 32, False, torch.float16): 6,
-    (6, 2, False, 32, 16, False, torch.float16): 7,
-    (4, 1, False, 0, 32, True, torch.float16): 8,
-    (4, 1, False, 0, 32, True, torch.bfloat16): 9,
-    (4, 2, False, 0, 32, True, torch.float32): 10,
-    (4, 2, False, 0, 16, True, torch.float32): 11,
-    (4, 2, True, 0, 16, False, torch.float16): 12,
-}
-_TYPES = (
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-)  # of units and of plain weights, in the order of those in tiles.h
-_LANES, _GROUP, _SPAN = 16, 32, 256
-
-_Form = tuple[int, int, bool, int, int, bool, torch.dtype]
+_SPAN = SPAN_GROUPS * GROUP
 
 
 @dataclass(frozen=True)
@@ -81,43 +59,45 @@ class HugeMemory:
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
     """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
     outputs, columns = weight.shape
-    form = _form(weight) if isinstance(weight, GroupwiseTensor) else None
-    number = None if form is None else _FORMATS[form]
+    form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
+    number = None if form is None else library.formats[form]
     data = memory.take(library.packed_bytes(number, outputs, columns))
-    if isinstance(weight, GroupwiseTensor) and form is not None and number is not None:
+    size = {"matrix": data, "outputs": outputs, "columns": columns}
+    if isinstance(weight, GroupwiseTensor) and form is not None:
+        unit, scale = _parts(weight.scale, form[-1])
+        minimum_unit, minimum = _parts(weight.minimum, form[-1])
         table = None if weight.table is None else (weight.table.int() + 128).byte()
-        parts = (weight.codes, *_parts(weight.scale, form[-1]), *_parts(weight.minimum, form[-1]), table)
-        parts = [None if part is None else part.contiguous() for part in parts]
-        addresses = [0 if part is None else part.data_ptr() for part in parts]
-        library.run(library.encode([("pack", True, (*addresses, data.data_ptr(), outputs, columns, number))]))
+        parts = {"unit": unit, "scale": scale, "minimum_unit": minimum_unit, "minimum": minimum, "table": table}
+        parts = {name: None if part is None else part.contiguous() for name, part in parts.items()}
+        library.call("pack", codes=weight.codes.contiguous(), **parts, **size, number=number)
     else:
         plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
-        plain = plain.contiguous()
-        library.run(library.encode([("pack_plain", True, (plain.data_ptr(), data.data_ptr(), outputs, columns))]))
+        library.call("pack_plain", weights=plain.contiguous(), **size)
     return PackedMatrix(data, outputs, columns, number)
 
 
 def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
     """Lay out a plain weight [N, K] in `form`, which fits K; None as in `weights.quantize.quantize`."""
-    weight = (weight if weight.dtype in _TYPES else weight.float()).contiguous()
+    weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
     outputs, columns = weight.shape
     levels = 1 if form.stretch is None else 2
-    number = _FORMATS[form.bits, levels, form.minimum, form.zero, form.group_size, False, torch.float16]
+    number = library.formats[form.bits, levels, form.minimum, form.zero, form.group_size, False, torch.float16]
     data = memory.take(library.packed_bytes(number, outputs, columns))
-    faults = torch.zeros(-(-outputs // _LANES), dtype=torch.uint8)
-    addresses = (weight.data_ptr(), _TYPES.index(weight.dtype), data.data_ptr(), faults.data_ptr())
-    library.run(library.encode([("quantize_weights", True, (*addresses, outputs, columns, number))]))
+    faults = torch.zeros(-(-outputs // LANES), dtype=torch.uint8)
+    size = {"outputs": outputs, "columns": columns, "number": number}
+    source = TYPES[weight.dtype]
+    library.call("quantize_weights", weights=weight, matrix=data, faults=faults, source=source, **size)
     return None if faults.any() else PackedMatrix(data, outputs, columns, number)
 
 
-def _form(weight: GroupwiseTensor) -> _Form | None:
+def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
     """What the kernels have to know of a matrix; None if they do not know it."""
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
     if minimum is not None and (minimum.codes is None) != (scale.codes is None):
         return None
     if levels == 2:
-        signed = table or weight.group_size < _GROUP
+        signed = table or weight.group_size < GROUP
         if scale.unit.shape[-1] * _SPAN != weight.shape[1] or not _is_read_as(scale, signed):
             return None
         if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
@@ -126,7 +106,7 @@ def _form(weight: GroupwiseTensor) -> _Form | None:
     for exactly in (True, False):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):  # so that powers of two always have the same form
             form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
-            if form in _FORMATS and all(_holds(dtype, unit, exactly) for unit in units):
+            if form in library.formats and all(_holds(dtype, unit, exactly) for unit in units):
                 return form
     return None
 

@@ -1,14 +1,11 @@
 /* Causal attention over the paged cache. A tile of queries goes through its sequence's pages, 64 positions at a time,
- * with a softmax that is rescaled as it goes; every SPAN positions the result so far is closed and merged into what
+ * with a softmax that is rescaled as it goes; every SPAN_POSITIONS the result so far is closed and merged into what
  * came before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a
  * row's result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
  */
 #include "slices.h"
 #include "tape.h"
 
-#define PAGE 64
-#define SPAN 512
-#define MAX_DIM 256
 #if SLICE == LANES
 #define TOGETHER 6 /* queries whose sums stay in registers, */
 #define PARTS 4    /* and slices of each */
@@ -16,42 +13,24 @@
 #define TOGETHER 4
 #define PARTS 2
 #endif
-#define MAX_QUERIES 32 /* rows of a tile times query heads of one KV head */
 #define LOG2_E 1.44269504f
 
 static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
-/* Queries of consecutive rows of one sequence. */
-typedef struct {
-    int64_t row, rows, position; /* first row, how many, and the first one's position */
-    int64_t pages;               /* where its page numbers begin */
-    int64_t first_span, spans;   /* what to go through */
-    int64_t partial;             /* where to leave each span's result, or -1: merge and finish */
-} tile;
 
 /* A softmax that has seen some positions: sums of 2^(score - peak), unless peak is -inf: then it has seen none. */
 typedef struct {
     float peak, total;
 } state;
 
-typedef struct {
-    const uint16_t *queries;
-    const uint8_t *cache;
-    const int64_t *page_numbers;
-    int64_t heads, kv_heads, dim, narrow;
-    int64_t window; /* positions that a query sees, its own included */
-    float scale;    /* of scores as powers of two */
-} layer;
-
-/* scores [rows, PAGE] = queries [rows, dim] times keys [dim / 2, PAGE, 2], the first `parts` slices of them */
-INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
+/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], their first `parts` slices */
+INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                        const int rows, const int parts) {
     slice acc[TOGETHER][PARTS];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < parts; i++) acc[r][i] = (slice){0};
     for (int64_t d = 0; d < dim; d += 2) {
         slice_bits part[PARTS];
-        for (int i = 0; i < parts; i++) part[i] = slice_load(keys + d * PAGE + 2 * SLICE * i);
+        for (int i = 0; i < parts; i++) part[i] = slice_load(keys + d * PAGE_SIZE + 2 * SLICE * i);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
@@ -64,8 +43,8 @@ INLINE void score_rows(const uint16_t *const *queries, const uint16_t *keys, int
 }
 
 /* acc [rows, parts] += weights at positions p and p + 1 times the values there, as far as they are `seen`. */
-INLINE void weigh_pair(slice (*acc)[PARTS], uint16_t (*weights)[PAGE], const uint16_t *values, int64_t p, int64_t dim,
-                       const uint32_t seen, const int rows, const int parts) {
+INLINE void weigh_pair(slice (*acc)[PARTS], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
+                       int64_t dim, const uint32_t seen, const int rows, const int parts) {
     slice_bits part[PARTS];
     for (int i = 0; i < parts; i++) part[i] = slice_load(values + p * dim + 2 * SLICE * i) & seen;
 #pragma GCC unroll 8
@@ -77,10 +56,10 @@ INLINE void weigh_pair(slice (*acc)[PARTS], uint16_t (*weights)[PAGE], const uin
     }
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE] times values [PAGE / 2, dim, 2], `parts` slices of them.
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], `parts` slices.
  * Behind the last visible position may be what is no number. */
-INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
-                       int64_t visible, const int rows, const int parts) {
+INLINE void weigh_rows(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums,
+                       const float *keep, int64_t visible, const int rows, const int parts) {
     slice acc[TOGETHER][PARTS];
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < parts; i++) acc[r][i] = (slice)slice_load(sums + r * dim + SLICE * i) * keep[r];
@@ -90,7 +69,7 @@ INLINE void weigh_rows(uint16_t (*weights)[PAGE], const uint16_t *values, int64_
         for (int i = 0; i < parts; i++) memcpy(sums + r * dim + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
-INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE],
+INLINE void score_parts(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                         int rows, const int parts) {
     for (; rows >= TOGETHER; rows -= TOGETHER, queries += TOGETHER, scores += TOGETHER)
         score_rows(queries, keys, dim, scores, TOGETHER, parts);
@@ -101,18 +80,18 @@ INLINE void score_parts(const uint16_t *const *queries, const uint16_t *keys, in
 }
 
 /* What nobody sees is not looked at: `visible` positions of the page. */
-static void score(const uint16_t *const *queries, const uint16_t *keys, int64_t dim, float (*scores)[PAGE], int rows,
-                  int64_t visible) {
+static void score(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
+                  int rows, int64_t visible) {
     for (; visible > 0; visible -= PARTS * SLICE, keys += 2 * PARTS * SLICE) {
         if (visible > 3 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 4);
         else if (visible > 2 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 3);
         else if (visible > SLICE) score_parts(queries, keys, dim, scores, rows, 2);
         else score_parts(queries, keys, dim, scores, rows, 1);
-        scores = (float (*)[PAGE])(*scores + PARTS * SLICE);
+        scores = (float (*)[PAGE_SIZE])(*scores + PARTS * SLICE);
     }
 }
 
-static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim, float *sums, const float *keep,
+static void weigh(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums, const float *keep,
                   int rows, int64_t visible) {
     int64_t d = 0;
     for (; d + PARTS * SLICE <= dim; d += PARTS * SLICE) {
@@ -130,19 +109,19 @@ static void weigh(uint16_t (*weights)[PAGE], const uint16_t *values, int64_t dim
 }
 
 /* One page of an 8-bit cache as bfloat16. */
-static void widen(const uint8_t *block, int64_t dim, uint16_t *to) {
-    const int8_t *keys = (const int8_t *)block, *values = keys + PAGE * dim;
-    const float *scales = (const float *)(block + 2 * PAGE * dim);
-    uint16_t *wide_values = to + PAGE * dim;
+static void widen(const uint8_t *block, int64_t dim, bfloat16 *to) {
+    const int8_t *keys = (const int8_t *)block, *values = keys + PAGE_SIZE * dim;
+    const float *scales = (const float *)(block + 2 * PAGE_SIZE * dim);
+    bfloat16 *wide_values = to + PAGE_SIZE * dim;
     for (int64_t d = 0; d < dim; d += 2)
-        for (int p = 0; p < PAGE; p += 8) {
+        for (int p = 0; p < PAGE_SIZE; p += 8) {
             lanes scale;
             for (int i = 0; i < LANES; i++) scale[i] = scales[p + i / 2];
-            store_rounded(to + d * PAGE + p * 2, load_signed(keys + (d * PAGE + p * 2)) * scale);
+            store_rounded(to + d * PAGE_SIZE + p * 2, load_signed(keys + (d * PAGE_SIZE + p * 2)) * scale);
         }
-    for (int64_t p = 0; p < PAGE; p += 2) {
+    for (int64_t p = 0; p < PAGE_SIZE; p += 2) {
         lanes scale;
-        for (int i = 0; i < LANES; i++) scale[i] = scales[PAGE + p + i % 2];
+        for (int i = 0; i < LANES; i++) scale[i] = scales[PAGE_SIZE + p + i % 2];
         for (int64_t i = 0; i < 2 * dim; i += LANES) {
             store_rounded(wide_values + p * dim + i, load_signed(values + p * dim + i) * scale);
         }
@@ -150,16 +129,16 @@ static void widen(const uint8_t *block, int64_t dim, uint16_t *to) {
 }
 
 /* The first position of the first page of which a tile sees something. */
-static int64_t first_seen(const layer *l, const tile *t) {
-    int64_t first = t->position - l->window + 1;
-    return first < 0 ? 0 : first / PAGE * PAGE;
+static int64_t first_seen(int64_t window, const tile *t) {
+    int64_t first = t->position - window + 1;
+    return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
 /* The next weights of one query, of which positions [unseen, seen) of a page count, and what its softmax becomes.
  * Returns what is left of that which was before, as a power of two. */
 INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_t seen, state *s, float *added_up,
-                        uint16_t *weights) {
-    const int masked = seen < PAGE || unseen > 0;
+                        bfloat16 *weights) {
+    const int masked = seen < PAGE_SIZE || unseen > 0;
     lanes part[4], peak = all(s->peak), added = {0};
     words counts[4];
     for (int i = 0; i < 4; i++) {
@@ -180,39 +159,41 @@ INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_
 }
 
 /* Positions [from, to) of one tile's queries for one KV head; `states` and `sums` begin anew. */
-static void attend_span(const layer *l, const tile *t, int64_t kv_head, int64_t from, int64_t to, state *states,
-                        float *sums) {
-    static __thread float scores[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
-    static __thread uint16_t weights[MAX_QUERIES][PAGE] __attribute__((aligned(64)));
-    static __thread uint16_t wide[2 * PAGE * MAX_DIM] __attribute__((aligned(64)));
-    int64_t group = l->heads / l->kv_heads, dim = l->dim, first = first_seen(l, t);
-    const uint16_t *queries[MAX_QUERIES];
+static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
+                        state *states, float *sums) {
+    static __thread float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
+    static __thread bfloat16 weights[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
+    static __thread bfloat16 wide[2 * PAGE_SIZE * MAX_DIM] __attribute__((aligned(64)));
+    int64_t group = a->heads / a->kv_heads, dim = a->dim, window = a->window, first = first_seen(window, t);
+    float scale = a->scale * LOG2_E; /* of scores as powers of two */
+    const bfloat16 *queries[MAX_QUERIES];
     float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES];
     for (int q = 0; q < t->rows * group; q++) {
-        queries[q] = l->queries + ((t->row + q / group) * l->heads + kv_head * group + q % group) * dim;
+        queries[q] = a->queries + ((t->row + q / group) * a->heads + kv_head * group + q % group) * dim;
         states[q] = (state){-INFINITY, 0};
     }
     memset(sums, 0, t->rows * group * dim * sizeof *sums);
-    int64_t bytes = l->narrow ? 2 * PAGE * dim + 2 * PAGE * 4 : 4 * PAGE * dim;
-    for (int64_t start = from > first ? from : first; start < to; start += PAGE) {
-        const uint8_t *block = l->cache + (l->page_numbers[t->pages + start / PAGE] * l->kv_heads + kv_head) * bytes;
-        const uint16_t *keys = (const uint16_t *)block;
-        if (l->narrow) widen(block, dim, wide), keys = wide;
+    int64_t bytes = a->narrow ? 2 * PAGE_SIZE * dim + 2 * PAGE_SIZE * 4 : 4 * PAGE_SIZE * dim;
+    for (int64_t start = from > first ? from : first; start < to; start += PAGE_SIZE) {
+        int64_t page = a->page_numbers[t->pages + start / PAGE_SIZE];
+        const uint8_t *block = a->cache + (page * a->kv_heads + kv_head) * bytes;
+        const bfloat16 *keys = (const bfloat16 *)block;
+        if (a->narrow) widen(block, dim, wide), keys = wide;
         /* Rows before this page see nothing of it, nor do those whose window begins behind it. */
-        int64_t skip = start - t->position, rows = start + PAGE + l->window - 1 - t->position;
+        int64_t skip = start - t->position, rows = start + PAGE_SIZE + window - 1 - t->position;
         if (skip < 0) skip = 0;
         if (rows > t->rows) rows = t->rows;
-        int64_t visible = t->position + rows - start < PAGE ? t->position + rows - start : PAGE;
+        int64_t visible = t->position + rows - start < PAGE_SIZE ? t->position + rows - start : PAGE_SIZE;
         int begin = (int)(skip * group), end = (int)(rows * group), count = end - begin;
         score(queries + begin, keys, dim, scores + begin, count, visible);
         for (int q = begin; q < end; q++) {
-            int64_t seen = t->position + q / group + 1 - start, unseen = seen - l->window;
-            keep[q] = weights_of(scores[q], l->scale, unseen < 0 ? 0 : (int32_t)unseen,
-                                 seen > PAGE ? PAGE : (int32_t)seen, states + q, added_up + q, weights[q]);
+            int64_t seen = t->position + q / group + 1 - start, unseen = seen - window;
+            keep[q] = weights_of(scores[q], scale, unseen < 0 ? 0 : (int32_t)unseen,
+                                 seen > PAGE_SIZE ? PAGE_SIZE : (int32_t)seen, states + q, added_up + q, weights[q]);
         }
         for (int q = begin / LANES * LANES; q < end; q += LANES) store(keep + q, power_of_two(load(keep + q)));
         for (int q = begin; q < end; q++) states[q].total = states[q].total * keep[q] + added_up[q];
-        weigh(weights + begin, keys + PAGE * dim, dim, sums + begin * dim, keep + begin, count, visible);
+        weigh(weights + begin, keys + PAGE_SIZE * dim, dim, sums + begin * dim, keep + begin, count, visible);
     }
 }
 
@@ -243,62 +224,52 @@ static void finish(float *out, const state *s, const float *sums, int64_t dim, c
     for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(sums + i) * inverse);
 }
 
-/* queries bfloat16 [rows, heads, dim]; cache as `rotate_store` lays it out; plan: [0] tiles, [1] split rows; tiles;
- * page numbers; partials float32 [.., heads, 2 + dim]; out float32 [rows, heads, dim]; heads; kv_heads; dim; whether
- * the cache has 8 bits; window; scale; sinks float32 [heads] or null. Items are tiles by KV heads. */
-int64_t attend(const int64_t *a, int64_t item) {
-    const int64_t *plan = (const int64_t *)a[2];
-    layer l = {(const uint16_t *)a[0], (const uint8_t *)a[1], (const int64_t *)a[4], a[7], a[8], a[9], a[10], a[11]};
-    if (item < 0) return plan[0] * l.kv_heads;
-    memcpy(&l.scale, a + 12, sizeof l.scale);
-    l.scale *= LOG2_E;
-    const tile *t = (const tile *)a[3] + item / l.kv_heads;
-    int64_t kv_head = item % l.kv_heads, group = l.heads / l.kv_heads, dim = l.dim;
-    float *partials = (float *)a[5], *out = (float *)a[6];
-    const float *sinks = (const float *)a[13];
+/* Items are tiles by KV heads. */
+KERNEL(attend, item) {
+    if (item < 0) return *a->tile_count * a->kv_heads;
+    const tile *t = a->tiles + item / a->kv_heads;
+    int64_t kv_head = item % a->kv_heads, group = a->heads / a->kv_heads, dim = a->dim;
     static __thread float sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
-    int64_t end = t->position + t->rows, first = first_seen(&l, t) / SPAN;
+    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SPAN_POSITIONS;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
     for (int64_t span = t->first_span; span < t->first_span + t->spans; span++) {
         if (t->partial < 0 && span < first) continue;
-        attend_span(&l, t, kv_head, span * SPAN, (span + 1) * SPAN < end ? (span + 1) * SPAN : end, states, sums);
+        int64_t from = span * SPAN_POSITIONS, to = from + SPAN_POSITIONS < end ? from + SPAN_POSITIONS : end;
+        attend_span(a, t, kv_head, from, to, states, sums);
         for (int q = 0; q < count; q++) {
             if (t->partial < 0) {
                 merge(all_states + q, all_sums + q * dim, states + q, sums + q * dim, dim);
                 continue;
             }
-            int64_t row = (t->partial + span - t->first_span) * l.heads + kv_head * group + q;
-            memcpy(partials + row * (2 + dim), states + q, sizeof *states);
-            memcpy(partials + row * (2 + dim) + 2, sums + q * dim, dim * sizeof(float));
+            int64_t row = (t->partial + span - t->first_span) * a->heads + kv_head * group + q;
+            memcpy(a->partials + row * (2 + dim), states + q, sizeof *states);
+            memcpy(a->partials + row * (2 + dim) + 2, sums + q * dim, dim * sizeof(float));
         }
     }
     for (int q = 0; t->partial < 0 && q < count; q++) {
         int64_t head = kv_head * group + q % group;
-        finish(out + ((t->row + q / group) * l.heads + head) * dim, all_states + q, all_sums + q * dim, dim,
-               sinks ? sinks + head : NULL);
+        finish(a->out + ((t->row + q / group) * a->heads + head) * dim, all_states + q, all_sums + q * dim, dim,
+               a->sinks ? a->sinks + head : NULL);
     }
     return 0;
 }
 
-/* Rows whose spans were left as partials; splits: (row, first partial, spans) for each. */
-int64_t combine(const int64_t *a, int64_t item) {
-    const int64_t *plan = (const int64_t *)a[0], *split = (const int64_t *)a[1] + 3 * item;
-    const float *partials = (const float *)a[2], *sinks = (const float *)a[6];
-    float *out = (float *)a[3];
-    int64_t heads = a[4], dim = a[5];
-    if (item < 0) return plan[1];
+KERNEL(combine, item) {
+    if (item < 0) return *a->split_count;
+    const split *row = a->splits + item;
+    int64_t heads = a->heads, dim = a->dim;
     for (int64_t head = 0; head < heads; head++) {
         float sums[MAX_DIM];
         state s = {-INFINITY, 0}, more;
-        for (int64_t span = 0; span < split[2]; span++) {
-            const float *from = partials + ((split[1] + span) * heads + head) * (2 + dim);
+        for (int64_t span = 0; span < row->spans; span++) {
+            const float *from = a->partials + ((row->partial + span) * heads + head) * (2 + dim);
             memcpy(&more, from, sizeof more);
             merge(&s, sums, &more, from + 2, dim);
         }
-        finish(out + (split[0] * heads + head) * dim, &s, sums, dim, sinks ? sinks + head : NULL);
+        finish(a->out + (row->row * heads + head) * dim, &s, sums, dim, a->sinks ? a->sinks + head : NULL);
     }
     return 0;
 }

@@ -5,14 +5,14 @@
 #ifndef LANES_H
 #define LANES_H
 
+#include "kernels.h"
+
 #include <math.h>
-#include <stdint.h>
 #include <string.h>
 #ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
-#define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float lanes __attribute__((vector_size(64)));
@@ -168,8 +168,6 @@ INLINE lanes times_sigmoid(lanes x, lanes z) {
     lanes small = power_of_two((lanes)((bits)z | 0x80000000u) * 1.44269504f);
     return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
 }
-
-enum { SILU = 1, GELU_TANH }; /* as in native.py */
 
 /* What a gate lets through. Far below nought that is nought already. */
 INLINE lanes gated(lanes x, const int gate) {

@@ -2,12 +2,16 @@
 #include "tape.h"
 #include "tiles.h"
 
+/* Returns FORMAT_COUNT formats. */
+const format *known_formats(void) { return FORMATS; }
+
 /* Bytes of a packed matrix, or 0 for what is none. */
 int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
-    int64_t formats = sizeof FORMATS / sizeof *FORMATS, most = 1 << 30;
-    if (number < 0 || number >= formats || outputs < 1 || columns < 1 || outputs > most || columns > most) return 0;
+    int64_t most = 1 << 30;
+    if (number < 0 || number >= FORMAT_COUNT) return 0;
+    if (outputs < 1 || columns < 1 || outputs > most || columns > most) return 0;
     const format f = FORMATS[number];
-    if (columns % (f.levels == 2 ? SPAN * GROUP : GROUP)) return 0;
+    if (columns % (f.levels == 2 ? SPAN_GROUPS * GROUP : GROUP)) return 0;
     return head_bytes(f) + (outputs + LANES - 1) / LANES * tile_bytes(f, columns);
 }
 
@@ -33,65 +37,56 @@ static void pack_codes(const format f, const uint8_t *codes, uint32_t *to) {
         }
 }
 
-/* codes uint8 [outputs, columns]; units [outputs, units] as the format has them; scale codes, 8 bits [outputs, columns
- * / group], or null; the same for minimums; table uint8 [16] or null -> a packed matrix. Rows beyond the last are
- * nought. */
-int64_t pack(const int64_t *a, int64_t tile) {
-    const uint8_t *codes = (const uint8_t *)a[0];
-    const uint8_t *unit = (const uint8_t *)a[1], *scale = (const uint8_t *)a[2];
-    const uint8_t *minimum_unit = (const uint8_t *)a[3], *minimum = (const uint8_t *)a[4];
-    int64_t outputs = a[7], columns = a[8], groups = columns / GROUP;
-    const format f = FORMATS[a[9]];
+KERNEL(pack, tile) {
+    const uint8_t *unit = a->unit, *scale = a->scale, *minimum_unit = a->minimum_unit, *minimum = a->minimum;
+    int64_t outputs = a->outputs, columns = a->columns, groups = columns / GROUP;
+    const format f = FORMATS[a->number];
     if (tile < 0) return (outputs + LANES - 1) / LANES;
 
-    uint8_t *matrix = (uint8_t *)a[6], *to = matrix + head_bytes(f) + tile * tile_bytes(f, columns);
-    if (f.table && tile == 0) memcpy(matrix, (const uint8_t *)a[5], 16);
+    uint8_t *to = a->matrix + head_bytes(f) + tile * tile_bytes(f, columns);
+    if (f.table && tile == 0) memcpy(a->matrix, a->table, 16);
     memset(to, 0, tile_bytes(f, columns));
-    int64_t unit_bytes = f.unit == FLOAT32 ? 4 : 2, units = f.levels == 1 ? groups : groups / SPAN;
+    int64_t unit_bytes = f.unit == FLOAT32 ? 4 : 2, units = f.levels == 1 ? groups : groups / SPAN_GROUPS;
     for (int64_t lane = 0; lane < LANES && tile * LANES + lane < outputs; lane++) {
         int64_t row = tile * LANES + lane;
         for (int64_t g = 0; g < groups; g++) {
             uint8_t *at = (uint8_t *)codes_of(f, to, g);
-            pack_codes(f, codes + row * columns + g * GROUP, (uint32_t *)at + lane);
+            pack_codes(f, a->codes + row * columns + g * GROUP, (uint32_t *)at + lane);
             if (f.levels == 1) {
                 memcpy(at + code_bytes(f) + 2 * lane, unit + (row * units + g) * 2, 2);
                 if (f.minimum) memcpy(at + code_bytes(f) + 32 + 2 * lane, minimum_unit + (row * units + g) * 2, 2);
                 continue;
             }
-            uint8_t *span = to + g / SPAN * span_bytes(f);
-            int64_t halves = halves_of(f), of_unit = row * units + g / SPAN;
+            uint8_t *span = to + g / SPAN_GROUPS * span_bytes(f);
+            int64_t halves = halves_of(f), of_unit = row * units + g / SPAN_GROUPS;
             memcpy(span + unit_bytes * lane, unit + of_unit * unit_bytes, unit_bytes);
             if (f.minimum) memcpy(span + 32 + 2 * lane, minimum_unit + of_unit * 2, 2);
             for (int64_t half = 0; half < halves; half++) {
-                int64_t from = (row * groups + g) * halves + half, i = g % SPAN * halves + half;
+                int64_t from = (row * groups + g) * halves + half, i = g % SPAN_GROUPS * halves + half;
                 span[64 + i * 16 + lane] = scale[from];
-                if (f.minimum) span[64 + (SPAN * halves + i) * 16 + lane] = minimum[from];
+                if (f.minimum) span[64 + (SPAN_GROUPS * halves + i) * 16 + lane] = minimum[from];
             }
         }
     }
     return 0;
 }
 
-/* Rows `tokens` int32 [count] of a packed matrix -> float32 [count, columns]. */
-int64_t embed(const int64_t *a, int64_t item) {
-    const int32_t *tokens = (const int32_t *)a[0];
-    const uint8_t *matrix = (const uint8_t *)a[1];
-    int64_t count = a[3], columns = a[4];
-    const format f = FORMATS[a[6]];
-    if (item < 0) return count;
-    const uint8_t *tile = matrix + head_bytes(f) + tokens[item] / LANES * tile_bytes(f, columns);
-    float *out = (float *)a[2] + item * columns, factor;
-    memcpy(&factor, a + 5, sizeof factor);
-    int lane = (int)(tokens[item] % LANES), of = lane % SLICE; /* lanes, and those of its slice */
+KERNEL(embed, item) {
+    int64_t columns = a->columns;
+    const format f = FORMATS[a->number];
+    if (item < 0) return a->count;
+    const uint8_t *tile = a->matrix + head_bytes(f) + a->tokens[item] / LANES * tile_bytes(f, columns);
+    float *out = a->out + item * columns;
+    int lane = a->tokens[item] % LANES, of = lane % SLICE; /* lanes, and those of its slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
         slice scale[2], minimum[2];
         unpack_scales(f, tile, g, lane - of, scale, minimum);
         const uint8_t *codes = lane_codes(f, tile, g, lane - of);
         for (int i = 0; i < GROUP; i++, out++) {
             int code = (int)(quad_codes(f, codes, i / 4)[of] >> (i % 4 * 8) & 255), half = i / f.group;
-            *out = scale[half][of] * (float)((f.table ? matrix[code] : code) - f.zero);
+            *out = scale[half][of] * (float)((f.table ? a->matrix[code] : code) - f.zero);
             if (f.minimum) *out += minimum[half][of];
-            *out *= factor;
+            *out *= a->factor;
         }
     }
     return 0;

@@ -29,6 +29,7 @@ typedef struct {
     int32_t first, second;   /* -32 times the sums of the codes of either half */
     quad codes[PARTS][QUADS];
 } block;
+_Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");
 
 /* Adds the products of `count` quads from `j` on with one part of x; `dots` are [rows, tiles]. */
 INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int part,
@@ -154,20 +155,16 @@ static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
     return even < 1 ? 1 : even < enough ? even : enough;
 }
 
-/* x: blocks (and MAX_ROWS more behind them), a packed matrix, out: float32 [rows, stride], bias: float32 [outputs] or
- * null; rows, columns, outputs, stride, number of the format, bits of the activations. */
-int64_t multiply(const int64_t *a, int64_t item) {
-    const block *x = (const block *)a[0];
-    const uint8_t *matrix = (const uint8_t *)a[1];
-    float *out = (float *)a[2];
-    const float *bias = (const float *)a[3];
-    int64_t rows = a[4], groups = a[5] / GROUP, outputs = a[6], stride = a[7], number = a[8], x_bits = a[9];
-    int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(FORMATS[number], a[5]);
+KERNEL(multiply, item) {
+    const block *x = (const block *)a->x;
+    float *out = a->out;
+    int64_t rows = a->rows, groups = a->columns / GROUP, outputs = a->outputs, stride = a->stride, number = a->number;
+    int64_t tiles = (outputs + LANES - 1) / LANES, bytes = tile_bytes(FORMATS[number], a->columns);
     int64_t share = tiles_per_item(tiles, bytes, rows), shares = (tiles + share - 1) / share;
     int64_t panel = rows_per_item(groups);
     if (item < 0) return shares * ((rows + panel - 1) / panel);
 
-    const uint8_t *weights = matrix + head_bytes(FORMATS[number]);
+    const uint8_t *weights = a->matrix + head_bytes(FORMATS[number]);
     int64_t first = item % shares * share, last = first + share < tiles ? first + share : tiles;
     int64_t begin = item / shares * panel, end = begin + panel < rows ? begin + panel : rows;
     for (int64_t row = begin; row < end; row += MAX_ROWS) {
@@ -180,12 +177,12 @@ int64_t multiply(const int64_t *a, int64_t item) {
                 for (int64_t t = 0; t < width; t++)
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
             int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* one stream the processor sees itself */
-            multiply_any(number, matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together, width,
-                         ahead, x_bits);
+            multiply_any(number, a->matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together,
+                         width, ahead, a->x_bits);
             for (int64_t t = 0; t < width; t++) {
                 int64_t at = (tile + t) * LANES, count = outputs - at < LANES ? outputs - at : LANES;
                 lanes offset = {0};
-                if (bias) memcpy(&offset, bias + at, count * sizeof *bias);
+                if (a->bias) memcpy(&offset, a->bias + at, count * sizeof offset[0]);
                 for (int64_t r = 0; r < together; r++)
                     put(out + (row + r) * stride + at, sums[r * width + t] + offset, count);
             }
@@ -234,20 +231,18 @@ INLINE void round_row(block *to, const float *from, int64_t groups, int64_t dist
     }
 }
 
-/* x float32 [rows, columns] -> blocks, MAX_ROWS rows interleaved, of as many bits as said. With a gate, x is
- * [rows, 2 * columns], and what is rounded is gate(first half) * second half. */
-int64_t quantise(const int64_t *a, int64_t item) {
-    const float *x = (const float *)a[0];
-    block *out = (block *)a[1];
-    int64_t rows = a[2], columns = a[3], gate = a[4], x_bits = a[5], groups = columns / GROUP;
+/* Blocks of MAX_ROWS rows are interleaved. */
+KERNEL(quantise, item) {
+    block *out = (block *)a->out;
+    int64_t rows = a->rows, columns = a->columns, gate = a->gate, groups = columns / GROUP;
     if (item < 0) return (rows + 3) / 4;
     for (int64_t row = item * 4; row < rows && row < item * 4 + 4; row++) {
         int64_t start = row / MAX_ROWS * MAX_ROWS, together = rows - start < MAX_ROWS ? rows - start : MAX_ROWS;
         block *to = out + start * groups + (row - start);
-        const float *from = x + row * columns * (gate ? 2 : 1);
+        const float *from = a->x + row * columns * (gate ? 2 : 1);
 #define ROUND(GATE) \
     if (gate == GATE) { \
-        if (x_bits > 8) round_row(to, from, groups, together, GATE, 16); \
+        if (a->x_bits > 8) round_row(to, from, groups, together, GATE, 16); \
         else round_row(to, from, groups, together, GATE, 8); \
     }
         ROUND(0) ROUND(SILU) ROUND(GELU_TANH)

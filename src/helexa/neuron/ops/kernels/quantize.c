@@ -188,9 +188,9 @@ INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int coun
 /* Writes the scales of a stretch whose first group is `g`. */
 static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, lanes *scale, lanes *minimum) {
     if (f.levels == 2) {
-        uint8_t *span = tile + g / SPAN * span_bytes(f);
+        uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f);
         put_multiples(span, span + 64, scale, (int)count, f.minimum ? 63.0f : -128.0f);
-        if (f.minimum) put_multiples(span + 32, span + 64 + SPAN * LANES, minimum, (int)count, 63.0f);
+        if (f.minimum) put_multiples(span + 32, span + 64 + SPAN_GROUPS * LANES, minimum, (int)count, 63.0f);
         return;
     }
     for (int64_t i = 0; i < count; i++) {
@@ -229,20 +229,20 @@ static void put_codes(const format f, uint8_t *to, const bits *quads) {
     memcpy(to + 256, plane, (f.bits - 4) * sizeof *plane);
 }
 
-/* weights [rows, columns] -> tiles of format `number`. `faults` uint8 [tiles] is set for tiles that were not written: a
- * weight is not a finite number, or too large. Rows beyond the last repeat it. */
-int64_t quantize_weights(const int64_t *a, int64_t tile) {
-    int64_t source = a[1], rows = a[4] - tile * LANES, columns = a[5], stride = columns * (source == FLOAT32 ? 4 : 2);
-    const format f = FORMATS[a[6]];
+/* Rows beyond the last repeat it. */
+KERNEL(quantize_weights, tile) {
+    int64_t source = a->source, rows = a->outputs - tile * LANES, columns = a->columns;
+    int64_t stride = columns * (source == FLOAT32 ? 4 : 2);
+    const format f = FORMATS[a->number];
     lanes most = all((float)((1 << f.bits) - 1)), zero = all((float)f.zero);
-    if (tile < 0) return (a[4] + LANES - 1) / LANES;
-    const uint8_t *from = (const uint8_t *)a[0] + tile * LANES * stride;
-    uint8_t *to = (uint8_t *)a[2] + tile * tile_bytes(f, columns);
+    if (tile < 0) return (a->outputs + LANES - 1) / LANES;
+    const uint8_t *from = (const uint8_t *)a->weights + tile * LANES * stride;
+    uint8_t *to = a->matrix + tile * tile_bytes(f, columns);
     for (int64_t k = 0; k < columns; k += STRETCH) {
         int64_t width = columns - k < STRETCH ? columns - k : STRETCH, count = width / f.group;
         lanes x[STRETCH], scale[SCALES], minimum[SCALES] = {0};
         if (!gather_any(x, from + k * (stride / columns), width, stride, rows, source)) {
-            ((uint8_t *)a[3])[tile] = 1;
+            a->faults[tile] = 1;
             return 0;
         }
         fit_all(f, x, count, scale, minimum);

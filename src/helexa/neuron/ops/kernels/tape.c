@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_INSTRUCTIONS 16384
 #define LOOKS 1500 /* at a flag, before a thread sleeps */
 
 typedef _Atomic int64_t counter;

@@ -2,18 +2,22 @@
 #ifndef TAPE_H
 #define TAPE_H
 
-#include <stdint.h>
+#include "kernels.h"
 
-#define MAX_ARGUMENTS 16
 #define MAX_THREADS 256
 
 /* Runs item number `item`; for item -1, returns how many items these arguments make. */
-typedef int64_t kernel(const int64_t *arguments, int64_t item);
+typedef int64_t kernel(const void *arguments, int64_t item);
+
+/* Defines a kernel with arguments `a` and an item ITEM. */
+#define KERNEL(NAME, ITEM) \
+    _Static_assert(sizeof(NAME##_arguments) <= ARGUMENT_BYTES, "an instruction has no room for the arguments"); \
+    int64_t NAME(const NAME##_arguments *a, int64_t ITEM)
 
 typedef struct {
     kernel *run;
     int64_t waits; /* whether the next instruction must wait until this one is done */
-    int64_t arguments[MAX_ARGUMENTS];
+    uint8_t arguments[ARGUMENT_BYTES] __attribute__((aligned(8)));
 } instruction;
 
 int64_t threads(void);

@@ -8,25 +8,16 @@
  * where a group has as many halves as scales. Codes of a group: columns 4 j to 4 j + 3 of all rows are the quad j, 64
  * bytes. Up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and the bits above follow in planes.
  *
- * weight = scale * (code - zero) + minimum. A table says what a code of 4 bits stands for, from 0 to 255 with zero 128.
+ * weight = scale * (code - zero) + minimum.
  */
 #ifndef TILES_H
 #define TILES_H
 
 #include "slices.h"
 
-#define GROUP 32
 #define QUADS 8
-#define SPAN 8 /* groups */
 
-enum { FLOAT16, BFLOAT16, FLOAT32 }; /* in the order of `_TYPES` in packed.py */
-
-typedef struct {
-    int bits, levels, minimum, zero, group, table, unit;
-} format;
-
-/* In the order of `_FORMATS` in packed.py. */
-static const format FORMATS[] = {
+static const format FORMATS[FORMAT_COUNT] = {
     {4, 1, 0, 8, 32},                /* Q4_0 */
     {4, 1, 1, 0, 32},                /* Q4_1 */
     {5, 1, 0, 16, 32},               /* Q5_0 */
@@ -53,18 +44,18 @@ INLINE int64_t scale_bytes(const format f) {
     return f.levels == 1 ? 32 + 32 * f.minimum : halves_of(f) * 16 * (1 + f.minimum);
 }
 
-INLINE int64_t span_bytes(const format f) { return 64 + SPAN * (code_bytes(f) + scale_bytes(f)); }
+INLINE int64_t span_bytes(const format f) { return 64 + SPAN_GROUPS * (code_bytes(f) + scale_bytes(f)); }
 
 /* Bytes of a tile of `columns` columns. */
 INLINE int64_t tile_bytes(const format f, int64_t columns) {
     int64_t groups = columns / GROUP;
-    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / SPAN * span_bytes(f);
+    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / SPAN_GROUPS * span_bytes(f);
 }
 
 /* Where the codes of group `g` of a tile begin. */
 INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     if (f.levels == 1) return tile + g * (code_bytes(f) + scale_bytes(f));
-    return tile + g / SPAN * span_bytes(f) + 64 + SPAN * scale_bytes(f) + g % SPAN * code_bytes(f);
+    return tile + g / SPAN_GROUPS * span_bytes(f) + 64 + SPAN_GROUPS * scale_bytes(f) + g % SPAN_GROUPS * code_bytes(f);
 }
 
 /* Quad `j` of a group, from the lane on to which `from` was moved (see `lane_codes`). */
@@ -102,14 +93,14 @@ INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_
         if (!f.table) minimum[0] = f.minimum ? slice_of_halves(at + 32 + 2 * lane) : scale[0] * (float)-f.zero;
         return;
     }
-    const uint8_t *span = tile + g / SPAN * span_bytes(f), *at = span + 64 + lane;
+    const uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f), *at = span + 64 + lane;
     slice unit = load_unit(f, span, lane);
-    for (int64_t half = 0, i = g % SPAN * halves_of(f); half < halves_of(f); half++, i++) {
+    for (int64_t half = 0, i = g % SPAN_GROUPS * halves_of(f); half < halves_of(f); half++, i++) {
         int is_unsigned = f.group == GROUP && !f.table;
         scale[half] = (is_unsigned ? slice_of_unsigned(at + i * 16) : slice_of_signed(at + i * 16)) * unit;
         if (f.minimum) {
             slice least = slice_of_halves(span + 32 + 2 * lane);
-            minimum[half] = slice_of_unsigned(at + (SPAN * halves_of(f) + i) * 16) * least;
+            minimum[half] = slice_of_unsigned(at + (SPAN_GROUPS * halves_of(f) + i) * 16) * least;
         }
     }
 }

@@ -1,0 +1,68 @@
+"""The declarations of `kernels/kernels.h`: constants, and the fields of structs.
+
+The header has `#define`s of whole numbers, structs of numbers and pointers, and what `_IGNORED` lists; anything else is
+an error.
+"""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+_PATH = Path(__file__).with_name("kernels") / "kernels.h"
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_IGNORED = r"#(?:ifndef|define) KERNELS_H\n|#endif|#include <stdint.h>|#define nullable\s|typedef uint16_t bfloat16;"
+_CONSTANT = r"#define (?P<name>\w+) (?P<value>\d+)\s"
+_STRUCT = r"typedef struct \{(?P<fields>[^{}]*)\} (?P<struct>\w+);"
+_DECLARATION = re.compile(rf"\s*(?:{_CONSTANT}|{_STRUCT}|{_IGNORED})")
+_FIELDS = re.compile(r"\s*(?:const )?(?P<type>\w+) (?P<names>[^;]+);")
+_NAME = re.compile(r"\s*(?P<pointer>\*(?P<nullable>nullable )?)?(?P<name>\w+)")
+
+
+class Field(NamedTuple):
+    """A number, or a pointer to numbers or structs.
+
+    Attributes:
+        type: in C, of the number or of what the pointer points to.
+        nullable: the pointer may be null.
+    """
+
+    name: str
+    type: str
+    pointer: bool
+    nullable: bool
+
+
+def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
+    """Return the constants and the structs of a header.
+
+    Raises:
+        ValueError: the header has something else, which the message quotes.
+    """
+    constants: dict[str, int] = {}
+    structs: dict[str, list[Field]] = {}
+    for found in _pieces(_DECLARATION, _COMMENT.sub(" ", text)):
+        if found["name"]:
+            constants[found["name"]] = int(found["value"])
+        if found["struct"]:
+            structs[found["struct"]] = [
+                Field(name["name"], fields["type"], bool(name["pointer"]), bool(name["nullable"]))
+                for fields in _pieces(_FIELDS, found["fields"])
+                for part in fields["names"].split(",")
+                for name in _pieces(_NAME, part)
+            ]
+    return constants, structs
+
+
+def _pieces(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """Return the matches that make up a text without a gap."""
+    text, end, found = text.rstrip(), 0, list[re.Match[str]]()
+    while end < len(text):
+        match = pattern.match(text, end)
+        if match is None:
+            raise ValueError(f"kernels.h: cannot read {text[end:].strip().splitlines()[0]!r}")
+        found.append(match)
+        end = match.end()
+    return found
+
+
+CONSTANTS, STRUCTS = _parse(_PATH.read_text())

@@ -1,0 +1,257 @@
+/* Constants, structs and kernel arguments that C and Python share. `kernel_header.py` parses this file; it accepts only
+ * `#define`s of whole numbers and structs of numbers and pointers. The kernel NAME takes a struct NAME_arguments.
+ */
+#ifndef KERNELS_H
+#define KERNELS_H
+
+#include <stdint.h>
+
+#define nullable /* the pointer may be null */
+typedef uint16_t bfloat16;
+
+#define LANES 16               /* numbers of a vector; rows of a weight tile */
+#define PAGE_SIZE 64           /* positions per page of the KV cache */
+#define SPAN_POSITIONS 512     /* positions per partial result of attention */
+#define SPLIT_ROWS 8           /* most rows of a batch whose attention is split among threads */
+#define MAX_DIM 256            /* largest head size */
+#define MAX_QUERIES 32         /* most rows of an attention tile times query heads per KV head */
+#define GROUP 32               /* columns per group of a quantised matrix */
+#define SPAN_GROUPS 8          /* groups that share a unit, in formats with two levels of scales */
+#define BLOCK_BYTES 80         /* bytes of GROUP rounded activations */
+#define SPARE_BLOCKS 8         /* blocks that `multiply` may read behind the last rounded activations */
+#define MAX_EXPERTS 4096       /* most experts of a mixture */
+#define MAX_INSTRUCTIONS 16384 /* most instructions of a tape */
+#define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
+
+/* Types of plain weights and of units. */
+#define FLOAT16 0
+#define BFLOAT16 1
+#define FLOAT32 2
+
+/* Gates; 0 means no gate. */
+#define SILU 1
+#define GELU_TANH 2
+
+/* A format of quantised matrices. A table says what a code of 4 bits stands for, from 0 to 255, with zero 128. */
+typedef struct {
+    int bits, levels, minimum, zero, group, table, unit;
+} format;
+#define FORMAT_COUNT 13
+
+/* Queries of consecutive rows of one sequence. */
+typedef struct {
+    int64_t row, rows, position; /* first row, how many, and the first one's position */
+    int64_t pages;               /* index of the sequence's first page number */
+    int64_t first_span, spans;   /* spans to attend to */
+    int64_t partial;             /* index of the first partial result to write; -1: merge all spans and finish */
+} tile;
+
+/* A row whose spans are separate partial results. */
+typedef struct {
+    int64_t row, partial, spans; /* `partial` is the index of the first */
+} split;
+
+/* x += delta; out = x / rms(x) * weight. */
+typedef struct {
+    float *x;                    /* [rows, width] */
+    const float *nullable delta; /* [rows, width] */
+    const float *weight;         /* [width] */
+    float *out;                  /* [rows, width] */
+    int64_t rows, width;
+    float eps;
+} add_rms_norm_arguments;
+
+/* out = gate(first half) * second half. */
+typedef struct {
+    const float *x; /* [rows, 2 * width] */
+    float *out;     /* [rows, width] */
+    int64_t rows, width, gate;
+} gate_mul_arguments;
+
+typedef struct {
+    const float *x;        /* [.., width] */
+    const int32_t *chosen; /* [rows] of x */
+    float *out;            /* [rows, width] */
+    int64_t rows, width;
+} choose_rows_arguments;
+
+typedef struct {
+    const float *x; /* [rows, width] */
+    int64_t *out;   /* [rows], column of each row's maximum, the first of equals */
+    int64_t rows, width;
+} argmax_arguments;
+
+typedef struct {
+    const int32_t *positions; /* [rows] */
+    const float *frequencies; /* [half] */
+    float *cosines, *sines;   /* [rows, half], times `factor` */
+    int64_t rows, half;
+    float factor;
+} rope_tables_arguments;
+
+/* Normalise and rotate queries and keys; store keys and values at `slots` of the cache, which is [pages, kv_heads] of
+ *   bfloat16: keys [dim / 2, PAGE_SIZE, 2], values [PAGE_SIZE / 2, dim, 2]
+ *   8 bits:   the same, then key scales float32 [PAGE_SIZE], value scales [PAGE_SIZE] */
+typedef struct {
+    const float *qkv;             /* [rows, heads + 2 * kv_heads, dim] */
+    const float *cosines, *sines; /* [rows, half] */
+    bfloat16 *queries;            /* [rows, heads, dim] */
+    uint8_t *cache;
+    const int32_t *slots;         /* [rows] */
+    const float *nullable query_norm, *nullable key_norm; /* [dim] */
+    int64_t rows, heads, kv_heads, dim, half;
+    int64_t narrow;               /* whether the cache has 8 bits */
+    float eps;
+} rotate_store_arguments;
+
+typedef struct {
+    const bfloat16 *queries;     /* [rows, heads, dim] */
+    const uint8_t *cache;        /* as `rotate_store` writes it */
+    const int64_t *tile_count;   /* [1] */
+    const tile *tiles;           /* [tile_count] */
+    const int64_t *page_numbers;
+    float *partials;             /* [.., heads, 2 + dim] */
+    float *out;                  /* [rows, heads, dim] */
+    const float *nullable sinks; /* [heads] */
+    int64_t heads, kv_heads, dim;
+    int64_t narrow;              /* whether the cache has 8 bits */
+    int64_t window;              /* positions that a query attends to, its own included */
+    float scale;
+} attend_arguments;
+
+typedef struct {
+    const int64_t *split_count;  /* [1] */
+    const split *splits;         /* [split_count] */
+    const float *partials;       /* [.., heads, 2 + dim] */
+    float *out;                  /* [rows, heads, dim] */
+    const float *nullable sinks; /* [heads] */
+    int64_t heads, dim;
+} combine_arguments;
+
+/* out = rows `tokens` of a packed matrix, times `factor`. */
+typedef struct {
+    const int32_t *tokens; /* [count] */
+    const uint8_t *matrix;
+    float *out;            /* [count, columns] */
+    int64_t count, columns, number;
+    float factor;
+} embed_arguments;
+
+typedef struct {
+    const int32_t *tokens; /* [count] */
+    const uint8_t *matrix;
+    float *out;            /* [count, columns] */
+    int64_t count, columns;
+    float factor;
+} embed_plain_arguments;
+
+/* Round x, or with a gate gate(first half) * second half, to blocks of `x_bits` for `multiply`. */
+typedef struct {
+    const float *x; /* [rows, columns], or [rows, 2 * columns] with a gate */
+    uint8_t *out;
+    int64_t rows, columns, gate, x_bits;
+} quantise_arguments;
+
+typedef struct {
+    const uint8_t *x;           /* blocks of [rows, columns] */
+    const uint8_t *matrix;
+    float *out;                 /* [rows, stride] */
+    const float *nullable bias; /* [outputs] */
+    int64_t rows, columns, outputs, stride, number, x_bits;
+} multiply_arguments;
+
+typedef struct {
+    const float *x; /* [rows, columns] */
+    bfloat16 *out;
+    int64_t rows, columns;
+} narrow_arguments;
+
+typedef struct {
+    const bfloat16 *x;          /* [rows, columns] */
+    const uint8_t *matrix;
+    float *out;                 /* [rows, stride] */
+    const float *nullable bias; /* [outputs] */
+    int64_t rows, columns, outputs, stride;
+} multiply_plain_arguments;
+
+/* Choose experts for each row. Pairs (expert, row) are in ascending order. */
+typedef struct {
+    const float *scores; /* [rows, experts] */
+    int32_t *pairs;      /* [rows * chosen], the row of each pair */
+    int64_t *starts;     /* [experts + 1], index of each expert's first pair */
+    int64_t *places;     /* [rows, chosen], indexes of each row's pairs */
+    float *weights;      /* [rows, chosen], shares of the softmax over the chosen if `normalised`, else over all */
+    int64_t rows, experts, chosen, normalised;
+} route_arguments;
+
+/* `quantise` for the pairs of each expert. */
+typedef struct {
+    const int64_t *starts; /* [experts + 1] */
+    const float *x;        /* [pairs, columns], or [pairs, 2 * columns] with a gate */
+    uint8_t *out;
+    int64_t experts, columns, gate, x_bits;
+} quantise_experts_arguments;
+
+/* `multiply` for the pairs of each expert, or `multiply_plain` if the number of the format is -1. */
+typedef struct {
+    const int64_t *starts;      /* [experts + 1] */
+    const void *x;              /* blocks, or bfloat16 [pairs, columns] */
+    const int64_t *matrices;    /* [experts], addresses of packed matrices */
+    float *out;                 /* [pairs, stride] */
+    const float *nullable bias; /* [experts, stride] */
+    int64_t experts, columns, outputs, stride, number, x_bits;
+} multiply_experts_arguments;
+
+/* Change gate and up in place: silu(gate) * up of the new values is gate * sigmoid(alpha * gate) * (up + 1) of the old,
+ * with gate at most `limit` and up between -limit and limit. */
+typedef struct {
+    float *gate_up; /* [rows, 2 * width] */
+    int64_t rows, width;
+    float alpha, limit;
+} clamp_gate_up_arguments;
+
+/* out = the weighted sum of each row's pairs. */
+typedef struct {
+    const float *x;        /* [pairs, width] */
+    const int64_t *places; /* [rows, chosen] */
+    const float *weights;  /* [rows, chosen] */
+    float *out;            /* [rows, width] */
+    int64_t rows, chosen, width;
+} sum_pairs_arguments;
+
+/* out += x * sigmoid(gate). */
+typedef struct {
+    float *out;        /* [rows, width] */
+    const float *x;    /* [rows, width] */
+    const float *gate; /* [rows] */
+    int64_t rows, width;
+} add_gated_arguments;
+
+/* Pack a quantised matrix; rows beyond `outputs` become zero. */
+typedef struct {
+    const uint8_t *codes;              /* [outputs, columns] */
+    const void *unit;                  /* [outputs, units] of the format's unit type */
+    const void *nullable scale;        /* 8-bit codes [outputs, columns / group] */
+    const void *nullable minimum_unit; /* unit and codes of the minimums */
+    const void *nullable minimum;
+    const uint8_t *nullable table;     /* [16] */
+    uint8_t *matrix;
+    int64_t outputs, columns, number;
+} pack_arguments;
+
+/* The same for a plain matrix. */
+typedef struct {
+    const bfloat16 *weights; /* [outputs, columns] */
+    uint8_t *matrix;
+    int64_t outputs, columns;
+} pack_plain_arguments;
+
+/* Quantise a plain matrix to the format `number`. */
+typedef struct {
+    const void *weights; /* [outputs, columns] of the type `source` */
+    uint8_t *matrix;
+    uint8_t *faults;     /* [tiles], 1 for a tile that is not written since a weight is not finite or too large */
+    int64_t source, outputs, columns, number;
+} quantize_weights_arguments;
+
+#endif
