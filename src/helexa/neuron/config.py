@@ -16,7 +16,7 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse
+from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse, StepTiming
 from helexa.neuron.ops.constants import Kernels
 
 ENV_PREFIX = "NEURON_"
@@ -136,7 +136,7 @@ class TorchConfig(Section):
         sources: hubs by scheme.
         device: `auto` is the CUDA device with the most memory if there is one, else the CPU.
         max_step_tokens: unset is 512, and 2048 on a CUDA device.
-        max_prefill_beside_decode: unset is 128, and 2048 on a CUDA device, where it is the pace that bounds them.
+        max_prefill_beside_decode: unset is 128, and 2048 on a CUDA device, where their measured time bounds them.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -160,6 +160,7 @@ class TorchConfig(Section):
     speculation_max_sequences: int = Field(default=4, ge=0)
     graphs: bool = True
     overlap: bool | None = None
+    step_timing: StepTiming = "measured"
     admission: AdmissionConfig = Field(default_factory=AdmissionConfig)
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 

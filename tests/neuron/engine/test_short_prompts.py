@@ -9,7 +9,7 @@ from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParam
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_budget import StepBudget
+from helexa.neuron.engine.step_controller import StepController
 
 CHUNK = 512
 LONG, SHORT, ANSWER = 8192, 32, 10
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, max_step_tokens: int = CHUNK) -> None:
         options = EngineOptions(speculation=False, max_step_tokens=max_step_tokens)
-        self.scheduler = Scheduler(options, PagePool(4000, 64), None, StepBudget(max_step_tokens, 120.0))
+        self.scheduler = Scheduler(options, PagePool(4000, 64), None, StepController(options, 120.0))
         self.took: dict[int, float] = {}
         self.now = 0.0
         self.steps = 0

@@ -25,7 +25,7 @@ from helexa.neuron.engine.runner import Runner
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_budget import StepBudget
+from helexa.neuron.engine.step_controller import StepController
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -57,8 +57,8 @@ class Engine:
         bounded = msgspec.structs.replace(
             options, context_length=facts.context_length, max_sequences=facts.max_sequences
         )
-        budget = StepBudget(options.max_step_tokens, step_seconds, facts.token_seconds)
-        self._scheduler = Scheduler(bounded, pages, states, budget)
+        controller = StepController(options, step_seconds, facts.token_seconds)
+        self._scheduler = Scheduler(bounded, pages, states, controller)
         self._grammars = Grammars(model, facts.vocab_size)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)

@@ -17,6 +17,7 @@ DEBUG_FAULT = "NEURON_DEBUG_FAULT"
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
+StepTiming = Literal["measured", "fixed"]
 Logprob = tuple[float, list[tuple[int, float]]]
 """The log-probability of a token, and the likeliest tokens in its place with theirs."""
 
@@ -52,6 +53,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         overlap: launch a step before the one before it is read; None where that pays, on GPUs.
         prefix_reuse: whose prompts share pages of the KV cache when they begin alike: those with the same salt, `all`,
             or nobody's.
+        step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
+            the same requests in the same order get the same plans.
     """
 
     device: str = "cpu"
@@ -74,6 +77,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculation_max_sequences: int = 4
     graphs: bool = True
     overlap: bool | None = None
+    step_timing: StepTiming = "measured"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ prompt tokens to the other prompts, the shortest first. So a short prompt does n
 no prompt starves: the oldest gets half of every step at least.
 
 When there are sequences of several principals, each one's first comes first, then each one's second; and a step may
-leave out some of those that decode (see `turns`).
+leave out some of those that decode (see `step_controller`).
 """
 
 from collections import Counter, deque
@@ -14,33 +14,26 @@ from collections.abc import Iterator
 from helexa.neuron.engine.messages import EngineOptions
 from helexa.neuron.engine.ngram import Drafter
 from helexa.neuron.engine.overlap import foreseeable
-from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.plan import Plan, PlanEntry
 from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_budget import StepBudget
-from helexa.neuron.engine.turns import Ration, Turns
+from helexa.neuron.engine.step_controller import StepController, StepLimits
 from helexa.neuron.ops.constants import MAX_DRAFTS
-
-_ROWS_ALIKE = 8  # a step with prompts beside others has a multiple of these, as steps of a new size take longer
 
 
 class Planner:
-    """Plans steps, and learns from their times how many prompt tokens fit beside sequences that decode.
+    """Plans steps within the limits of a step controller, which learns from their times.
 
     Args:
         most_tokens: of a sequence, by the context and by what the cache could hold.
-        budget: bound on the prompt tokens of a step.
     """
 
-    def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, budget: StepBudget) -> None:
+    def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, controller: StepController) -> None:
         self._options = options
         self._queues = queues
         self._memory = queues.memory
         self._most_tokens = most_tokens
-        self._pace = Pace(options.max_prefill_beside_decode)
-        self._turns = Turns(self._pace)
-        self._budget = budget
+        self._controller = controller
         self._apart = False  # it is the suspects' turn
         self._ahead = False  # a plan is made before the step before it is committed
         self._left_out = False  # it left a sequence out that found no page
@@ -88,9 +81,7 @@ class Planner:
                 by_principal[entry.sequence.principal] += entry.count
         prompts = by_principal.total()
         rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
-        if prompts:
-            self._budget.learn(rows + prompts, seconds)
-        self._turns.learn(rows, by_principal, seconds)
+        self._controller.learn(rows, by_principal, seconds)
         if not rows:
             for entry in plan:
                 entry.sequence.read_tokens += entry.count
@@ -99,16 +90,16 @@ class Planner:
     def _plan_together(self) -> Plan:
         """A step of all; as long as there are suspects, of those who run beside them."""
         plan: dict[Sequence, int] = {}
-        ration = self._turns.ration(self._queues.running, self._queues.waiting)
+        limits = self._controller.limits(self._queues.running, self._queues.waiting)
         decoding = [
             s for s in self._queues.running if s.decoding and s not in self._queues.suspects and not self._ends(s)
         ]
-        for sequence in self._turns.choose(decoding, ration.rows):
+        for sequence in self._controller.choose(decoding, limits.rows):
             self._place(sequence, sequence.pending, plan)
         if not self._queues.suspects:
-            self._add_prompts(plan, ration)
+            self._add_prompts(plan, limits)
             if not plan:
-                self._add_prompts(plan, Ration())
+                self._add_prompts(plan, StepLimits())
         drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
         if len(decoding) <= self._most_drafting and not self._ahead:
             room = self._options.max_step_tokens - sum(plan.values())
@@ -129,31 +120,25 @@ class Planner:
                     continue  # an older one was preempted
                 self._queues.waiting.popleft()
                 self._queues.start(sequence, self._memory.computed_before(sequence))
-            if self._place(sequence, min(sequence.pending, self._budget.tokens), plan):
+            if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
                 break
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
-    def _add_prompts(self, plan: dict[Sequence, int], ration: Ration) -> None:
+    def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
         """Plan chunks of prompts beside what is planned already."""
-        room = min(max(self._options.max_step_tokens - sum(plan.values()), 1), self._budget.tokens)
-        if plan and self._options.max_prefill_beside_decode:
-            width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
-            most = min(room, self._options.max_prefill_beside_decode)
-            room = min(most, self._pace.room(len(plan), width), ration.room or most)
-            if room >= 2 * _ROWS_ALIKE:  # to the nearest, so that prompts lose nothing by it
-                rows = (len(plan) + room + _ROWS_ALIKE // 2) // _ROWS_ALIKE * _ROWS_ALIKE
-                room = min(most, rows - len(plan))
-        prompts = self._prompts(ration)
+        width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
+        room = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
+        prompts = self._prompts(limits)
         while room and (sequence := next(prompts, None)):
-            allowed = ration.tokens_for(sequence)
+            allowed = limits.tokens_for(sequence)
             if sequence.pending > room and allowed >= room:
-                ration.widen(sequence, room // 2)
-                room -= self._add_shortest(room // 2, sequence, plan, ration)
+                limits.widen(sequence, room // 2)
+                room -= self._add_shortest(room // 2, sequence, plan, limits)
                 self._place(sequence, room, plan)
                 break
-            room -= self._take(sequence, min(sequence.pending, allowed, room), plan, ration)
+            room -= self._take(sequence, min(sequence.pending, allowed, room), plan, limits)
 
-    def _prompts(self, ration: Ration) -> Iterator[Sequence]:
+    def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
         """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first.
 
         Of several principals each one's first comes first, whether it runs or is new.
@@ -167,7 +152,7 @@ class Planner:
         begun = deque(sorted(begun, key=lambda pair: pair[0]))
         full = False
         while True:
-            new = None if full else self._newcomer(places, ration)
+            new = None if full else self._newcomer(places, limits)
             if new is not None and (not begun or places[new.principal] < begun[0][0]):
                 prefix = self._prefix_to_start(new)
                 if prefix is None:
@@ -179,25 +164,25 @@ class Planner:
                 yield new
             elif begun:
                 _, sequence = begun.popleft()
-                if ration.tokens_for(sequence):
+                if limits.tokens_for(sequence):
                     yield sequence
             else:
                 return
 
-    def _newcomer(self, places: Counter[str], ration: Ration) -> Sequence | None:
+    def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
         """Who starts next, if anybody may: of the principal that has fewest running, whoever waits longest."""
-        candidates = (sequence for sequence in self._queues.waiting if ration.tokens_for(sequence))
+        candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
-    def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], ration: Ration) -> int:
+    def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Give `room` tokens to prompts other than `cut`, the shortest first; return how many tokens they took."""
         left = room
-        shortest = self._shortest(cut, plan, ration)
+        shortest = self._shortest(cut, plan, limits)
         while left and (sequence := next(shortest, None)):
-            left -= self._take(sequence, min(sequence.pending, left, ration.tokens_for(sequence)), plan, ration)
+            left -= self._take(sequence, min(sequence.pending, left, limits.tokens_for(sequence)), plan, limits)
         return room - left
 
-    def _shortest(self, cut: Sequence, plan: dict[Sequence, int], ration: Ration) -> Iterator[Sequence]:
+    def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
         """Yield prompts other than `cut` that are not in `plan`, those with the fewest tokens to compute first.
 
         Waiting prompts start when their turn comes. None of them starts while the first of them finds no pages: others
@@ -207,7 +192,7 @@ class Planner:
         may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
         missing = {one: self._memory.missing(one) for one in self._queues.waiting} if may_start else {}
         for sequence in sorted([*begun, *missing], key=lambda one: missing.get(one, one.pending)):
-            if not ration.tokens_for(sequence):
+            if not limits.tokens_for(sequence):
                 continue
             if sequence in missing:
                 prefix = self._prefix_to_start(sequence)
@@ -224,10 +209,10 @@ class Planner:
         prefix = self._memory.computed_before(sequence)
         return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
 
-    def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], ration: Ration) -> int:
-        """Plan `count` tokens of a prompt, out of its principal's ration."""
+    def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
+        """Plan `count` tokens of a prompt, and count them in the limits."""
         taken = self._place(sequence, count, plan)
-        ration.take(sequence, taken)
+        limits.take(sequence, taken)
         return taken
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:

@@ -26,7 +26,7 @@ from helexa.neuron.engine.planner import Planner
 from helexa.neuron.engine.queues import Queues
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_budget import StepBudget
+from helexa.neuron.engine.step_controller import StepController
 from helexa.neuron.engine.step_input import Float32
 
 
@@ -39,7 +39,7 @@ class Scheduler:
         states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
             leave no trace in it: those that were right are computed once more, with the next token. A prefix that was
             computed before reaches as far as its last snapshot.
-        budget: bound on the prompt tokens of a step; without one they are bounded by `options` alone.
+        controller: limits the steps; without one, a controller that knows no time limit does.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Scheduler:
         options: EngineOptions,
         pages: PagePool,
         states: StatePool | None = None,
-        budget: StepBudget | None = None,
+        controller: StepController | None = None,
     ) -> None:
         self.options = options
         self.pages = pages
@@ -55,7 +55,7 @@ class Scheduler:
         capacity = pages.total * pages.page_size
         self._most_tokens = min(options.context_length or capacity, capacity)
         self.queues = Queues(Memory(pages, states, options.prefix_reuse))
-        self.planner = Planner(options, self.queues, self._most_tokens, budget or StepBudget(options.max_step_tokens))
+        self.planner = Planner(options, self.queues, self._most_tokens, controller or StepController(options))
         self._committer = Committer(self.queues, self._most_tokens, recurrent=states is not None)
         self._arrivals = itertools.count()
 

@@ -1,49 +1,79 @@
-"""What a step of decoding takes, by how many rows it has."""
+"""The step cost model: seconds = base + row * decode rows + token * prompt tokens, learned from finished steps."""
 
-_KEPT = 0.97  # of the weight of earlier steps, with each new one
-_SPREAD = 0.02  # of the mean: with rows more alike than that, nothing is known of others
-_HICCUP = 3.0  # a step that took so many times what was expected says nothing of the next ones
+from collections import deque
+
+_LINE_DECAY = 0.97  # weight of earlier decode-only steps, per new one
+_MIN_SPREAD = 0.02  # standard deviation of the row counts over their mean, below which the line's slope is unknown
+_MAX_OUTLIER = 3.0  # times the expected seconds; a slower step (the machine slept) counts as that slow
+_EWMA_WEIGHT = 0.25  # of the latest step in moving averages
+_WORST_OF = 4  # prefill steps; load from other processes comes and goes
 
 
 class StepCost:
-    """A straight line through the latest steps: seconds over rows."""
+    """Learns `base` and `row` from decode-only steps, and `token` from what prompt tokens add to such a step.
 
-    def __init__(self) -> None:
-        self._steps = self._x = self._y = self._xx = self._xy = 0.0
+    Args:
+        token_seconds: measured time of a step with one token, the first estimate of `worst_token`; 0 if unknown.
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """Take note of a step."""
-        expected = self.seconds(rows)
-        if expected is not None:
-            seconds = min(seconds, _HICCUP * expected)
-        for name, value in (
-            ("_steps", 1),
-            ("_x", rows),
-            ("_y", seconds),
-            ("_xx", rows * rows),
-            ("_xy", rows * seconds),
-        ):
-            setattr(self, name, getattr(self, name) * _KEPT + value)
+    Attributes:
+        token: seconds that one prompt token adds to a step with decode rows; None until measured.
+    """
 
-    def seconds(self, rows: int) -> float | None:
-        """What a step of so many rows takes; None as long as too little is known."""
-        line = self._line()
-        return None if line is None else line[0] + line[1] * rows
+    def __init__(self, token_seconds: float = 0.0) -> None:
+        self.token: float | None = None
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # of 1, rows, seconds, rows * rows, rows * seconds
+        self._line: tuple[float, float] | None = None  # base and row
+        self._decode: float | None = None  # moving average of decode-only steps
+        self._first_worst = token_seconds
+        self._worst: deque[float] = deque(maxlen=_WORST_OF)
+
+    @property
+    def knows_rows(self) -> bool:
+        """Whether steps of different sizes have shown what a decode row costs."""
+        return self._line is not None
+
+    @property
+    def worst_token(self) -> float:
+        """Seconds per token of the slowest of the latest large steps with prompt tokens."""
+        return max(self._worst, default=self._first_worst)
+
+    def decode(self, rows: int) -> float | None:
+        """Return the seconds of a decode-only step: by `rows` if their cost is known, else an average, else None."""
+        return self._decode if self._line is None else self._line[0] + self._line[1] * rows
 
     def rows(self, seconds: float) -> float:
-        """How many rows a step of so many seconds has; only when that is known."""
-        line = self._line()
-        assert line is not None
-        base, each = line
-        return (seconds - base) / each if each > 0 else float("inf")
+        """Return how many rows a decode-only step of `seconds` has; requires `knows_rows`."""
+        assert self._line is not None
+        base, row = self._line
+        return (seconds - base) / row if row > 0 else float("inf")
 
-    def _line(self) -> tuple[float, float] | None:
-        """Seconds without rows, and of each row."""
-        if not self._steps:
-            return None
-        x, y = self._x / self._steps, self._y / self._steps
-        spread = self._xx / self._steps - x * x
-        if spread <= (_SPREAD * x) ** 2:
-            return None
-        each = min(max((self._xy / self._steps - x * y) / spread, 0.0), y / x)
-        return y - each * x, each
+    def learn(self, rows: int, prompt_tokens: int, seconds: float) -> None:
+        """Learn from a finished step with decode rows."""
+        if not prompt_tokens:
+            self._learn_decode(rows, seconds)
+        elif (decode := self.decode(rows)) is not None:
+            self.token = _averaged(self.token, max(seconds - decode, 0.0) / prompt_tokens)
+
+    def learn_worst(self, tokens: int, seconds: float) -> None:
+        """Learn from a finished step whose seconds per token bound those of large steps with prompt tokens."""
+        self._worst.append(seconds / tokens)
+
+    def _learn_decode(self, rows: int, seconds: float) -> None:
+        self._decode = _averaged(self._decode, seconds)
+        if self._line is not None:
+            seconds = min(seconds, _MAX_OUTLIER * (self._line[0] + self._line[1] * rows))
+        new = (1.0, rows, seconds, rows * rows, rows * seconds)
+        n, x, y, xx, xy = self._sums = tuple(  # type: ignore[assignment]
+            old * _LINE_DECAY + value for old, value in zip(self._sums, new, strict=True)
+        )
+        mean_x, mean_y = x / n, y / n
+        variance = xx / n - mean_x * mean_x
+        if variance <= (_MIN_SPREAD * mean_x) ** 2:
+            self._line = None
+        else:
+            row = min(max((xy / n - mean_x * mean_y) / variance, 0.0), mean_y / mean_x)
+            self._line = (mean_y - row * mean_x, row)
+
+
+def _averaged(average: float | None, latest: float) -> float:
+    return latest if average is None else average + _EWMA_WEIGHT * (latest - average)

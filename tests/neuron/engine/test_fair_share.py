@@ -7,14 +7,12 @@ import pytest
 from simulation import SimulatedCache
 
 from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pace import Pace
 from helexa.neuron.engine.pages import PagePool
 from helexa.neuron.engine.plan import Plan
 from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
 from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_cost import StepCost
-from helexa.neuron.engine.turns import Turns
+from helexa.neuron.engine.step_controller import StepController
 
 PROMPT, ANSWER = 20, 24
 
@@ -211,26 +209,14 @@ def test_tokens_are_the_same_and_everything_ends(seed: int, recurrent: bool) -> 
     assert {number: len(tokens) for number, tokens in said.items()} == expected
 
 
-def test_cost_is_a_line_once_it_has_seen_two_kinds_of_steps() -> None:
-    cost = StepCost()
-    for _ in range(10):
-        cost.learn(64, 0.138)
-        assert cost.seconds(2) is None
-    cost.learn(4, 0.018)
-    assert cost.seconds(2) == pytest.approx(0.014)
-    assert cost.rows(0.030) == pytest.approx(10)
-    cost.learn(4, 60.0)  # the machine slept
-    assert (cost.seconds(4) or 0) < 3 * 0.018
-
-
 def test_the_least_recently_stepped_go_first() -> None:
-    turns = Turns(Pace(128))
+    controller = StepController(EngineOptions())
     sequences = [
         Sequence(Generate(id=n, prompt=[1], max_tokens=9, sampling=SamplingParams(), salt="ab"[n > 3]))
         for n in range(5)
     ]
     seen: list[list[int]] = []
     for _ in range(4):
-        turns.ration([], [])
-        seen.append([sequence.id for sequence in turns.choose(sequences, 2)])
+        controller.limits([], [])
+        seen.append([sequence.id for sequence in controller.choose(sequences, 2)])
     assert seen == [[0, 4], [1, 4], [2, 4], [3, 4]]
