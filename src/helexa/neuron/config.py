@@ -16,7 +16,7 @@ from helexa.core.config import Section, load
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import LogFormat
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.engine.messages import DEBUG_FAULT, Activations, EngineOptions, PrefixReuse, StepTiming
+from helexa.neuron.engine.messages import DEBUG_FAULT, PLAN_LOG, Activations, EngineOptions, PrefixReuse, StepTiming
 from helexa.neuron.ops.constants import Kernels
 
 ENV_PREFIX = "NEURON_"
@@ -254,4 +254,4 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
 
 def log_unknown_variables() -> None:
     """Log one line about `NEURON_` variables that set nothing."""
-    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT,))
+    variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))

@@ -1,6 +1,7 @@
 """The loop of an engine: messages in, a step, its report out."""
 
 import logging
+import os
 import selectors
 import socket
 from contextlib import closing
@@ -20,12 +21,10 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.plan_log import Setup
+from helexa.neuron.engine.recorded_scheduler import scheduler_of
 from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Scheduler
 from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_controller import StepController
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -52,13 +51,17 @@ class Engine:
         self._connection = connection
         self._decoder = FrameDecoder(ToEngine)
         facts = runner.facts
-        pages = PagePool(facts.kv_pages, PAGE_SIZE)
-        states = StatePool(facts.max_sequences, facts.snapshots) if facts.state_bytes else None
-        bounded = msgspec.structs.replace(
-            options, context_length=facts.context_length, max_sequences=facts.max_sequences
+        setup = Setup(
+            options=msgspec.structs.replace(
+                options, context_length=facts.context_length, max_sequences=facts.max_sequences
+            ),
+            pages=facts.kv_pages,
+            page_size=PAGE_SIZE,
+            snapshots=facts.snapshots if facts.state_bytes else None,
+            step_seconds=step_seconds,
+            token_seconds=facts.token_seconds,
         )
-        controller = StepController(options, step_seconds, facts.token_seconds)
-        self._scheduler = Scheduler(bounded, pages, states, controller)
+        self._scheduler = scheduler_of(setup, os.environ)
         self._grammars = Grammars(model, facts.vocab_size)
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)

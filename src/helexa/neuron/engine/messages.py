@@ -14,6 +14,9 @@ from helexa.neuron.text.pooling import Pooling
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
 """The environment variable that asks engines to fail on purpose; see `debug_fault`."""
 
+PLAN_LOG = "NEURON_DEBUG_PLAN_LOG"
+"""The environment variable that names a folder for plan logs; see `recorded_scheduler`."""
+
 FinishReason = Literal["stop", "length", "error"]
 Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
