@@ -3,6 +3,7 @@
 A new implementation passes when a subclass of `Conformance` with the fixture `ops` passes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,10 @@ from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.reference import GATES
+from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quant_form import FORMS
+from helexa.neuron.weights.quantize import quantize
+from neuron.held import held
 from neuron.ops import oracle, paged, random_weights
 
 CAPACITY = Capacity(rows=128, sequences=4, pages_per_sequence=4)
@@ -158,6 +162,36 @@ class Conformance(CacheConformance):
         weight, x = torch.randn(48, 256), torch.randn(3, 256)
         out = ops.linear([ops.matrix(weight, FORMS[form])], None)(x)
         self.near(out, x.double() @ weight.double().T, 0.1)
+
+    @pytest.mark.parametrize("rows", [45, 48])
+    @pytest.mark.parametrize("name", random_weights.ALL)
+    def test_matrix_bytes_are_what_a_matrix_takes(self, ops: Ops, name: str, rows: int) -> None:
+        weight = random_weights.make(name, rows, 256)
+        assert ops.matrix(weight).nbytes == ops.matrix_bytes(_on_meta(weight))
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_matrix_bytes_are_what_a_quantized_matrix_takes(self, ops: Ops, form: str) -> None:
+        weight = torch.randn(48, 256)
+        quantized = quantize(_on_meta(weight), FORMS[form])
+        assert ops.matrix(weight, FORMS[form]).nbytes == ops.matrix_bytes(quantized)
+
+    @pytest.mark.parametrize(
+        "names", [("Q4_1",), ("Q8_0", "Q8_0"), ("bfloat16",), ("bfloat16",) * 3, ("Q6_K", "bfloat16")]
+    )
+    def test_product_bytes_are_what_a_product_keeps(self, ops: Ops, names: tuple[str, ...]) -> None:
+        weights = [random_weights.make(name, 48, 256) for name in names]
+        product = ops.linear([ops.matrix(weight) for weight in weights], None)
+        assert _kept(ops, product) == _product_bytes(ops, weights)
+
+    @pytest.mark.parametrize("name", ["Q4_K", "bfloat16"])
+    def test_product_bytes_are_what_a_mixture_keeps(self, ops: Ops, name: str) -> None:
+        shapes = (64, 256), (64, 256), (256, 256)
+        weights = [[random_weights.make(name, *shape) for shape in shapes] for _ in range(4)]
+        experts = [Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down)) for gate, up, down in weights]
+        mixture = ops.mixture(experts, Routing(2, "shares"))
+        gate_ups, downs = [part for expert in weights for part in expert[:2]], [expert[2] for expert in weights]
+        expected = _product_bytes(ops, gate_ups) + _product_bytes(ops, downs)
+        assert _kept(ops, mixture) == pytest.approx(expected, rel=0.01)  # addresses take some, too
 
     @pytest.mark.parametrize("gate", [None, *GATES])
     @pytest.mark.parametrize("names", [("Q4_0",), ("Q8_0", "Q8_0"), ("bfloat16", "bfloat16"), ("Q4_1", "bfloat16")])
@@ -344,6 +378,23 @@ def _in_slot(number: int, computed: int, count: int, slot: int) -> paged.PlanEnt
     entry = paged.entry(number, computed, count, [number])
     entry.sequence.slot = slot
     return entry
+
+
+def _on_meta(weight: Weight) -> Weight:
+    return weight.to("meta") if isinstance(weight, Tensor) else weight.on_meta(weight.shape[0])
+
+
+def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
+    """What `ops` says of products and the matrices that they work on."""
+    parts = [_on_meta(weight) for weight in weights]
+    return ops.product_bytes(parts).kept or sum(ops.matrix_bytes(part) for part in parts)
+
+
+def _kept(ops: Ops, operator: object) -> int:
+    """Bytes of the tensors of an operator that are not shared by all of `ops`."""
+    seen: dict[int, object] = {}
+    held(vars(ops), seen)
+    return held(operator, seen)
 
 
 def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:

@@ -60,7 +60,7 @@ class GatedDeltaNet:
             parts += [_ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, (served, served))]
         else:
             parts += [loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden)) for name in "ba"]
-        self._in = ops.linear(parts, None)
+        self._in = loader.product(parts, None)
         self._widths = (sizes.mixed, sizes.values, heads, heads)
         weights = DeltaWeights(
             kernel=loader.plain(f"{prefix}.conv1d.weight", (sizes.mixed, 1, kernel))[:, 0].T.contiguous(),

@@ -1,6 +1,6 @@
 """The loader: builds layers straight from a checkpoint, tensor by tensor, in the layout the kernels want."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron import heartbeat
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
 from helexa.neuron.weights.checkpoint import Checkpoint
@@ -112,7 +113,15 @@ class Loader:
             outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
             gate: it takes twice as many inputs, of which the first half gates the second (see `Ops.linear`).
         """
-        return self.ops.linear(*self.parts(outputs, inputs), gate)
+        return self.product(*self.parts(outputs, inputs), gate)
+
+    def product(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """The product of prepared matrices (see `Ops.linear`)."""
+        return self.ops.linear(parts, bias, gate)
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """The mixture of experts of prepared matrices (see `Ops.mixture`)."""
+        return self.ops.mixture(experts, routing, clamp)
 
     def parts(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
         """The matrices of `linear`, and their biases together if there are any."""

@@ -31,7 +31,7 @@ class SparseMoe:
         shared: "SharedExpert | None" = None,
     ) -> None:
         self._scores = loader.linear({router: reader.count}, hidden)
-        self._experts = loader.ops.mixture(reader.experts(hidden, intermediate), routing, clamp)
+        self._experts = loader.mixture(reader.experts(hidden, intermediate), routing, clamp)
         self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -54,9 +54,8 @@ class Decoder:
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
         head = {"lm_head": self.vocab_size}
-        self._head = (
-            loader.ops.linear([self.embedding.matrix], None) if tied else loader.linear(head, self.settings.hidden)
-        )
+        parts, bias = ([self.embedding.matrix], None) if tied else loader.parts(head, self.settings.hidden)
+        self._head = loader.product(parts, bias)
 
     def prepare(self) -> None:
         """Check the settings and make what all blocks share, before anything is read."""

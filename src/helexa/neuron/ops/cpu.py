@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.linear import GatedLinear, LinearOp, SideBySide
+from helexa.neuron.ops.linear import GatedLinear, LinearOp, ProductBytes, SideBySide
 from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 # Rows up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
@@ -33,6 +33,13 @@ class CpuOps(ReferenceOps):
         packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
         product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """The bfloat16 packing, and the int4 one if there is one."""
+        dense = sum(self.dense_bytes(part) for part in parts)
+        int4 = [part for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
+        packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(parts) else 0
+        return ProductBytes(dense + packed, dense + dequantizing_bytes(parts))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Small operators cost what their passes cost."""
@@ -82,6 +89,11 @@ class Int4Linear:
         rows, columns = weight.shape
         plain = weight.bits == 4 and weight.table is None
         return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
+
+    @staticmethod
+    def packed_bytes(weight: GroupwiseTensor) -> int:
+        """Bytes of the packing: codes of 4 bits, and a scale and an offset of 16 bits for each group."""
+        return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""

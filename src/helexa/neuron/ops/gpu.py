@@ -13,7 +13,7 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, SideBySide
+from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
@@ -28,7 +28,7 @@ from helexa.neuron.ops.triton.gate import gate_mul
 from helexa.neuron.ops.triton.linear import SCRATCH_BYTES, PackedLinear
 from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
 from helexa.neuron.ops.triton.norm import RmsNorm
-from helexa.neuron.ops.triton.packed import PackedMatrix, pack
+from helexa.neuron.ops.triton.packed import PackedMatrix, pack, packed_bytes
 from helexa.neuron.ops.triton.rotation import rotate_store
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_form import QuantForm
@@ -103,6 +103,15 @@ class GpuOps(Ops):
             product = DenseLinear(weight, shift)
             self.step_bytes += weight.nbytes
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        packed = packed_bytes(weight) if isinstance(weight, GroupwiseTensor) else None
+        return self._torch.dense_bytes(weight) if packed is None else packed
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`; several matrices are joined."""
+        return ProductBytes(sum(self.matrix_bytes(part) for part in parts) if len(parts) > 1 else 0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """All experts in a few kernels; those of several forms are plain."""

@@ -1,12 +1,25 @@
 """Linear operators: weights prepared once, applied to [T, K]."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 LinearOp = Callable[[Tensor], Tensor]
+
+
+class ProductBytes(NamedTuple):
+    """Bytes that are allocated for a product.
+
+    Attributes:
+        kept: as long as the product; 0 if the product works on the matrices themselves.
+        freed: beside `kept`, until the product is prepared.
+    """
+
+    kept: int
+    freed: int = 0
 
 
 class DenseLinear:

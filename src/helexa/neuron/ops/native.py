@@ -23,14 +23,14 @@ from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWe
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.graph import Graphs
 from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.linear import LinearOp, ProductBytes
 from helexa.neuron.ops.loading_code import loading_code_version
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.native_launcher import Launcher
 from helexa.neuron.ops.native_linear import NativeLinear
 from helexa.neuron.ops.native_mixture import NativeMixture
 from helexa.neuron.ops.norm import HeadNorms, NormOp
-from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, quantize
+from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
 from helexa.neuron.ops.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.ops.workspace import Workspace
@@ -115,6 +115,14 @@ class NativeOps(Ops):
         """One product after another from the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
         return NativeLinear(self._launcher, parts, bias, gate)
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        return packed_bytes(self._library, weight)
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`; products work on the tiles."""
+        return ProductBytes(0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """All experts in a few kernels, which also choose them."""

@@ -59,8 +59,7 @@ class HugeMemory:
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
     """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
     outputs, columns = weight.shape
-    form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
-    number = None if form is None else library.formats[form]
+    form, number = _format(library, weight)
     data = memory.take(library.packed_bytes(number, outputs, columns))
     size = {"matrix": data, "outputs": outputs, "columns": columns}
     if isinstance(weight, GroupwiseTensor) and form is not None:
@@ -74,6 +73,11 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
         plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
         library.call("pack_plain", weights=plain.contiguous(), **size)
     return PackedMatrix(data, outputs, columns, number)
+
+
+def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
+    """Bytes of the tiles that `pack` makes of a weight, which may be on the meta device."""
+    return library.packed_bytes(_format(library, weight)[1], *weight.shape)
 
 
 def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
@@ -90,8 +94,14 @@ def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: Hu
     return None if faults.any() else PackedMatrix(data, outputs, columns, number)
 
 
+def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | None]:
+    """The format of the tiles and its number; None and None for bfloat16."""
+    form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
+    return form, None if form is None else library.formats[form]
+
+
 def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
-    """What the kernels have to know of a matrix; None if they do not know it."""
+    """What the kernels have to know of a matrix; None if they do not know it. Numbers on the meta device suit them."""
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
     if minimum is not None and (minimum.codes is None) != (scale.codes is None):
@@ -115,13 +125,15 @@ def _is_read_as(scale: GroupScale, signed: bool) -> bool:
     """Whether 8-bit codes mean the same to a kernel that takes them as signed or as unsigned."""
     assert scale.codes is not None
     right = torch.int8 if signed else torch.uint8
-    return scale.codes.dtype == right or bool((scale.codes.view(torch.int8) >= 0).all())
+    return scale.codes.dtype == right or scale.codes.is_meta or bool((scale.codes.view(torch.int8) >= 0).all())
 
 
 def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
     """Whether a type has each unit, or one as near as its precision allows, being neither too large nor too small."""
     tolerance = 0 if exactly else torch.finfo(dtype).eps / 2
-    return unit.dtype == dtype or torch.allclose(unit.to(dtype).float(), unit.float(), rtol=tolerance, atol=0)
+    if unit.dtype == dtype or unit.is_meta:
+        return True
+    return torch.allclose(unit.to(dtype).float(), unit.float(), rtol=tolerance, atol=0)
 
 
 def _parts(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

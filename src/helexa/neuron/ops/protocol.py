@@ -12,7 +12,7 @@ from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
-from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.linear import LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.weights.formats import Weight
@@ -105,6 +105,24 @@ class Ops(ABC):
             bias: float32, of all outputs together.
             gate: a name in `reference.GATES`; the operator takes x of [T, 2 * K], and multiplies `gate(first) * second`
                 for its halves.
+        """
+        ...
+
+    @abstractmethod
+    def matrix_bytes(self, weight: Weight) -> int:
+        """Bytes of the matrix that `matrix` makes of a weight [N, K].
+
+        Args:
+            weight: as it is quantised, if `matrix` quantises it; may be on torch's meta device.
+        """
+        ...
+
+    @abstractmethod
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """Bytes that `linear` allocates for the product of several weights, or `mixture` for those of all experts.
+
+        Args:
+            parts: see `matrix_bytes`.
         """
         ...
 

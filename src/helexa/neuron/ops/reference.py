@@ -16,7 +16,7 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp
+from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.ops.protocol import MatrixStore, Ops
@@ -71,6 +71,20 @@ class ReferenceOps(Ops):
         self.step_bytes += weight.nbytes
         product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`."""
+        if len(parts) == 1 and isinstance(parts[0], Tensor):
+            return ProductBytes(0)
+        return ProductBytes(sum(self.dense_bytes(part) for part in parts), dequantizing_bytes(parts))
+
+    def dense_bytes(self, weight: Weight) -> int:
+        """Bytes of what `dense` returns."""
+        return weight.shape.numel() * self.dtype.itemsize
 
     def dense(self, weight: Weight) -> Tensor:
         """The weight as a plain tensor of the activation dtype."""
@@ -190,3 +204,8 @@ class ReferenceOps(Ops):
 
     def forget(self) -> None:
         """See `Ops`."""
+
+
+def dequantizing_bytes(parts: Sequence[Weight]) -> int:
+    """Most bytes of float32 that dequantizing one of the weights takes."""
+    return max((part.shape.numel() * 4 for part in parts if isinstance(part, GroupwiseTensor)), default=0)

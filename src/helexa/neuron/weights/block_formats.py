@@ -6,13 +6,14 @@ codes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.safetensors_file import FileTensor
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -44,7 +45,7 @@ class StoredTensor(Protocol):
         """
         ...
 
-    def sample(self, columns: int) -> Weight:
+    def on_meta(self, shape: tuple[int, ...]) -> Weight:
         """See `Checkpoint`."""
         ...
 
@@ -95,9 +96,9 @@ class Fp8Tensor:
             part.mul_(by_rows[..., number : number + 1])
         return weight
 
-    def sample(self, columns: int) -> Tensor:
+    def on_meta(self, shape: tuple[int, ...]) -> Tensor:
         """See `Checkpoint`."""
-        return torch.zeros(SAMPLE_ROWS, columns)
+        return torch.empty(shape, dtype=torch.float32, device="meta")
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,9 @@ class Mxfp4Tensor:
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
         return _mxfp4(self.blocks.read(index), self.scales.read(index))
 
-    def sample(self, columns: int) -> GroupwiseTensor:
+    def on_meta(self, shape: tuple[int, ...]) -> GroupwiseTensor:
         """See `Checkpoint`."""
-        exponents = torch.zeros(SAMPLE_ROWS, columns // _GROUP, dtype=torch.uint8)
-        return _mxfp4(exponents[..., None].expand(-1, -1, _GROUP // 2), exponents)
+        return _mxfp4_on_meta(shape)
 
 
 def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
@@ -145,6 +145,12 @@ def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
     unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # of halves
     table = torch.tensor(_E2M1, dtype=torch.int8)
     return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
+
+
+@lru_cache
+def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
+    exponents = torch.zeros(1, shape[-1] // _GROUP, dtype=torch.uint8)
+    return _mxfp4(exponents[..., None].expand(-1, -1, _GROUP // 2), exponents).on_meta(shape[0])
 
 
 def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:

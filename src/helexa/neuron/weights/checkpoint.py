@@ -1,6 +1,5 @@
 """A model's files, whatever their format, as named tensors and one configuration."""
 
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -55,18 +54,13 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def kind(self, name: str) -> Hashable:
-        """Tensors of the same kind have samples of the same form."""
-        ...
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """Return a weight of `shape` in the format that tensor `name` has when it is read, on torch's meta device.
 
-    def sample(self, name: str, columns: int) -> Weight:
-        """`SAMPLE_ROWS` rows of noughts in the form in which `read` gives tensor `name`; nothing is read.
-
-        Args:
-            columns: of each row; a whole number of blocks, where the tensor is stored in such.
+        No weight is read. `shape` may differ from the tensor's: a matrix of several, or a transposed one.
 
         Raises:
-            ModelFileError: when there is no such tensor, or its form does not divide so many columns.
+            ModelFileError: there is no such tensor, or its blocks do not divide `shape[-1]`.
         """
         ...
 

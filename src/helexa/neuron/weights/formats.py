@@ -26,6 +26,11 @@ class GroupScale:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of units and codes."""
+        return self.unit.nbytes + (0 if self.codes is None else self.codes.nbytes)
+
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupScale":
         """The same with `change` made to each tensor; rows may change places, columns stay."""
         return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
@@ -60,6 +65,12 @@ class GroupwiseTensor:
         """Shape of the matrix, [N, K]."""
         return self.codes.shape
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the codes, scales and minimums; the table takes next to nothing."""
+        minimum = 0 if self.minimum is None else self.minimum.nbytes
+        return self.codes.nbytes + self.scale.nbytes + minimum
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The plain matrix [N, K] in `dtype`, computed in float32."""
         numbers = self.codes.float().sub_(self.zero) if self.table is None else self.table.float()[self.codes.int()]
@@ -78,6 +89,10 @@ class GroupwiseTensor:
         """The rows at `indices` [T], still quantised."""
         return self.each(lambda part: part[indices])
 
+    def on_meta(self, rows: int) -> "GroupwiseTensor":
+        """Return a matrix of `rows` rows in this format on torch's meta device, where it has sizes and no numbers."""
+        return self.each(lambda part: torch.empty((rows, part.shape[1]), dtype=part.dtype, device="meta"))
+
     def to(self, device: torch.device) -> "GroupwiseTensor":
         """The same matrix on another device."""
         moved = self.each(lambda part: part.to(device))
@@ -86,6 +101,3 @@ class GroupwiseTensor:
 
 Weight = Tensor | GroupwiseTensor
 """A plain or a quantised weight."""
-
-SAMPLE_ROWS = 16
-"""Of a sample: as many as kernels lay out together."""

@@ -1,7 +1,6 @@
 """A GGUF model as a checkpoint: Hugging Face's names, configuration and layout."""
 
 import logging
-from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import SAMPLE_ROWS, Weight
+from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.ggml_type import BLOCK_SIZES, GgmlType
 from helexa.neuron.weights.gguf import GgufFile
 from helexa.neuron.weights.gguf_blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
@@ -45,6 +44,7 @@ class GgufCheckpoint:
         self._tensors = self._translated()
         self._require_supported()
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._on_meta: dict[tuple[GgmlType, bool, tuple[int, ...]], Weight] = {}  # by type, whether scaled, and shape
         self._warn_of_growth()
 
     def __enter__(self) -> Self:
@@ -68,19 +68,19 @@ class GgufCheckpoint:
         shape = self.shape(name) if index is None else tensor.shape[1:]
         return self._layout.restore(name, self._scaled(decode(tensor.type, stored, shape), tensor, index))
 
-    def kind(self, name: str) -> Hashable:
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """See `Checkpoint`."""
-        tensor = self._find(name)
-        return tensor.type, f"{tensor.name.removesuffix('.weight')}.scale" in self._file.tensors
-
-    def sample(self, name: str, columns: int) -> Weight:
-        """See `Checkpoint`."""
-        tensor = self._find(name)
-        elements, nbytes = BLOCK_SIZES[tensor.type]
-        if columns % elements:
-            raise ModelFileError(f"{self._file.path.name}: {columns} columns of {name} are not whole blocks")
-        stored = np.zeros(SAMPLE_ROWS * columns // elements * nbytes, np.uint8)
-        return self._scaled(decode(tensor.type, stored, (SAMPLE_ROWS, columns)), tensor, 0)
+        tensor, columns = self._find(name), shape[-1]
+        key = (tensor.type, self._scale_of(tensor) is not None, shape)
+        if key not in self._on_meta:
+            elements, nbytes = BLOCK_SIZES[tensor.type]
+            if columns % elements:
+                raise ModelFileError(f"{self._file.path.name}: {columns} columns of {name} are not whole blocks")
+            stored = np.zeros(columns // elements * nbytes, np.uint8)
+            row = self._scaled(decode(tensor.type, stored, (1, columns)), tensor, 0)
+            plain = isinstance(row, Tensor)
+            self._on_meta[key] = torch.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
+        return self._on_meta[key]
 
     def close(self) -> None:
         """Close the file."""
@@ -117,10 +117,14 @@ class GgufCheckpoint:
                 continue
             raise ModelFileError(f"{self._file.path.name}: {problem}")
 
+    def _scale_of(self, tensor: GgufTensor) -> GgufTensor | None:
+        beside = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
+        return None if beside is tensor else beside
+
     def _scaled(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
         """The weight times the number that may stand beside it: one for the tensor, or one for each of its matrices."""
-        beside = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
-        if beside is None or beside is tensor:
+        beside = self._scale_of(tensor)
+        if beside is None:
             return weight
         count = tensor.shape[0] if len(tensor.shape) > 2 else 1
         if beside.type is not GgmlType.F32 or beside.shape != (count,):

@@ -5,6 +5,8 @@ for its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c); here al
 weights like better.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -25,12 +27,21 @@ def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
     """The matrix in `form`, or None where it cannot be: a weight is not a finite number, or beyond `LARGEST`.
 
     Args:
-        weight: floating point [N, K]; `form.fits(K)`.
+        weight: floating point [N, K]; `form.fits(K)`. If it is on torch's meta device, so is the result.
     """
+    if weight.is_meta:
+        return _on_meta(form, weight.shape)
     chunk = _CHUNK if weight.device.type == "cpu" else _LARGE_CHUNK
     parts = [_rows(rows.float(), form) for rows in weight.split(max(chunk // weight.shape[1], 1))]
     found = [part for part in parts if part is not None]
     return _stacked(found) if len(found) == len(parts) else None
+
+
+@lru_cache
+def _on_meta(form: QuantForm, shape: torch.Size) -> GroupwiseTensor:
+    row = _rows(torch.zeros(1, shape[1]), form)
+    assert row is not None
+    return row.on_meta(shape[0])
 
 
 def _rows(rows: Tensor, form: QuantForm) -> GroupwiseTensor | None:

@@ -1,7 +1,6 @@
 """A folder of safetensors files and their `config.json` as a checkpoint."""
 
 import logging
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,14 +54,9 @@ class SafetensorsCheckpoint:
         """Tensor `name`, or the matrix at `index` of it: in the type it is stored in, or out of its blocks."""
         return self._find(name).read(index)
 
-    def kind(self, name: str) -> Hashable:
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """See `Checkpoint`."""
-        tensor = self._find(name)
-        return type(tensor), getattr(tensor, "dtype", None)
-
-    def sample(self, name: str, columns: int) -> Weight:
-        """See `Checkpoint`."""
-        return self._find(name).sample(columns)
+        return self._find(name).on_meta(shape)
 
     def close(self) -> None:
         """Close the files."""

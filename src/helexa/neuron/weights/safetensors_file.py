@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.formats import SAMPLE_ROWS
 from helexa.neuron.weights.json_object import MAX_JSON_BYTES, parse_json, read_json
 from helexa.neuron.weights.tensor_file import TensorFile
 
@@ -72,9 +71,9 @@ class FileTensor:
             stored = stored.copy()
         return torch.from_numpy(stored).view(self.dtype).view(self.shape)
 
-    def sample(self, columns: int) -> Tensor:
+    def on_meta(self, shape: tuple[int, ...]) -> Tensor:
         """See `Checkpoint`."""
-        return torch.zeros(SAMPLE_ROWS, columns, dtype=self.dtype)
+        return torch.empty(shape, dtype=self.dtype, device="meta")
 
     def _part(self, index: int) -> "FileTensor":
         if not self.shape or not 0 <= index < self.shape[0]:

@@ -68,13 +68,10 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
     Scales of two levels are multiplied out and rounded to float16, which is far less than what codes are rounded to;
     those that it does not hold are kept in bfloat16 or float32.
     """
-    columns = weight.shape[1]
-    bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
-    if columns % (LANES * fields(bits)):
-        bits = 8
-    group = math.gcd(weight.group_size, _LARGEST_GROUP)
-    if columns % (LANES * fields(bits)) or group < 16 or (bits == 8 and weight.table is not None):
+    layout = _layout(weight)
+    if layout is None:
         return None
+    bits, group = layout
     scale, minimum = weight.scale.values(), None
     if weight.minimum is not None:
         minimum = weight.minimum.values() - weight.zero * scale
@@ -90,6 +87,30 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
         group_size=group,
         table=None if weight.table is None else weight.table.float(),
     )
+
+
+def packed_bytes(weight: GroupwiseTensor) -> int | None:
+    """Bytes of the matrix that `pack` makes of a weight, which may be on the meta device, if float16 holds its scales;
+    None where its shape has no packed form.
+    """
+    layout = _layout(weight)
+    if layout is None:
+        return None
+    (rows, columns), (bits, group) = weight.shape, layout
+    scales = -(-rows // LANES) * LANES * (columns // group) * (1 if weight.minimum is None else 2)
+    return rows * columns * bits // 8 + scales * torch.float16.itemsize
+
+
+def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
+    """Bits of a code and columns that share a scale; None where the shape has no packed form."""
+    columns = weight.shape[1]
+    bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
+    if columns % (LANES * fields(bits)):
+        bits = 8
+    group = math.gcd(weight.group_size, _LARGEST_GROUP)
+    if columns % (LANES * fields(bits)) or group < 16 or (bits == 8 and weight.table is not None):
+        return None
+    return bits, group
 
 
 def alike(parts: Sequence[PackedMatrix]) -> bool:
