@@ -121,4 +121,4 @@ async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
         look()
     finally:
         await client.close()
-    assert taken <= granted[0].total <= 1.3 * taken
+    assert taken <= granted[0].total <= 1.4 * taken  # which differs by some MiB from run to run
