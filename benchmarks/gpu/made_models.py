@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from helexa.neuron.models import model_class
-from helexa.neuron.weights.formats import SAMPLE_ROWS, GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quant_policy import QuantPolicy
 from helexa.neuron.weights.quantize import quantize
 
@@ -134,13 +134,9 @@ class MadeModel:
         """See `Checkpoint`."""
         return self._numbers(name, index)
 
-    def kind(self, name: str) -> str:
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """See `Checkpoint`."""
-        return "bfloat16"
-
-    def sample(self, name: str, columns: int) -> Weight:
-        """See `Checkpoint`."""
-        return torch.zeros(SAMPLE_ROWS, columns, dtype=torch.bfloat16)
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     def close(self) -> None:
         """See `Checkpoint`."""
@@ -192,15 +188,10 @@ class DistinctModel(MadeModel):
         weight = self._made[key]
         return weight.clone() if isinstance(weight, Tensor) else weight
 
-    def kind(self, name: str) -> str:
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
         """See `Checkpoint`."""
-        shape = self._shapes[name]
-        form = self._policy.form(name, shape[-1])
-        return "mxfp4" if self._in_mxfp4(name) else "bfloat16" if form is None else form.name
-
-    def sample(self, name: str, columns: int) -> Weight:
-        """See `Checkpoint`."""
-        return self._form(name, columns)(torch.zeros(SAMPLE_ROWS, columns))
+        row = self._form(name, shape[-1])(torch.zeros(1, shape[-1]))
+        return row.on_meta(shape[0]) if isinstance(row, GroupwiseTensor) else super().on_meta(name, shape)
 
     def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
         """Standard normal numbers, as large as they are in a tensor of this name."""
