@@ -6,7 +6,6 @@ from torch import Tensor
 
 from helexa.neuron.engine.messages import Logprob
 from helexa.neuron.engine.readback import Readback
-from helexa.neuron.engine.step_input import Int32
 from helexa.neuron.ops.upload import upload
 
 
@@ -16,14 +15,13 @@ class Logprobs:
 
     Args:
         logits: [S, vocabulary], any float dtype, as the model computed them; the sampler may change them afterwards.
-        alternatives: int32 [S], see `Sampling.logprobs`.
+        alternatives: see `Sampling.logprobs`.
     """
 
-    def __init__(self, logits: Tensor, alternatives: Int32) -> None:
-        asking = np.flatnonzero(alternatives >= 0)
-        self._alternatives = dict(zip(asking.tolist(), alternatives[asking].tolist(), strict=True))
+    def __init__(self, logits: Tensor, alternatives: dict[int, int]) -> None:
+        self._alternatives = alternatives
         if self._alternatives:
-            self._rows = upload(asking, logits.device)
+            self._rows = upload(np.array(list(alternatives)), logits.device)
             self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
 
     def begin(self, chosen: Tensor) -> None:

@@ -41,8 +41,8 @@ class StepBuffers:
         count, lengths = len(step.prefixes), np.diff(step.starts)
         if bucket is None:
             rows, spans, samples, width = len(step.tokens), count, len(step.sample_rows), step.pages.shape[1]
-            singles = int((lengths == 1).sum())
-            most_rows = int(lengths[singles:].max(initial=0))
+            singles = int(np.count_nonzero(lengths == 1))
+            most_rows = int(lengths[singles:].max()) if singles < count else 0
         else:
             rows, spans, samples, width = *bucket, bucket.rows, capacity.pages_per_sequence
             singles = spans if rows == spans else 0
@@ -111,7 +111,8 @@ class _Parts:
         start, count = self._end, len(values)
         self._end += _rounded(size if self._packed else most)
         self._numbers[start : start + count] = values
-        self._numbers[start + count : start + size] = filler
+        if count < size:
+            self._numbers[start + count : start + size] = filler
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:

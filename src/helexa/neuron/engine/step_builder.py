@@ -15,6 +15,7 @@ from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 _MASK64 = (1 << 64) - 1
+_NONE = Adjustments()
 
 
 def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
@@ -99,7 +100,7 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
         *settings,
         seeds=np.array([p.seed & _MASK64 for p in params], np.uint64),
         positions=np.array([len(sequence.tokens) + len(drafts) for sequence, drafts in rows], np.int64),
-        logprobs=int32([-1 if p.logprobs is None else p.logprobs for p in params]),
+        logprobs={row: p.logprobs for row, p in enumerate(params) if p.logprobs is not None},
         bias=bias.joined(),
         repetition=repetition.joined(),
         presence=presence.joined(),
@@ -122,7 +123,7 @@ class _Adjusting:
     def joined(self) -> Adjustments:
         """All of them."""
         if not self._parts:
-            return Adjustments()
+            return _NONE
         rows, tokens, values = zip(*self._parts, strict=True)
         return Adjustments(
             np.repeat(int32(rows), [len(part) for part in tokens]), np.concatenate(tokens), np.concatenate(values)

@@ -45,7 +45,7 @@ class Sampling:
         temperature, top_k, top_p, min_p: float32 [S]; a temperature of 0 takes the largest.
         seeds: uint64 [S].
         positions: int64 [S], of the tokens to be chosen. Seed and position determine a row's random number.
-        logprobs: int32 [S], alternatives whose log-probabilities are reported with that of the token; -1 for neither.
+        logprobs: of the rows that ask, by row, how many alternatives to report with the token's log-probability.
         bias: is added.
         repetition: divides what is positive and multiplies what is negative.
         presence: is subtracted.
@@ -57,10 +57,10 @@ class Sampling:
     min_p: Float32
     seeds: NDArray[np.uint64]
     positions: NDArray[np.int64]
-    logprobs: Int32
-    bias: Adjustments = field(default_factory=Adjustments)
-    repetition: Adjustments = field(default_factory=Adjustments)
-    presence: Adjustments = field(default_factory=Adjustments)
+    logprobs: dict[int, int]
+    bias: Adjustments
+    repetition: Adjustments
+    presence: Adjustments
 
 
 @dataclass(frozen=True)
