@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from driving import scheduler_of
+from msgspec.structs import replace
 
 from helexa.neuron.engine.load import load
 from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, SamplingParams

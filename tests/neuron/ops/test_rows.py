@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.native import NativeOps
 from helexa.neuron.ops.norm import HeadNorms
 from neuron.ops import paged, random_weights
@@ -39,7 +39,9 @@ def test_argmax_is_the_first_of_the_largest(native: NativeOps, width: int) -> No
     x[2] = -torch.inf
     x[3, width // 2] = x[3, -1] = 100.0
     x[4] = torch.arange(width)
-    expected = [int((row == row.max()).nonzero()[0]) for row in x]
+    x[5] = torch.nan
+    x[6, width // 2] = torch.inf
+    expected = [int((row == row.max()).nonzero()[0]) if row.max().isfinite() else NON_FINITE for row in x]
     assert native.argmax(x).tolist() == expected
 
 

@@ -18,14 +18,14 @@ class StepBuffers:
 
     Args:
         packed: parts lie one behind the other in pinned host memory, from where one copy takes them to the device, and
-            batches are padded to their buckets. Otherwise, host and device are one, and each part has a place of its
-            own whatever the step's shape.
+            batches are padded to their buckets. Otherwise, host and device are one, each part has a place of its own
+            whatever the step's shape, and spans stay where they are.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device, packed: bool) -> None:
         self._capacity = capacity
         self._packed = packed
-        spans = capacity.sequences
+        spans = capacity.sequences if packed else 0
         parts = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
         size = sum(_rounded(part) for part in parts)
         pinned = packed and device.type == "cuda"
@@ -38,31 +38,31 @@ class StepBuffers:
     def load(self, step: StepInput) -> Batch:
         """The batch of a step; it is good until the next one is loaded."""
         bucket, capacity = step.bucket, self._capacity
-        count, lengths = len(step.prefixes), np.diff(step.starts)
         if bucket is None:
-            rows, spans, samples, width = len(step.tokens), count, len(step.sample_rows), step.pages.shape[1]
-            singles = int(np.count_nonzero(lengths == 1))
-            most_rows = int(lengths[singles:].max()) if singles < count else 0
+            rows, samples, (spans, width) = len(step.tokens), len(step.sample_rows), step.pages.shape
+            lengths = np.diff(step.starts)
+            singles = spans if rows == spans else int(np.count_nonzero(lengths == 1))
+            most_rows = int(lengths[singles:].max()) if singles < spans else 0
         else:
-            rows, spans, samples, width = *bucket, bucket.rows, capacity.pages_per_sequence
+            (rows, spans), samples, width = bucket, bucket.rows, capacity.pages_per_sequence
             singles = spans if rows == spans else 0
             most_rows = 0 if singles else FEW
-        if self._packed:
-            width = _rounded(width)
-        end, axes = int(step.starts[-1]), step.positions.shape[:-1]
+        axes = step.positions.shape[:-1]
         parts = _Parts(self._next_host(), self._device, self._packed)
         tokens = parts.add(step.tokens, rows, capacity.rows)
         slots = parts.add(step.slots, rows, capacity.rows, _NOWHERE)
         sample_rows = parts.add(step.sample_rows, samples, capacity.rows)
         positions = parts.add(step.positions.ravel(), rows * (*axes, 1)[0], capacity.rows * _AXES)
-        table = SpanTable(
-            starts=parts.add(step.starts, spans + 1, capacity.sequences + 1, end),
-            prefixes=parts.add(step.prefixes, spans, capacity.sequences),
-            settled=parts.add(step.settled, spans, capacity.sequences),
-            state_slots=parts.add(step.state_slots, spans, capacity.sequences),
-            pages=parts.add_table(step.pages, spans, width),
-        )
-        parts.send()
+        table = None
+        if self._packed:
+            table = SpanTable(
+                starts=parts.add(step.starts, spans + 1, capacity.sequences + 1, int(step.starts[-1])),
+                prefixes=parts.add(step.prefixes, spans, capacity.sequences),
+                settled=parts.add(step.settled, spans, capacity.sequences),
+                state_slots=parts.add(step.state_slots, spans, capacity.sequences),
+                pages=parts.add_table(step.pages, spans, _rounded(width)),
+            )
+            parts.send()
         if self._copied:
             self._copied[self._turn].record()
         on_device = self._device.device
@@ -71,8 +71,8 @@ class StepBuffers:
             positions=positions.view(*axes, rows),
             slots=slots,
             sample_rows=sample_rows,
-            spans=table,
             host_spans=SpanTable(step.starts, step.prefixes, step.settled, step.state_slots, step.pages),
+            device_spans=table,
             singles=singles,
             most_rows=most_rows,
             samples=step.samples,
@@ -124,8 +124,7 @@ class _Parts:
 
     def send(self) -> None:
         """Copy all of it, in one piece."""
-        if self._packed:
-            self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
+        self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
 
 
 def _rounded(size: int) -> int:

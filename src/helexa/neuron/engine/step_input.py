@@ -1,6 +1,5 @@
 """The input of one step as plain arrays, which can be sent to another process and computed there."""
 
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,8 +21,7 @@ def _none() -> Int32:
     return np.empty(0, np.int32)
 
 
-@dataclass(frozen=True)
-class Adjustments:
+class Adjustments(msgspec.Struct, frozen=True):
     """Numbers by which some logits are changed.
 
     Attributes:
@@ -32,13 +30,12 @@ class Adjustments:
         values: float32 [N].
     """
 
-    rows: Int32 = field(default_factory=_none)
-    tokens: Int32 = field(default_factory=_none)
-    values: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    rows: Int32 = msgspec.field(default_factory=_none)
+    tokens: Int32 = msgspec.field(default_factory=_none)
+    values: Float32 = msgspec.field(default_factory=lambda: np.empty(0, np.float32))
 
 
-@dataclass(frozen=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True):
     """How a token is chosen for each of S rows of logits.
 
     Attributes:
@@ -63,8 +60,7 @@ class Sampling:
     presence: Adjustments
 
 
-@dataclass(frozen=True)
-class HiddenRows:
+class HiddenRows(msgspec.Struct, frozen=True):
     """Rows of one sequence whose hidden states are summed up, or become log-probabilities of prompt tokens.
 
     Attributes:
@@ -80,8 +76,7 @@ class HiddenRows:
     alternatives: int = 0
 
 
-@dataclass(frozen=True)
-class StepInput:
+class StepInput(msgspec.Struct, frozen=True):
     """One step: T rows of B sequences, S of which sample; see `ops.batch.Batch`.
 
     Attributes:
@@ -110,10 +105,10 @@ class StepInput:
     settled: Int32
     state_slots: Int32
     pages: Int32
-    hidden: list[HiddenRows] = field(default_factory=list[HiddenRows])
+    hidden: list[HiddenRows] = msgspec.field(default_factory=list[HiddenRows])
     sampling: Sampling | None = None
-    restores: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
-    saves: Int32 = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    restores: Int32 = msgspec.field(default_factory=lambda: np.empty((0, 2), np.int32))
+    saves: Int32 = msgspec.field(default_factory=lambda: np.empty((0, 2), np.int32))
     bucket: Bucket | None = None
     embeddings: Float32 | None = None
     embedding_rows: Int32 | None = None

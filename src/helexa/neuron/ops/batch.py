@@ -82,8 +82,8 @@ class Batch:
         positions: [T], or [3, T] for rotary embeddings of several axes.
         slots: [T], where its K and V go: page * PAGE_SIZE + offset; -1 for a row that pads the batch to its bucket.
         sample_rows: [S + P], rows whose logits are needed, then rows whose hidden states are.
-        spans: where the sequences' rows lie, for kernels.
-        host_spans: the same on the host, without padding.
+        host_spans: where the sequences' rows lie, without padding.
+        device_spans: the same on the device, with padding; None where that is the host.
         singles: spans of one row.
         most_rows: an upper bound of the rows of the other spans; 0 if there is none.
         samples: S, padding left out.
@@ -98,8 +98,8 @@ class Batch:
     positions: Tensor
     slots: Tensor
     sample_rows: Tensor
-    spans: SpanTable[Tensor]
     host_spans: SpanTable[NDArray[np.int32]]
+    device_spans: SpanTable[Tensor] | None
     singles: int
     most_rows: int
     samples: int
@@ -113,6 +113,13 @@ class Batch:
         """Put the tokens [N] of the step before in the places that stand for them (see `overlap.as_after`)."""
         from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a row of no numbers must not ask for a token -1
         torch.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
+
+    @cached_property
+    def spans(self) -> SpanTable[Tensor]:
+        """Where the sequences' rows lie, for kernels."""
+        host = self.host_spans
+        parts = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
+        return self.device_spans or SpanTable(*map(torch.from_numpy, parts))
 
     @cached_property
     def span_list(self) -> list[Span]:

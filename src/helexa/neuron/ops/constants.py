@@ -26,7 +26,7 @@ SILU, GELU_TANH = (CONSTANTS[name] for name in ("SILU", "GELU_TANH"))
 MAX_DRAFTS = 16
 """Rows that speculation may add to a sequence."""
 
-NON_FINITE = -1
+NON_FINITE = CONSTANTS["NON_FINITE"]
 """Token id of a row whose largest logit is NaN or infinite."""
 
 Kernels = Literal["auto", "torch", "triton"]

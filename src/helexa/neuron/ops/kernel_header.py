@@ -11,7 +11,7 @@ from typing import NamedTuple
 _PATH = Path(__file__).with_name("kernels") / "kernels.h"
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _IGNORED = r"#(?:ifndef|define) KERNELS_H\n|#endif|#include <stdint.h>|#define nullable\s|typedef uint16_t bfloat16;"
-_CONSTANT = r"#define (?P<name>\w+) (?P<value>\d+)\s"
+_CONSTANT = r"#define (?P<name>\w+) (?P<value>-?\d+)\s"
 _STRUCT = r"typedef struct \{(?P<fields>[^{}]*)\} (?P<struct>\w+);"
 _DECLARATION = re.compile(rf"\s*(?:{_CONSTANT}|{_STRUCT}|{_IGNORED})")
 _FIELDS = re.compile(r"\s*(?:const )?(?P<type>\w+) (?P<names>[^;]+);")

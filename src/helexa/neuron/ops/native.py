@@ -199,7 +199,7 @@ class NativeOps(Ops):
         return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """The first of the largest in each row of [S, V], int64 [S]."""
+        """See `sampling.argmax`."""
         out = self._take(logits.shape[0], dtype=torch.int64)
         self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out

@@ -157,13 +157,9 @@ class ReferenceOps(Ops):
         """See `Ops`."""
         return x[rows]
 
-    def argmax(self, logits: Tensor) -> Tensor:
-        """The first of the largest in each row of float32 [S, V], int64 [S]."""
-        return logits.argmax(-1)
-
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
         """See `Ops`."""
-        return sampling.choose(logits.float(), settings, self.argmax)
+        return sampling.choose(logits.float(), settings, sampling.argmax)
 
     def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
         """See `Ops`."""

@@ -24,15 +24,26 @@ _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nu
 
 
 def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """A token for each row of float32 [S, vocabulary], int64 [S]; `NON_FINITE` where the largest is not finite."""
-    chosen = argmax(logits)
-    sound = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).isfinite()
+    """A token for each row of float32 [S, vocabulary], int64 [S]; `NON_FINITE` where the largest is not finite.
+
+    Args:
+        argmax: see the function of this name.
+    """
+    largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
+    if not len(drawn):
+        return largest
     if len(drawn) == len(logits):
-        chosen = _draw(logits, settings)
-    elif len(drawn):
-        chosen[drawn] = _draw(logits[drawn], settings[:, drawn])
-    return chosen.where(sound, NON_FINITE)
+        return _draw(logits, settings).where(largest >= 0, NON_FINITE)
+    chosen = largest.clone()
+    chosen[drawn] = _draw(logits[drawn], settings[:, drawn])
+    return chosen.where(largest >= 0, NON_FINITE)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The first of the largest in each row of float32 [S, V], or `NON_FINITE`; int64 [S]."""
+    largest = logits.argmax(-1, keepdim=True)
+    return largest.where(logits.gather(1, largest).isfinite(), NON_FINITE).squeeze(1)
 
 
 def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:

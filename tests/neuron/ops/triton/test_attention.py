@@ -158,7 +158,7 @@ def test_spans_that_stand_for_nothing_are_passed_by() -> None:
         starts=torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32),
         prefixes=torch.nn.functional.pad(batch.spans.prefixes, (0, 2), value=77),
     )
-    padded = replace(batch, spans=spans, singles=4)
+    padded = replace(batch, device_spans=spans, singles=4)
     queries = torch.cat((filled.queries[1], filled.queries[0], torch.full((2, 2, 32), float("nan"), dtype=torch.half)))
     out = attention.attend(queries, filled.cache, padded, kind, filled.ops.card)  # the shortest comes first
     assert torch.equal(out[:2], torch.cat((expected[1], expected[0])))

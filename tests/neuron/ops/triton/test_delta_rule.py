@@ -125,7 +125,7 @@ def test_spans_that_stand_for_nothing_touch_nothing() -> None:
     batch, inputs = batch_of(((1, 0, 1, 0), (2, 0, 1, 0))), both.inputs(3)
     starts, one = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
     spans = dataclasses.replace(batch.spans, starts=starts, prefixes=one * 0, settled=one, state_slots=one)
-    batch = dataclasses.replace(batch, spans=spans, singles=3)
+    batch = dataclasses.replace(batch, device_spans=spans, singles=3)
     mixed, z, b, a = inputs
     both.rules[0](mixed, z, b, a, both.caches[0], batch, None)
     assert both.caches[0].state[1].isfinite().all()

@@ -22,6 +22,7 @@ typedef uint16_t bfloat16;
 #define MAX_EXPERTS 4096       /* most experts of a mixture */
 #define MAX_INSTRUCTIONS 16384 /* most instructions of a tape */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
+#define NON_FINITE -1          /* instead of the token of a row whose largest logit is NaN or infinite */
 
 /* Types of plain weights and of units. */
 #define FLOAT16 0
@@ -77,7 +78,7 @@ typedef struct {
 
 typedef struct {
     const float *x; /* [rows, width] */
-    int64_t *out;   /* [rows], column of each row's maximum, the first of equals */
+    int64_t *out;   /* [rows], column of each row's maximum, the first of equals, or NON_FINITE */
     int64_t rows, width;
 } argmax_arguments;
 

@@ -53,7 +53,7 @@ KERNEL(argmax, item) {
         if (most[lane] > peak || (most[lane] == peak && index[lane] < found)) peak = most[lane], found = index[lane];
     for (; i < width; i++)
         if (x[i] > peak) peak = x[i], found = i;
-    a->out[item] = found;
+    a->out[item] = isfinite(peak) ? found : NON_FINITE;
     return 0;
 }
 
