@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from helexa.neuron.engine.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 
@@ -31,13 +31,13 @@ import torch
 from plain_gguf import plain_copy
 from torch import Tensor
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 HERE = Path(__file__).parent

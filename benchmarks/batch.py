@@ -71,18 +71,18 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def engine(model: str, count: int, width: int, tokens: int) -> None:
-    from helexa.neuron.engine.environment import ENVIRONMENT
+    from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT | os.environ)
     import psutil
     from local_model import local_path
 
-    from helexa.neuron.engine.load import load_once
-    from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-    from helexa.neuron.engine.pages import PagePool
-    from helexa.neuron.engine.scheduler import Scheduler
-    from helexa.neuron.engine.sequence import Sequence
-    from helexa.neuron.engine.step_builder import build_step
+    from helexa.neuron.engine.execution.step_builder import build_step
+    from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+    from helexa.neuron.engine.kv_cache.page_pool import PagePool
+    from helexa.neuron.engine.loading.load import load_once
+    from helexa.neuron.engine.scheduling.scheduler import Scheduler
+    from helexa.neuron.engine.scheduling.sequence import Sequence
     from helexa.neuron.ops.constants import PAGE_SIZE
     from helexa.neuron.text.model_text import ModelText
 

@@ -29,11 +29,11 @@ from typing import Any
 from machine import commit, machine
 
 from helexa.bench.client import Client, dialect_of, open_session
-from helexa.bench.clock import SystemClock
-from helexa.bench.measures import measure, measure_run
-from helexa.bench.prompts import Prompts
-from helexa.bench.question import Question, Turn
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.measures import measure, measure_run
+from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompts import Prompts
+from helexa.bench.measurement.request_record import RequestRecord
 
 GUIDELLM = "guidellm==0.8.1"
 TOLERANCE = 0.05

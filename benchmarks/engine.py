@@ -16,7 +16,7 @@ import os
 import time
 from statistics import median
 
-from helexa.neuron.engine.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
 os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
 
@@ -26,12 +26,12 @@ from local_model import local_path
 from rows import DECODE_STEPS, Row, parser, prompt, report
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 

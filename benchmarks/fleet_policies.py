@@ -10,7 +10,7 @@ from helexa.cortex.fleet.picture import Node
 from helexa.cortex.lifecycle.placement import Cold, load_spec
 from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
-from helexa.cortex.router import route
+from helexa.cortex.routing.router import route
 
 
 class Ours:

@@ -20,7 +20,7 @@ from rows import prompt
 from scenario import Answer, ask, engine, parser, require_context
 from serving import run, say, verdict
 
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
 QUIET_TOKENS = 100

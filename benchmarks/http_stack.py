@@ -40,10 +40,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helexa.core import catalogue
 from helexa.cortex import config, gateway
 from helexa.cortex.app import create_app
-from helexa.cortex.metrics import Metrics
+from helexa.cortex.observability.metrics import Metrics
 from helexa.cortex.upstream.client import Upstream
 from helexa.http import loop
-from helexa.http.hang_up import HangUp
+from helexa.http.connections.client_disconnect import HangUp
 from helexa.http.listener import Listener, bind, collect_seldom
 
 EVENTS = 64

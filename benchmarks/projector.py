@@ -18,14 +18,14 @@ from typing import Any
 
 from local_model import local_path
 
-from helexa.core.wire.openai_responses import ResponsesRequest
-from helexa.neuron.answer import AnswerForm, AnswerReader
-from helexa.neuron.engine.messages import Logprob, TokenOutput
+from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
 from helexa.neuron.events import Started
-from helexa.neuron.parsers.choice import FAMILIES
-from helexa.neuron.routes.chat_projector import ChatProjector
-from helexa.neuron.routes.projector import Projector
-from helexa.neuron.routes.response_projector import ResponseProjector
+from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
+from helexa.neuron.routes.projectors.chat_projector import ChatProjector
+from helexa.neuron.routes.projectors.projector import Projector
+from helexa.neuron.routes.projectors.response_projector import ResponseProjector
 from helexa.neuron.text.model_text import ModelText
 
 BAR_US = 25.0

@@ -118,10 +118,10 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 def child(folder: Path, quant: str) -> None:
     """What the process of `load` does."""
-    from helexa.neuron.engine.device import physical_cores
-    from helexa.neuron.engine.load import load as load_model
-    from helexa.neuron.engine.messages import EngineOptions
-    from helexa.neuron.ops.compiler import Unavailable, native_kernels
+    from helexa.neuron.engine.ipc.messages import EngineOptions
+    from helexa.neuron.engine.loading.device import physical_cores
+    from helexa.neuron.engine.loading.load import load as load_model
+    from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 
     with contextlib.suppress(Unavailable):
         native_kernels()

@@ -10,7 +10,7 @@ from pathlib import Path
 from local_model import local_path
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 
 GREEDY = SamplingParams(temperature=0)

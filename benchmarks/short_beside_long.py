@@ -25,7 +25,7 @@ from rows import prompt
 from scenario import GREEDY, engine, parser, require_context
 from serving import run, say, verdict
 
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
 CHUNKS = 3

@@ -21,7 +21,7 @@ from statistics import median
 from scenario import GREEDY, Answer, ask, engine, parser
 from serving import run, say, verdict
 
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.text.model_text import ModelText
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
+from helexa.bench.analysis.verdict import confirms, judge
 from helexa.bench.client import Client, dialect_of, open_session
-from helexa.bench.clock import SystemClock
 from helexa.bench.identity import Model
-from helexa.bench.measures import measure
-from helexa.bench.prompts import sample_seed
+from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.measures import measure
+from helexa.bench.measurement.prompts import sample_seed
 from helexa.bench.scenarios.scenario import Subject
 from helexa.bench.scenarios.single import Single
 from helexa.bench.targets.target import ServedModel
-from helexa.bench.verdict import confirms, judge
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # as a sweep has them by default

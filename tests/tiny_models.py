@@ -8,10 +8,10 @@ from driving import GREEDY, scheduler_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from helexa.neuron.engine.messages import Generate
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import Generate
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 150, 300)
 """Of prompts; 64 is a page."""

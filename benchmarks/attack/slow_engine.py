@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 
 PERIOD = 0.1  # seconds of one run and one stop

@@ -38,11 +38,11 @@ from answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, log
 from made_models import AGREEING, TINY_AGREEING, DistinctModel
 from torch import Tensor
 
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sampler import uniforms
-from helexa.neuron.weights.quant_form import FORMS
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.sampling.sampler import uniforms
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
 
 CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
     "llama": ("llama", "", "auto"),

@@ -11,17 +11,17 @@ import torch
 from made_models import DistinctModel
 from torch import Tensor
 
-from helexa.neuron.engine import planner as planner_module
-from helexa.neuron.engine import runner as runner_module
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution import runner as runner_module
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling import planner as planner_module
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE

@@ -28,7 +28,7 @@ def main() -> None:
     arguments = measure.arguments(__doc__)
     from helexa.neuron.ops.attention_kind import AttentionKind
     from helexa.neuron.ops.constants import PAGE_SIZE
-    from helexa.neuron.ops.gpu import GpuOps
+    from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny

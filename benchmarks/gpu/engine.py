@@ -62,7 +62,7 @@ class Bench:
         import measure
         import torch
 
-        from helexa.neuron.engine.device import usable_device
+        from helexa.neuron.engine.loading.device import usable_device
 
         self._tiny, self._folder, self._name = tiny, folder, device
         self._device = usable_device(device)
@@ -144,7 +144,7 @@ class Bench:
 
     def host(self) -> None:
         """What the host does in a step."""
-        from helexa.neuron.engine.readback import Readback
+        from helexa.neuron.engine.step.readback import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
         engine = self._engine("8B", "", max_sequences=streams)
@@ -170,8 +170,8 @@ class Bench:
 
     def load(self) -> None:
         """Weights from files that are not in the system's cache."""
-        from helexa.neuron.engine.load import load
-        from helexa.neuron.engine.messages import EngineOptions
+        from helexa.neuron.engine.ipc.messages import EngineOptions
+        from helexa.neuron.engine.loading.load import load
 
         self._write()
         files = sorted(self._folder.glob("*.safetensors"))
@@ -219,7 +219,7 @@ class Bench:
         return TINY if self._tiny else CONFIGS
 
     def _options(self, quant: str, **more: int) -> Any:
-        from helexa.neuron.engine.messages import EngineOptions
+        from helexa.neuron.engine.ipc.messages import EngineOptions
 
         tiny: dict[str, int] = {"kv_cache_mb": 8, "max_sequences": 4, "snapshot_mb": 1} if self._tiny else {}
         if not self._tiny:
@@ -253,10 +253,10 @@ class Engine:
         import msgspec
         from made_models import MadeModel
 
-        from helexa.neuron.engine import load
-        from helexa.neuron.engine.pages import PagePool
-        from helexa.neuron.engine.scheduler import Scheduler
-        from helexa.neuron.engine.states import StatePool
+        from helexa.neuron.engine.kv_cache.page_pool import PagePool
+        from helexa.neuron.engine.kv_cache.state_pool import StatePool
+        from helexa.neuron.engine.loading import load
+        from helexa.neuron.engine.scheduling.scheduler import Scheduler
         from helexa.neuron.engine.steps import Steps
         from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -282,8 +282,8 @@ class Engine:
 
     def add(self, count: int, prompt: int, tokens: int) -> range:
         """Greedy requests with prompts that are all different; their ids."""
-        from helexa.neuron.engine.messages import Generate, SamplingParams
-        from helexa.neuron.engine.sequence import Sequence
+        from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+        from helexa.neuron.engine.scheduling.sequence import Sequence
 
         ids = range(self._next, self._next + count)
         self._next = ids.stop

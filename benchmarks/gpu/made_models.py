@@ -14,8 +14,8 @@ from torch import Tensor
 
 from helexa.neuron.models import model_class
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
-from helexa.neuron.weights.quant_policy import QuantPolicy
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization.quantize import quantize
 
 _COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 40960, "vocab_size": 151936}
 _LINEAR = {

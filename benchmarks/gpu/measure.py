@@ -77,8 +77,8 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> f
 
 def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.device) -> "Batch":
     """Sequences that advance by so many rows each, in the order of their state slots."""
-    from helexa.neuron.engine.step_buffers import StepBuffers
-    from helexa.neuron.engine.step_input import StepInput, int32
+    from helexa.neuron.engine.execution.step_buffers import StepBuffers
+    from helexa.neuron.engine.step.step_input import StepInput, int32
     from helexa.neuron.ops.batch import Capacity
 
     count, none = len(prefixes), int32([0] * len(prefixes) * rows)

@@ -16,7 +16,7 @@ import measure
 import torch
 
 if TYPE_CHECKING:
-    from helexa.neuron.ops.gpu import GpuOps
+    from helexa.neuron.ops.gpu.gpu import GpuOps
     from helexa.neuron.ops.linear import LinearOp
     from helexa.neuron.ops.mixture import MixtureOp
 
@@ -42,7 +42,7 @@ Op = TypeVar("Op")
 
 def main() -> None:
     arguments = measure.arguments(__doc__)
-    from helexa.neuron.ops.gpu import GpuOps
+    from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny
@@ -100,7 +100,7 @@ def mixture(ops: "GpuOps", form: str, hidden: int, inner: int, count: int, chose
 
 
 def matrix(ops: "GpuOps", form: str, outputs: int, columns: int) -> object:
-    from helexa.neuron.weights.quant_form import FORMS as FORMS_AT_LOAD
+    from helexa.neuron.weights.quantization.quant_form import FORMS as FORMS_AT_LOAD
 
     weight = torch.randn(outputs, columns, dtype=ops.dtype, device=ops.device)
     name = FORMS[form]

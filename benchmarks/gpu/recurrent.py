@@ -23,8 +23,8 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 def main() -> None:
     arguments = measure.arguments(__doc__)
-    from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
-    from helexa.neuron.ops.gpu import GpuOps
+    from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+    from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype, tiny = torch.device(arguments.device), getattr(torch, arguments.dtype), arguments.tiny
     copies = measure.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         SchemaError,
         UnreachableError,
     )
-    from helexa.generation.file_run import FileSummary
+    from helexa.generation.files.file_run import FileSummary
     from helexa.generation.library import (
         abatch,
         abatch_file,
@@ -83,7 +83,7 @@ _HOMES = {
         "SchemaError",
         "UnreachableError",
     ),
-    "helexa.generation.file_run": ("FileSummary",),
+    "helexa.generation.files.file_run": ("FileSummary",),
     "helexa.generation.library": (
         "abatch",
         "abatch_file",

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from helexa.bench.changepoint import levels
+from helexa.bench.analysis.changepoint import levels
 
 
 def bounds(values):

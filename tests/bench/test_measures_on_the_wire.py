@@ -18,10 +18,10 @@ from bench.scripted_server import (
     usage,
 )
 from bench.virtual_time import run
-from helexa.bench.load import arrival_times, closed_loop, open_loop
-from helexa.bench.measures import Objectives, RequestMeasures, measure, measure_run
-from helexa.bench.question import Question, Turn
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.load import arrival_times, closed_loop, open_loop
+from helexa.bench.measurement.measures import Objectives, RequestMeasures, measure, measure_run
+from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.request_record import RequestRecord
 
 ASKED = Question("m", [Turn("user", "hello")], max_tokens=64)
 

@@ -6,8 +6,8 @@ import pytest
 
 from bench.scripted_server import DONE, Script, ScriptedServer, Step, answer_in, client_of, ended, said
 from bench.virtual_time import run
-from helexa.bench.question import Question, Turn
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.request_record import RequestRecord
 
 QUESTION = Question("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
 

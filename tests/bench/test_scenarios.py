@@ -11,7 +11,7 @@ import pytest
 from bench.scripted_node import LOAD_SECS, UNLOAD_SECS, ScriptedNode, subject_of
 from bench.scripted_server import Script, answer_in
 from bench.virtual_time import run
-from helexa.bench.measures import measure, measure_run
+from helexa.bench.measurement.measures import measure, measure_run
 from helexa.bench.scenarios import cancel
 from helexa.bench.scenarios.agentic import Agentic
 from helexa.bench.scenarios.cancel import Cancel

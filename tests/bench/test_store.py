@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measures import Objectives, measure_run
-from helexa.bench.record import Delta, RequestRecord
+from helexa.bench.measurement.measures import Objectives, measure_run
+from helexa.bench.measurement.request_record import Delta, RequestRecord
 from helexa.bench.store.database import StoreError, measuring, newest, open_writer
 from helexa.bench.store.reader import Reader
 from helexa.bench.store.retention import prune

@@ -12,9 +12,9 @@ import pytest
 from bench.scripted_node import ScriptedNode, connection_to
 from bench.scripted_server import Script, answer_in
 from bench.virtual_time import VirtualClock, run
-from helexa.bench.clock import SystemClock
 from helexa.bench.config import BenchConfig
-from helexa.bench.measures import Objectives
+from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.measures import Objectives
 from helexa.bench.scenarios.cancel import Cancel
 from helexa.bench.scenarios.concurrency import Concurrency
 from helexa.bench.scenarios.mixed import Mixed

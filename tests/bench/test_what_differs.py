@@ -8,11 +8,11 @@ import pytest
 
 from helexa.bench import report
 from helexa.bench.identity import Build, Cell, Gpu, Host, Model, ScenarioKey, Target
-from helexa.bench.measures import measure_run
+from helexa.bench.measurement.measures import measure_run
+from helexa.bench.measurement.request_record import Delta, RequestRecord
 from helexa.bench.pages import charts, views
 from helexa.bench.pages.render import query_string
 from helexa.bench.pages.site import PAGES, html
-from helexa.bench.record import Delta, RequestRecord
 from helexa.bench.results import capacity, scaling, series
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Side, compare

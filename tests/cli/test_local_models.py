@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cli.screen import Screen
-from helexa.cli.local_config import LocalModel
+from helexa.cli.local.local_config import LocalModel
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
 from helexa.neuron.sources.inventory import kept_models
@@ -178,7 +178,8 @@ def test_rm_without_a_terminal_refuses_unless_yes_is_given(helexa, fetch):
 
 def test_rm_refuses_a_model_that_an_engine_uses(helexa, fetch):
     path = fetch("org/tiny")
-    code = "import sys, pathlib; from helexa.neuron.file_use import mark_used; mark_used(pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib; from helexa.neuron.processes import file_use"
+    code += "; file_use.mark_used(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", f"{code}; print('marked', flush=True); sys.stdin.read()", str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         engine.stdout.readline()

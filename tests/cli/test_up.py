@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from helexa.cli import up
-from helexa.cli.api_key import generated_key
+from helexa.cli.commands import up
 from helexa.cli.failure import CommandError
 from helexa.cli.gateway import Gateway
-from helexa.cli.local_config import LocalConfig, LocalModel
+from helexa.cli.local.api_key import generated_key
+from helexa.cli.local.local_config import LocalConfig, LocalModel
 from helexa.core.fleet import Activation
-from helexa.neuron.file_use import is_used
+from helexa.neuron.processes.file_use import is_used
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ while True:
 STACK = """
 import os, sys
 from pathlib import Path
-from helexa.cli.stack import Stack
+from helexa.cli.local.stack import Stack
 with Stack(dict(os.environ), verbose=True) as stack:
     stack.start("stubborn", [], Path(sys.argv[1]))
     while stack.watch():

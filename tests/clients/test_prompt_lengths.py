@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 
 from clients.saying_stack import MODEL, SayingStack, saying_stack
-from helexa.neuron.text.gguf_tokenizer import GgufTokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
+from helexa.neuron.weights.gguf.files import GgufFile
 
 CONTEXT = 8192
 FITS = 7231

@@ -10,7 +10,7 @@ from helexa.core.fleet import Limit, ModelInfo
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.openai_models import model_entry, model_list
-from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.core.wire.usage import usage
 
 USER = {"role": "user", "content": "hi"}

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.openai_responses import ResponsesRequest, renamed
-from helexa.core.wire.openai_responses_tools import chat_choice, chat_tools
+from helexa.core.wire.responses.request import ResponsesRequest, renamed
+from helexa.core.wire.responses.tools import chat_choice, chat_tools
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}', "status": None}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "42"}

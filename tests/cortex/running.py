@@ -18,8 +18,8 @@ from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.metrics import Metrics, create_metrics_app
-from helexa.http.connection_limits import ConnectionLimits
+from helexa.cortex.observability.metrics import Metrics, create_metrics_app
+from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.listener import Listener, bind
 
 

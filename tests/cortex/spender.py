@@ -19,7 +19,7 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest
-from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.responses.request import ResponsesRequest
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.cortex.affinity import KEY_BYTES, affinity_key, ranked
+from helexa.cortex.routing.affinity import KEY_BYTES, affinity_key, ranked
 
 LONG = "You are a careful assistant. " * 60
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.config import CortexConfig
-from helexa.http.head import refuse_encoded, request_id
+from helexa.http.connections.request_head import refuse_encoded, request_id
 
 
 @pytest.mark.parametrize("given_id", ["abc", "A.b_c-1", "x" * 128])

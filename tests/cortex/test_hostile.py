@@ -9,7 +9,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.http import call, connection
+from helexa.http.connections import call, connection
 
 REFUSED = {
     "length and coding": post(b"Transfer-Encoding: chunked", body=CHUNKED),

@@ -20,14 +20,15 @@ from aiohttp import web
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
-from helexa.cortex import affinity, body_jobs, body_workers
-from helexa.cortex.anthropic.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.count import CountRequest
+from helexa.cortex.anthropic.requests.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
 from helexa.cortex.anthropic.translation import Translation
-from helexa.cortex.body_bounds import MAX_CONTAINERS, check_containers
-from helexa.cortex.body_workers import BodyWorkers, is_large
-from helexa.cortex.prompt_check import check_prompt
-from helexa.cortex.question import Question, parse_question
+from helexa.cortex.requests import body_jobs, body_workers
+from helexa.cortex.requests.body_bounds import MAX_CONTAINERS, check_containers
+from helexa.cortex.requests.body_workers import BodyWorkers, is_large
+from helexa.cortex.requests.prompt_check import check_prompt
+from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.routing import affinity
 
 HI = {"role": "user", "content": "x"}
 MANY = [HI] * 20_000
@@ -275,7 +276,7 @@ async def test_waiting_bodies_are_bounded(workers: BodyWorkers, monkeypatch: pyt
 
 PARENT = """
 import asyncio, os
-from helexa.cortex.body_workers import BodyWorkers
+from helexa.cortex.requests.body_workers import BodyWorkers
 
 async def main():
     print(await BodyWorkers().run(os.getpid), flush=True)

@@ -18,12 +18,12 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.openai_completions import CompletionRequest
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest
-from helexa.core.wire.openai_responses import ResponsesRequest
-from helexa.core.wire.openai_responses_compaction import CompactRequest
 from helexa.core.wire.request import WireRequest
+from helexa.core.wire.responses.compaction import CompactRequest
+from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.core.wire.tokenize import DetokenizeRequest, TokenizeRequest
+from helexa.cortex.api.openapi import document
 from helexa.cortex.app import ROUTES
-from helexa.cortex.openapi import document
 from nightly import cases
 
 CASES = cases(4, 100)

@@ -9,7 +9,7 @@ from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
 from cortex.running import Cortex, eventually
-from helexa.http import connection
+from helexa.http.connections import connection
 
 
 @pytest.mark.parametrize("began", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]])

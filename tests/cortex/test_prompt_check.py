@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.prompt_check import MAX_BYTES_PER_TOKEN, advice, check_prompt, prompt_bytes
+from helexa.cortex.requests.prompt_check import MAX_BYTES_PER_TOKEN, advice, check_prompt, prompt_bytes
 
 
 def body(**fields: Any) -> bytes:

@@ -15,7 +15,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.http import call
+from helexa.http.connections import call
 
 BODY = (
     b'{ "model" :  "Org/M", "stream": true, "stream_options":{ "include_usage": true},'

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.question import Question, parse_question
+from helexa.cortex.requests.request import Question, parse_question
 
 PATH = "/v1/chat/completions"
 NAMES = st.text(min_size=1, max_size=20) | st.sampled_from(

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.exchange import Exchange
-from helexa.cortex.meter import Meter, Usage
-from helexa.cortex.question import parse_question
-from helexa.cortex.reply import MAX_HELD_BYTES, Reply
+from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.replies.reply import MAX_HELD_BYTES, Reply
+from helexa.cortex.requests.request import parse_question
+from helexa.cortex.usage.meter import Meter, Usage
 
 ERROR = ApiError(502, "upstream_connection_error", "gone")
 ENDING = b'data: {"error":{"message":"gone","type":"invalid_request_error","code":"upstream_connection_error",'

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from helexa.cortex import response_meter
-from helexa.cortex.meter import Usage
-from helexa.cortex.response_meter import MAX_HELD_BYTES, ResponseMeter
+from helexa.cortex.usage import response_meter
+from helexa.cortex.usage.meter import Usage
+from helexa.cortex.usage.response_meter import MAX_HELD_BYTES, ResponseMeter
 
 USAGE = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3, "total_tokens": 8}
 FORGED: dict[str, Any] = {

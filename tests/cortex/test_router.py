@@ -13,12 +13,12 @@ from cortex.running import running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
-from helexa.cortex.affinity import affinity_key, ranked
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
 from helexa.cortex.lifecycle.situation import Situation
-from helexa.cortex.router import Warm, failing, may_retry, route
+from helexa.cortex.routing.affinity import affinity_key, ranked
+from helexa.cortex.routing.router import Warm, failing, may_retry, route
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 

@@ -11,8 +11,8 @@ from cortex.fake_node import FakeNode
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, Health, ModelInfo
+from helexa.cortex.api.model_list import model_list
 from helexa.cortex.fleet.fleet import FleetView, Node
-from helexa.cortex.model_list import model_list
 from helexa.cortex.routes.health import fleet_health
 
 CPU = Discovery(hostname="h", os="Linux")

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
-from helexa.cortex.media import IMAGE_TOKENS, media_tokens
-from helexa.cortex.question import Question, parse_question
-from helexa.cortex.spending import (
+from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.usage.media_tokens import IMAGE_TOKENS, media_tokens
+from helexa.cortex.usage.token_limit import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,

@@ -21,8 +21,8 @@ from cortex import fake_node
 from cortex.command import COMMAND
 from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
 from nightly import cases
 
 KILLS = cases(3, 20, "HELEXA_KILLS")

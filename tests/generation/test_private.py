@@ -7,8 +7,8 @@ import pytest
 from helexa.core.errors import DoesNotFitError, model_not_found
 from helexa.core.source import ModelSource
 from helexa.generation.private import EngineSettings, PrivateEngines
-from helexa.neuron.device_choice import DeviceChoice
 from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.hardware.device_choice import DeviceChoice
 
 
 class Crowded:

@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from descriptors import no_descriptors
-from helexa.http import acceptor
-from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.connections import acceptor
+from helexa.http.connections.connection_limits import ConnectionLimits
 from listening import GET, eventually, hello, listening, said
 
 TWO = ConnectionLimits(total=2, per_address=2, rejected=2)
@@ -117,7 +117,9 @@ async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCa
                 await eventually(lambda: "Too many open files" in caplog.text)
             await loop.sock_sendall(client, GET % b"a")
             assert (await loop.sock_recv(client, 100)).startswith(b"HTTP/1.1 200 ")
-    assert [record.name for record in caplog.records if record.levelname != "INFO"] == ["helexa.http.acceptor"]
+    assert [record.name for record in caplog.records if record.levelname != "INFO"] == [
+        "helexa.http.connections.acceptor"
+    ]
 
 
 def test_limits_leave_descriptors_for_other_purposes() -> None:

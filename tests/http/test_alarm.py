@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from helexa.http.alarm import Alarm
+from helexa.http.connections.deadline import Alarm
 
 
 async def test_an_alarm_rings_once_at_the_last_time_that_was_set() -> None:

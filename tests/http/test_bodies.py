@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.http import call
 from helexa.http.body_budget import BodyBudget
-from helexa.http.call import BODY_SECS, LONGEST_BODY_SECS, body_secs
+from helexa.http.connections import call
+from helexa.http.connections.call import BODY_SECS, LONGEST_BODY_SECS, body_secs
 from listening import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"

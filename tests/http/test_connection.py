@@ -7,8 +7,8 @@ import orjson
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.http import connection
-from helexa.http.hang_up import ClientGone, HangUp
+from helexa.http.connections import connection
+from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.listener import Listener, bind
 from listening import GET, OK, body, hello, listening, said, start
 

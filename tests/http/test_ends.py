@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from helexa.http import call, connection
-from helexa.http.connection import Connection
-from helexa.http.hang_up import ClientGone, HangUp
+from helexa.http.connections import call, connection
+from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections.connection import Connection
 from helexa.http.listener import Listener
 from listening import GET, OK, body, eventually, hello, listening, said, start
 

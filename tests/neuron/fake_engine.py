@@ -24,9 +24,8 @@ import sys
 import time
 from pathlib import Path
 
-from helexa.neuron import lifeline
-from helexa.neuron.engine.frames import FrameDecoder, encode, receive
-from helexa.neuron.engine.messages import (
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode, receive
+from helexa.neuron.engine.ipc.messages import (
     Cancel,
     Generate,
     Load,
@@ -39,6 +38,7 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
 )
+from helexa.neuron.processes import parent_death
 
 TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
 
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int)
     parser.add_argument("--heartbeat-fd", type=int)
     arguments = parser.parse_args()
-    lifeline.hold()
+    parent_death.hold()
     connection = socket.socket(fileno=arguments.fd)
     asked = receive(connection, Load)
     model = Path(asked.model)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from helexa.neuron.ops.packed import PackedMatrix
+from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 def held(thing: object, seen: dict[int, object]) -> int:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from helexa.neuron.engine.messages import Needs
+from helexa.neuron.engine.ipc.messages import Needs
 
 MIB = 1 << 20
 

@@ -9,11 +9,11 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helexa.core.errors import model_not_found
 from helexa.core.fleet import ModelInfo, ModelSpec
-from helexa.neuron.engine.messages import EngineOptions, Generate, Ready, Timing, TokenOutput
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Ready, Timing, TokenOutput
 from helexa.neuron.engine_client.client import TokenStream
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 MODEL = "Org/Scripted"
 CONTEXT = 1024

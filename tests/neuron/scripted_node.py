@@ -15,11 +15,12 @@ from starlette.routing import Route
 from helexa.core.sse import EventParser
 from helexa.http.listener import Listener
 from helexa.neuron.config import ResponsesConfig
-from helexa.neuron.model import ServedModel
-from helexa.neuron.response_store import ResponseStore
-from helexa.neuron.routes import chat, completions, models, responses
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.response_store import ResponseStore
+from helexa.neuron.routes import chat, completions, models
 from helexa.neuron.routes.refusal import HANDLERS
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.routes.responses.responses import responses
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model
 
 ROUTES = [*chat.routes, *completions.routes, *responses.routes, *models.routes]

@@ -16,8 +16,8 @@ from cortex.running import eventually, running_cortex
 from helexa.core.errors import ConfigError
 from helexa.core.fleet import ModelSpec
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.neuron.access import exposure
 from helexa.neuron.config import NeuronConfig, read_config
+from helexa.neuron.server.access import exposure
 from neuron.fake_models import make_model
 from neuron.running import Node, running
 

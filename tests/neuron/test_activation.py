@@ -10,11 +10,11 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, ModelSpec
-from helexa.neuron import registry as registry_module
-from helexa.neuron.activation import ATTEMPTS, Activation
 from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.child import Child
-from helexa.neuron.registry import CudaUnavailableError, Registry
+from helexa.neuron.lifecycle import registry as registry_module
+from helexa.neuron.lifecycle.activation import ATTEMPTS, Activation
+from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.fake_models import ENGINE, make_model, release, starts, until

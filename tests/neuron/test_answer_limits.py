@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.engine.messages import Generate
+from helexa.neuron.engine.ipc.messages import Generate
 from neuron.scripted_engine import AGENT_TEMPLATE, END, TIMING, TOKENIZER, Say, Script, byte_tokenizer
 from neuron.scripted_node import CHAT, serve
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron import build
-from helexa.neuron.build import build_facts
+from helexa.neuron.hardware import build_info
+from helexa.neuron.hardware.build_info import build_facts
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     who = ("-c", "user.name=t", "-c", "user.email=t@example.com")
     for arguments in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
         subprocess.run(["git", "-C", str(tmp_path), *arguments], check=True, capture_output=True)
-    monkeypatch.setattr(build, "_ROOT", tmp_path)
+    monkeypatch.setattr(build_info, "_ROOT", tmp_path)
     return tmp_path
 
 
@@ -40,7 +40,7 @@ def test_a_checkout_says_its_commit_and_whether_it_was_changed(checkout: Path) -
 
 
 def test_the_build_says_it_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_ROOT", tmp_path)
+    monkeypatch.setattr(build_info, "_ROOT", tmp_path)
     assert build_facts()["git_sha"] == "unknown"
     monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
     build_facts.cache_clear()

@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from helexa.core.errors import service_unavailable
-from helexa.neuron.engine.messages import Generate
+from helexa.neuron.engine.ipc.messages import Generate
 from neuron.scripted_engine import AGENT_TEMPLATE, TOKENIZER, Say, Script, answer, byte_tokenizer
 from neuron.scripted_node import CHAT, USAGE, Node, serve
 

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.engine.messages import Generate
+from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.routes import body, reply
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Say, answer, endless, failing
 from neuron.scripted_node import CHAT, TEXT, USAGE, Node, serve

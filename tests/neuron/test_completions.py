@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.engine.messages import Generate, Logprob
+from helexa.neuron.engine.ipc.messages import Generate, Logprob
 from neuron.scripted_engine import END, MODEL, TIMING, TOKENIZER, Say, answer
 from neuron.scripted_node import Node, serve
 

@@ -15,10 +15,10 @@ import pytest_asyncio
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelSpec
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.engine.messages import EngineOptions, Generate
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.events import Finished, InferenceEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.routes.chat import converse
 from helexa.neuron.text.model_text import ModelText
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, Say, answer, scripted_model

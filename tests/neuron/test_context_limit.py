@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from helexa.core.fleet import Limit
 from helexa.neuron.config import ContextLimitConfig, read_config
-from helexa.neuron.context_limit import HOLD_SECONDS, LEAST_BY_RATE, Facts, Readings, SteadyRate, context_limit
+from helexa.neuron.lifecycle.context_limit import (
+    HOLD_SECONDS,
+    LEAST_BY_RATE,
+    Facts,
+    Readings,
+    SteadyRate,
+    context_limit,
+)
 
 PAGE_BYTES = 1000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from descriptors import no_descriptors
-from helexa.neuron.text import chat_template
+from helexa.neuron.text.templates import chat_template
 from neuron.fake_models import make_model
 from neuron.running import running
 from neuron.scripted_engine import AGENT_TEMPLATE, answer

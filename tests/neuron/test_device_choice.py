@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.device_choice import Gpu, choose_device
+from helexa.neuron.hardware.device_choice import Gpu, choose_device
 
 GIB = 1 << 30
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from helexa.core.errors import ConfigError
-from helexa.neuron.accelerators import device_health
 from helexa.neuron.config import read_config
-from helexa.neuron.discovery import default_device, discover
+from helexa.neuron.hardware.accelerators import device_health
+from helexa.neuron.hardware.discovery import default_device, discover
 
 
 def test_discovery_finds_the_machine_and_never_fails():

@@ -14,8 +14,8 @@ from helexa.neuron.config import read_config
 from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.port import look_at_port
-from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.torch_cpu import CpuOps
 from neuron.fake_hub import FakeHub, Trouble
 
 NO_COMPILER = {"PATH": "/nonexistent", "CC": "/nonexistent/cc"}

@@ -9,13 +9,13 @@ import pytest
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
-from helexa.neuron.engine import load
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Grant, Needs, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs, SamplingParams
+from helexa.neuron.engine.loading import load
+from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_book import MemoryBook
-from helexa.neuron.host_memory import own_bytes
-from helexa.neuron.model import ServedModel
+from helexa.neuron.hardware.host_memory import own_bytes
+from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.weights.checkpoint import Checkpoint
 from neuron.running import Node, running
 

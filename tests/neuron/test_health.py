@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from helexa.core.fleet import DeviceHealth
-from helexa.neuron import health
-from helexa.neuron.health import HealthMonitor
-from helexa.neuron.host_memory import host_memory
+from helexa.neuron.hardware.host_memory import host_memory
+from helexa.neuron.server import health
+from helexa.neuron.server.health import HealthMonitor
 from neuron.fake_models import ENGINE, make_model, until
 from neuron.running import Node, running
 

@@ -15,7 +15,7 @@ from helexa.core.errors import ModelFileError
 from helexa.core.fleet import ModelSpec
 from helexa.neuron.config import read_config
 from helexa.neuron.engine_client.child import Child
-from helexa.neuron.registry import Registry
+from helexa.neuron.lifecycle.registry import Registry
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.text.model_text import ModelText
 from neuron.fake_models import ENGINE, make_model

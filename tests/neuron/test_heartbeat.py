@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from helexa.neuron.heartbeat import Heartbeat
+from helexa.neuron.processes.heartbeat import Heartbeat
 
 
 def count_in_another_process(heartbeat: Heartbeat, beats: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helexa.neuron.host_memory import host_memory
+from helexa.neuron.hardware.host_memory import host_memory
 
 GIB = 1 << 30
 

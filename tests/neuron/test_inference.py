@@ -8,10 +8,10 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.config import AdmissionConfig, TorchConfig
-from helexa.neuron.engine.messages import Generate, TokenOutput
+from helexa.neuron.engine.ipc.messages import Generate, TokenOutput
 from helexa.neuron.events import Failed, Finished, InferenceEvent, Started, TextDelta
-from helexa.neuron.inference import output_limit, run, sampling_params
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.inference import output_limit, run, sampling_params
 from neuron.fake_models import until
 from neuron.scripted_engine import CONTEXT, END, TIMING, TOKENIZER, Say, answer, endless, failing, scripted_model
 
@@ -157,7 +157,7 @@ async def test_waiting_for_a_seat_is_no_prefill(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool, figures: str
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("helexa.neuron.run_end.time", clock)
+    monkeypatch.setattr("helexa.neuron.requests.run_end.time", clock)
     one_seat = TorchConfig(admission=AdmissionConfig(max_in_flight=1))
     other = scripted_model(endless("one two three"))
     model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
@@ -176,7 +176,7 @@ async def test_waiting_for_a_seat_is_no_prefill(
 
 async def test_only_the_engine_tells_how_fast_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("helexa.neuron.run_end.time", clock)
+    monkeypatch.setattr("helexa.neuron.requests.run_end.time", clock)
 
     async def script(message: Generate, say: Say) -> None:
         clock.now = 100.0  # perhaps it waited for others

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.cortex.upstream.client import Upstream
-from helexa.http.call import Call
+from helexa.http.connections.call import Call
 from helexa.http.listener import Listener, bind
-from helexa.neuron import interim
-from helexa.neuron.interim import Interim
+from helexa.neuron.server import interim
+from helexa.neuron.server.interim import Interim
 from neuron.fake_models import make_model, release
 from neuron.running import running
 

@@ -37,7 +37,7 @@ def test_a_busy_process_and_its_children_end_when_the_other_end_closes():
 @pytest.mark.parametrize(("said", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
 def test_a_module_runs_as_if_it_were_alone(tmp_path: Path, said: str, code: int):
     (tmp_path / "guest.py").write_text(f"import sys\n{said}\n")
-    command = [sys.executable, "-m", "helexa.neuron.lifeline", "guest", "--to", "x"]
+    command = [sys.executable, "-m", "helexa.neuron.processes.parent_death", "guest", "--to", "x"]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True
     )

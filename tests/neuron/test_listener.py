@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cortex.raw import CHUNKED, GET, answer, chunked, post
-from helexa.http import call, connection
+from helexa.http.connections import call, connection
 from helexa.http.listener import Listener, bind
-from helexa.neuron.app import NodeConnection, create_app
 from helexa.neuron.config import read_config
+from helexa.neuron.server.app import NodeConnection, create_app
 
 JSON = b"Content-Type: application/json"
 REFUSED = {

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from helexa.core.fleet import Discovery
-from helexa.neuron import registry
+from helexa.neuron.lifecycle import registry
 from helexa.neuron.routes import load_stream
 from neuron.fake_models import make_model, release, starts, until
 from neuron.running import Node, running

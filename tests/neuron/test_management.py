@@ -310,7 +310,7 @@ def test_help_imports_nothing_heavy():
 
 def test_the_server_process_imports_neither_torch_nor_the_hub():
     script = (
-        "import sys, helexa.neuron.app\n"
+        "import sys, helexa.neuron.server.app\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'huggingface_hub') if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

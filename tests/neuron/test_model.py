@@ -6,13 +6,13 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit, ModelSpec, Servable
 from helexa.core.wire.generation import GenerationRequest
-from helexa.neuron.context_limit import HOLD_SECONDS
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.inference import run
-from helexa.neuron.model import ServedModel
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.lifecycle.context_limit import HOLD_SECONDS
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.inference import run
 from helexa.neuron.text.model_text import ModelText
 from neuron.scripted_engine import CONTEXT, TOKENIZER, ScriptedEngine, answer, scripted_model
 

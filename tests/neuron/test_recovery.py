@@ -1,6 +1,6 @@
 """When an engine is started anew."""
 
-from helexa.neuron.recovery import Restarts
+from helexa.neuron.lifecycle.recovery import Restarts
 
 
 def test_pauses_grow_until_it_is_too_often():

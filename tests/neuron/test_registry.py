@@ -12,12 +12,12 @@ import pytest
 from helexa.core.errors import ApiError, HelexaError, ModelFileError, SourceError
 from helexa.core.fleet import ModelSpec
 from helexa.core.source import ModelSource
-from helexa.neuron.builtin import BUILTIN_MODELS, Builtin
+from helexa.neuron.builtin_models import BUILTIN_MODELS, Builtin
 from helexa.neuron.config import read_config
-from helexa.neuron.engine.messages import SamplingParams, Timing
+from helexa.neuron.engine.ipc.messages import SamplingParams, Timing
 from helexa.neuron.engine_client.child import Child
-from helexa.neuron.model import ServedModel
-from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.sources.fetch import ProgressReport
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_models import ENGINE, make_model, release, starts, until

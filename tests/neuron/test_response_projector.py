@@ -12,8 +12,8 @@ from openai.types.responses import Response
 
 from helexa.core.errors import ApiError, overloaded, service_unavailable
 from helexa.core.sse import EventParser
-from helexa.core.wire.openai_responses import ResponsesRequest
-from helexa.core.wire.openai_responses_input import chat_messages
+from helexa.core.wire.responses.input import chat_messages
+from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.events import (
     Failed,
     Finished,
@@ -26,7 +26,7 @@ from helexa.neuron.events import (
     ToolCallDelta,
     ToolCallStart,
 )
-from helexa.neuron.routes.response_projector import Keep, ResponseProjector
+from helexa.neuron.routes.projectors.response_projector import Keep, ResponseProjector
 from neuron import openai_strict
 
 ASKED = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.neuron.config import ResponsesConfig
-from helexa.neuron.response_store import ResponseStore
+from helexa.neuron.requests.response_store import ResponseStore
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from openai.types.responses import Response as OpenAIResponse
 from starlette.requests import Request
 from starlette.routing import Route
 
-from helexa.core.wire.openai_responses import ResponsesRequest
+from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.events import (
     Finished,
@@ -22,8 +22,8 @@ from helexa.neuron.events import (
     ToolCallStart,
 )
 from helexa.neuron.routes import reply
+from helexa.neuron.routes.projectors.response_projector import ResponseProjector
 from helexa.neuron.routes.reply import Reply
-from helexa.neuron.routes.response_projector import ResponseProjector
 from neuron import openai_strict
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, answer, endless, failing
 from neuron.scripted_node import Node, serve

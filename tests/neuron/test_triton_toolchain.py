@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron import survey
+from helexa.neuron import kernel_survey
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.doctor import kernels
 from helexa.neuron.doctor.kernels import DeviceKernels, Survey, look_at_kernels
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.triton_toolchain import triton_missing
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.hardware.triton_toolchain import triton_missing
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_device_that_cannot_be_used_hides_no_other(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", full)
-    found = survey.take(EngineOptions(threads=torch.get_num_threads()))
+    found = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
     assert [one.device for one in found.devices] == ["cpu", "cuda:0", "cuda:1"]
     assert [one.reason for one in found.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
     assert (found.apart, found.unusable) == ([], None)

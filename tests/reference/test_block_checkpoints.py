@@ -9,12 +9,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_policy import QuantPolicy
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization.quantize import quantize
 from tiny_models import assert_equal_to, decode, tiny_model
 
 SHAPE = {

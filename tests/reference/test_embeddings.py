@@ -8,12 +8,12 @@ import torch
 from driving import GREEDY, scheduler_of
 from transformers import PreTrainedModel
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, TokenOutput
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, TokenOutput
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from tiny_models import LENGTHS, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 from neuron.weights.hf_to_gguf import write_model
 from tiny_models import assert_equal_to, tiny_model
 

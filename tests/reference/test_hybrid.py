@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForImageTextToText
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 from tiny_models import assert_equal_to, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,13 +8,13 @@ import torch
 from driving import generate, scheduler_of
 from transformers import AutoModelForCausalLM
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.ops import compiler as compiler_module
-from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.native.native import compiler as compiler_module
+from helexa.neuron.ops.torch_cpu import CpuOps
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf.files import GgufFile
 
 PROMPTS = [
     "The capital of France is",

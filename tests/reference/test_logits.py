@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 from tiny_models import assert_equal_to, decode, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

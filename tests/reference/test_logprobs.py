@@ -7,11 +7,11 @@ import torch
 from driving import scheduler_of
 from transformers import PreTrainedModel
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, Logprob, SamplingParams, TokenOutput
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Logprob, SamplingParams, TokenOutput
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from tiny_models import tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

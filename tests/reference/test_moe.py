@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.ops.native.native import NativeOps
 from tiny_models import assert_equal_to, decode, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

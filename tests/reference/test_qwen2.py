@@ -13,11 +13,11 @@ from driving import GREEDY, scheduler_of
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 SHAPE = {
     "vocab_size": 320,

@@ -11,15 +11,15 @@ from typing import Any
 
 import aiohttp
 
+from helexa.bench.analysis.verdict import MIN_SAMPLES, Verdict, confirms
 from helexa.bench.config import AlertsSection
 from helexa.bench.identity import Cell
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results import alerts
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.series import BuildSamples, cell_samples, judged, known_level
 from helexa.bench.store.rows import AlertRow, CellRow
 from helexa.bench.store.store import Store, now_ms
-from helexa.bench.verdict import MIN_SAMPLES, Verdict, confirms
 from helexa.core.logs import tell
 
 log = logging.getLogger(__name__)

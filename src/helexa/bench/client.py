@@ -15,14 +15,14 @@ from typing import Any
 import aiohttp
 import orjson
 
-from helexa.bench.clock import Clock
 from helexa.bench.dialects.anthropic import AnthropicMessages
 from helexa.bench.dialects.dialect import Answer, Dialect, StreamFault
 from helexa.bench.dialects.openai import OpenAIChat
 from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import TargetKind
-from helexa.bench.question import Question
-from helexa.bench.record import Delta, RequestRecord, Role
+from helexa.bench.measurement.clock import Clock
+from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.request_record import Delta, RequestRecord, Role
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from helexa.bench.alerts import Review, Watch
 from helexa.bench.client import open_session
-from helexa.bench.clock import Clock, SystemClock
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Cell
+from helexa.bench.measurement.clock import Clock, SystemClock
 from helexa.bench.results.archive import Archive
 from helexa.bench.scenarios.catalogue import sweep_scenarios
 from helexa.bench.scenarios.scenario import Scenario

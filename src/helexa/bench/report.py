@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.analysis.verdict import MIN_SAMPLES
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages.words import change, measured, memory, number, seconds, share
 from helexa.bench.results import capacity, quality, scaling, summary, swaps
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.comparison import Compared
-from helexa.bench.verdict import MIN_SAMPLES
 
 FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
     "summary": summary.summary,

@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from helexa.bench.clock import Clock
 from helexa.bench.config import BenchConfig
 from helexa.bench.identity import Cell
-from helexa.bench.measures import measure_run
-from helexa.bench.prompts import sample_seed
+from helexa.bench.measurement.clock import Clock
+from helexa.bench.measurement.measures import measure_run
+from helexa.bench.measurement.prompts import sample_seed
 from helexa.bench.scenarios.scenario import Outcome, Scenario, Subject
 from helexa.bench.store.rows import Sample
 from helexa.bench.store.store import Store

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from helexa.bench.clock import Clock
+from helexa.bench.measurement.clock import Clock
 from helexa.bench.store.rows import Reading
 from helexa.bench.targets.target import TargetError, TargetServer
 

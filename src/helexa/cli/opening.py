@@ -59,8 +59,8 @@ def _tell_all() -> None:
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
     """The same failure, with the known name that is most like `name`, if it may be misspelt."""
-    from helexa.cli.local_model import models_here
-    from helexa.neuron.builtin import BUILTIN_MODELS
+    from helexa.cli.local.local_model import models_here
+    from helexa.neuron.builtin_models import BUILTIN_MODELS
 
     known = dict.fromkeys([*BUILTIN_MODELS, *(model.name for model in models_here())])
     near = difflib.get_close_matches(name, known, n=1) if name not in known else []

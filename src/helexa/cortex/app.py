@@ -11,8 +11,13 @@ from helexa.core.errors import ApiError
 from helexa.cortex.access.cors import with_cors
 from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.ledger.database import DatabaseError
-from helexa.cortex.refusal import refuse_anything, refuse_api_error, refuse_http_error, refuse_without_database
+from helexa.cortex.ledger.storage.database import DatabaseError
+from helexa.cortex.requests.error_response import (
+    refuse_anything,
+    refuse_api_error,
+    refuse_http_error,
+    refuse_without_database,
+)
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
 from helexa.cortex.routes.count_tokens import count_message_tokens
@@ -25,7 +30,7 @@ from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, unco
 from helexa.cortex.routes.openapi import get_document
 from helexa.cortex.routes.responses import input_items, kept_response
 from helexa.cortex.routes.tokens import ask_tokenizer, get_tokenizer_info
-from helexa.cortex.spending import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
+from helexa.cortex.usage.token_limit import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 
 _HOT: dict[str, ASGIApp] = {
     CHAT: Generation(),

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from helexa.core import config, variables
 from helexa.core.address import Address, BaseUrl, HostName, Listen
-from helexa.http.connection_limits import MAX_CONNECTIONS
+from helexa.http.connections.connection_limits import MAX_CONNECTIONS
 
 ENV_PREFIX = "CORTEX_"
 

@@ -12,26 +12,26 @@ from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.access.exposure import check_exposure
 from helexa.cortex.access.key import static_keys
 from helexa.cortex.access.limits import Limits
-from helexa.cortex.body_workers import BodyWorkers
 from helexa.cortex.config import CortexConfig
-from helexa.cortex.exchange import Exchange
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_metrics import FleetCollector
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database
+from helexa.cortex.forwarding.node_calls import NodeCalls
+from helexa.cortex.forwarding.prompt_count import PromptCounter
+from helexa.cortex.forwarding.proxy import Proxy
 from helexa.cortex.ledger.keys import Keyring, KeyStore
 from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.metrics import Metrics
-from helexa.cortex.node_calls import NodeCalls
-from helexa.cortex.prompt_count import PromptCounter
-from helexa.cortex.proxy import Proxy
+from helexa.cortex.observability.metrics import Metrics
+from helexa.cortex.observability.request_record import Exchange
 from helexa.cortex.reload import Reloader
+from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.upstream.client import KEEPALIVE_SECS, MAX_IDLE, Upstream
 from helexa.http.body_budget import BodyBudget
-from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.connections.connection_limits import ConnectionLimits
 from helexa.http.descriptor_limit import descriptor_limit
 
 METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)

@@ -11,7 +11,7 @@ from helexa.cortex import gateway
 from helexa.cortex.app import create_app
 from helexa.cortex.config import CortexConfig
 from helexa.cortex.gateway import METRICS_CONNECTIONS
-from helexa.cortex.metrics import Metrics, create_metrics_app
+from helexa.cortex.observability.metrics import Metrics, create_metrics_app
 from helexa.http.descriptor_limit import raise_descriptor_limit
 from helexa.http.listener import Listener, bind, collect_seldom, stop_on_signals
 

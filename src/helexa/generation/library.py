@@ -8,7 +8,7 @@ from helexa.core.extras import explained_extras
 from helexa.generation.background import Awaiting, Blocking, blocking
 from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError
-from helexa.generation.file_run import FileSummary
+from helexa.generation.files.file_run import FileSummary
 from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress

@@ -11,10 +11,10 @@ from helexa.generation.answering import Result, complete, pieces, results, sever
 from helexa.generation.background import Awaiting, Blocking, Caller, across, background, blocking, blocking_each
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
-from helexa.generation.file_run import FileRun, FileSummary
-from helexa.generation.prompt_file import read_prompts
+from helexa.generation.files.file_run import FileRun, FileSummary
+from helexa.generation.files.prompt_file import read_prompts
+from helexa.generation.files.result_file import ResultFile
 from helexa.generation.request import Ask, Prompt, Request
-from helexa.generation.result_file import ResultFile
 from helexa.generation.sampling import Sampling, SamplingOptions
 from helexa.generation.schema import AnswerSchema
 from helexa.generation.target import OnProgress, Target

@@ -18,17 +18,17 @@ from helexa.generation.completion import Delta, Usage
 from helexa.generation.errors import ModelNotFoundError, generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
-from helexa.neuron.builtin import source_text
+from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
-from helexa.neuron.device_choice import device_for
 from helexa.neuron.engine_client.spare import Spare
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
-from helexa.neuron.model import ServedModel
-from helexa.neuron.registry import AlreadyLoadedError, Registry, bare_id
+from helexa.neuron.hardware.device_choice import device_for
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.registry import AlreadyLoadedError, Registry, bare_id
 from helexa.neuron.routes.chat import converse
 from helexa.neuron.sources.sources import Sources
-from helexa.neuron.weights.gguf import part_names
-from helexa.neuron.weights.quant_form import share_left
+from helexa.neuron.weights.gguf.files import part_names
+from helexa.neuron.weights.quantization.quant_form import share_left
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from contextlib import suppress
 from starlette.types import ASGIApp
 
 from helexa.core.errors import HelexaError
-from helexa.http.acceptor import Acceptor
 from helexa.http.body_budget import BodyBudget
-from helexa.http.connection import Connection
-from helexa.http.connection_limits import ConnectionLimits
+from helexa.http.connections.acceptor import Acceptor
+from helexa.http.connections.connection import Connection
+from helexa.http.connections.connection_limits import ConnectionLimits
+from helexa.http.connections.tcp_keep_alive import enable_tcp_keep_alive
 from helexa.http.descriptor_limit import descriptor_limit
 from helexa.http.lifespan import Lifespan
 from helexa.http.service import Service
-from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
 
 log = logging.getLogger(__name__)
 

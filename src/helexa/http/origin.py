@@ -6,7 +6,7 @@ whose own domain name resolves to this machine (DNS rebinding) has the server's 
 
 import ipaddress
 
-from helexa.http.head import Headers
+from helexa.http.connections.request_head import Headers
 
 
 def is_loopback(host: str) -> bool:

@@ -69,10 +69,10 @@ def serve(
 
     from helexa.core import logs
     from helexa.core.source import ModelSource
-    from helexa.neuron import heap
-    from helexa.neuron.access import exposure
-    from helexa.neuron.app import NodeServer, create_app
     from helexa.neuron.config import DefaultModel, log_unknown_variables, read_config
+    from helexa.neuron.processes import heap
+    from helexa.neuron.server.access import exposure
+    from helexa.neuron.server.app import NodeServer, create_app
 
     heap.bound()
     settings = read_config(config)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from helexa.acp.history import Image
-from helexa.acp.tools import mcp
-from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
+from helexa.acp.tools.mcp import tools
+from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
 from helexa.acp.tools.tool import Calls
 from helexa.acp.tools.toolbox import open_toolbox
 
@@ -80,7 +80,7 @@ async def test_servers_that_cannot_be_used_are_told_of(workplace: Any) -> None:
 
 
 async def test_a_server_that_never_answers_is_not_waited_for(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(tools, "_START_SECONDS", 0.1)
     marker = workplace.folder / "pid"
     async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
         assert workplace.box.warnings == ("The MCP server mute cannot be used: it did not start within 0.1 s",)
@@ -109,7 +109,7 @@ async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None
 
 async def test_a_server_is_reached_by_http_with_its_headers(workplace: Any) -> None:
     import uvicorn
-    from mcp.server.mcpserver import MCPServer
+    from tools.server.mcpserver import MCPServer
 
     server = MCPServer("remote")
     server.tool(name="where")(lambda: "here I am")

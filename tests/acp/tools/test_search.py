@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from helexa.acp.history import Location
-from helexa.acp.tools import search as searching
-from helexa.acp.tools.search_process import braces_expanded
+from helexa.acp.tools.search.search import search as searching
+from helexa.acp.tools.search.search_process import braces_expanded
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from aiohttp import web as server
 
-from helexa.acp.tools import web
 from helexa.acp.tools.tool import ToolError
+from helexa.acp.tools.web import web_page
 
 _HTML = "<title>T</title><script>evil()</script><h1>Head</h1><p>a &amp; <b>b</b><br>c <a href='/x'>d</a><li>e"
 _PUBLIC = ipaddress.ip_address("127.0.0.1")  # in these tests, this one is
 
 
-def allowed(address: web.Address) -> bool:
+def allowed(address: web_page.Address) -> bool:
     return address == _PUBLIC
 
 
@@ -57,20 +57,20 @@ async def site() -> AsyncIterator[str]:
 
 
 async def test_a_page_is_read_as_text(site: str) -> None:
-    page = await web.fetched(f"{site}/near#part", allowed)
+    page = await web_page.fetched(f"{site}/near#part", allowed)
     assert page.url == f"{site}/page" and page.status == 200 and not page.cut
     assert page.text == "T\nHead\na & b\nc d (/x)\n- e"
-    assert (await web.fetched(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
-    assert (await web.fetched(f"{site}/absent", allowed)).status == 404
+    assert (await web_page.fetched(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
+    assert (await web_page.fetched(f"{site}/absent", allowed)).status == 404
 
 
 async def test_size_and_redirects_are_bounded(site: str) -> None:
-    page = await web.fetched(f"{site}/endless", allowed)
+    page = await web_page.fetched(f"{site}/endless", allowed)
     assert page.cut and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
-        await web.fetched(f"{site}/loop", allowed)
+        await web_page.fetched(f"{site}/loop", allowed)
     with pytest.raises(ToolError, match="image/png, not text"):
-        await web.fetched(f"{site}/picture", allowed)
+        await web_page.fetched(f"{site}/picture", allowed)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_size_and_redirects_are_bounded(site: str) -> None:
 )
 async def test_a_redirect_leads_nowhere_else(site: str, path: str, said: str) -> None:
     with pytest.raises(ToolError, match=said):
-        await web.fetched(site + path, allowed)
+        await web_page.fetched(site + path, allowed)
 
 
 _WITHIN = """
@@ -91,7 +91,7 @@ _WITHIN = """
 async def test_this_machine_and_its_network_are_out_of_reach(site: str, host: str) -> None:
     port = site.rpartition(":")[2]
     with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not the http"):
-        await web.fetched(f"http://{host}:{port}/page")
+        await web_page.fetched(f"http://{host}:{port}/page")
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ async def test_this_machine_and_its_network_are_out_of_reach(site: str, host: st
 )
 def test_what_is_no_address_of_a_page(url: str) -> None:
     with pytest.raises(ToolError, match="not the http"):
-        web.parsed(url)
+        web_page.parsed(url)
 
 
 def test_public_addresses_are_public() -> None:
-    assert web.is_public(ipaddress.ip_address("8.8.8.8"))
-    assert web.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
-    assert web.is_public(ipaddress.ip_address("64:ff9b::808:808"))
+    assert web_page.is_public(ipaddress.ip_address("8.8.8.8"))
+    assert web_page.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
+    assert web_page.is_public(ipaddress.ip_address("64:ff9b::808:808"))
 
 
 async def test_the_tool_says_what_went_wrong(workplace: Any) -> None:
@@ -113,4 +113,4 @@ async def test_the_tool_says_what_went_wrong(workplace: Any) -> None:
 
 
 def test_html_of_any_depth_is_read() -> None:
-    assert web.plain("<div>" * 100_000 + "deep") == "deep"
+    assert web_page.plain("<div>" * 100_000 + "deep") == "deep"

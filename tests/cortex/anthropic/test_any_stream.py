@@ -21,7 +21,7 @@ from cortex.anthropic.openai_stream import (
     usage,
 )
 from cortex.anthropic.sdk import translated
-from helexa.cortex.anthropic.stream import MessageStream
+from helexa.cortex.anthropic.responses.stream import MessageStream
 
 WHOLE = [ROLE, thought("hm"), KEEP_ALIVE, said("Grüße 🦊"), *[calls(one) for one in MIXED], finish("tool_calls")]
 WHOLE += [usage(7, 2, **CACHED), DONE]

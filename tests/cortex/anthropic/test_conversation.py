@@ -11,9 +11,9 @@ from cortex.anthropic.asking import HI, PIXEL, PIXEL_PART, assistant, chat, mess
 from cortex.anthropic.claude_code import REQUEST
 from helexa.core.errors import ApiError
 from helexa.core.wire.openai_chat import ChatMessage
-from helexa.cortex.anthropic.request import to_chat, to_prompt
-from helexa.cortex.anthropic.strict import strict_body
-from helexa.neuron.text.chat_template import ChatTemplate
+from helexa.cortex.anthropic.requests.request import to_chat, to_prompt
+from helexa.cortex.anthropic.requests.strict import strict_body
+from helexa.neuron.text.templates.chat_template import ChatTemplate
 
 
 def test_all_system_texts_become_one_message_in_their_order() -> None:

@@ -16,7 +16,7 @@ from cortex.anthropic.openai_stream import (
 from cortex.anthropic.talk import ASK, CONTENT, STREAM, WHOLE, error_type, replies, says, talking
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex import load_wait
+from helexa.cortex.forwarding import load_wait
 
 
 async def test_a_refusal_of_the_node_keeps_its_sense(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:

@@ -8,7 +8,7 @@ from cortex.anthropic.asking import ASK, HI, PIXEL, assistant, chat, result, use
 from cortex.anthropic.claude_code import BASH, READ
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.errors import to_anthropic_error
-from helexa.cortex.anthropic.request import to_chat
+from helexa.cortex.anthropic.requests.request import to_chat
 
 
 def test_a_plain_request_asks_for_the_same() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cortex.anthropic import sdk
 from cortex.anthropic.openai_stream import DONE, calls, delta, finish, usage
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.response import to_message
-from helexa.cortex.anthropic.stream import MessageStream
+from helexa.cortex.anthropic.responses.response import to_message
+from helexa.cortex.anthropic.responses.stream import MessageStream
 
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 3}}
 

@@ -27,8 +27,8 @@ from cortex.anthropic.openai_stream import (
 )
 from cortex.anthropic.sdk import translated
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic import blocks
-from helexa.cortex.anthropic.stream import PING, MessageStream
+from helexa.cortex.anthropic.responses import blocks
+from helexa.cortex.anthropic.responses.stream import PING, MessageStream
 
 
 def types(stream: bytes) -> list[str]:

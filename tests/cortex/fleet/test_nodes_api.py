@@ -17,7 +17,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
-from helexa.cortex.refusal import refuse_api_error
+from helexa.cortex.requests.error_response import refuse_api_error
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.http.listener import Listener
 

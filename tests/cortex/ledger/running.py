@@ -8,10 +8,10 @@ from typing import Any
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger import gateways
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
 
 BALANCE = Window()
 _alive: set[Ledger] = set()

@@ -13,11 +13,11 @@ from cortex.ledger.running import charged, holder, kill, rows, running, spent, s
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Args, Database, Row, Sql, Step
 from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Args, Database, Row, Sql, Step
 from nightly import cases
 
 KILLS = cases(8, 60)

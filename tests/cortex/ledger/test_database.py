@@ -9,8 +9,8 @@ import pytest
 
 from cortex.postgres import Postgres
 from helexa.core.errors import HelexaError
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database, DatabaseError
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database, DatabaseError
 
 COUNT = "SELECT COUNT(*) AS n FROM windows"
 INSERT = "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, $2, $3)"

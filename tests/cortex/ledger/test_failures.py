@@ -13,10 +13,11 @@ from cortex.ledger.running import charged, holder, running, spent, states, try_r
 from cortex.postgres import Postgres, running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
-from helexa.cortex.ledger import gateways, periodic, postgres, sqlite
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import DatabaseError
+from helexa.cortex.ledger import gateways, periodic
 from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.storage import postgres, sqlite
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import DatabaseError
 
 BIG = 90_000
 
@@ -70,7 +71,7 @@ async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
 
 
 async def test_host_that_never_answers_is_passed_over(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.cortex.ledger.postgres._CONNECT_TIMEOUT_SECS", 0.2)
+    monkeypatch.setattr("helexa.cortex.ledger.storage.postgres._CONNECT_TIMEOUT_SECS", 0.2)
 
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

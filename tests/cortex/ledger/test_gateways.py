@@ -11,10 +11,10 @@ from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Window
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Args, DatabaseError, Step
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Args, DatabaseError, Step
 
 CAP = 10_000
 

@@ -12,10 +12,10 @@ import pytest
 from cortex.ledger.running import charged, holder, kill, rows, running, spent, states
 from cortex.running import eventually
 from helexa.core.errors import HelexaError
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Args, Database, DatabaseError, Step
 from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.ledger import Ledger
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from cortex.command import run
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
-from helexa.cortex.ledger.backends import open_database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.ledger.storage.backends import open_database
 
 
 @pytest.fixture

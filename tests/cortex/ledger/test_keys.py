@@ -20,9 +20,9 @@ from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.access.key import digest_of
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger import keys
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
 
 FULL = Principal(
     "alice",

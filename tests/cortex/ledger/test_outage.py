@@ -8,7 +8,7 @@ import pytest
 from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres
 from cortex.running import Cortex, eventually, running_cortex
-from helexa.cortex.ledger import sqlite
+from helexa.cortex.ledger.storage import sqlite
 
 
 async def test_keys_stay_good_and_changes_are_refused_until_it_is_back(postgres: Postgres, node: FakeNode) -> None:

@@ -2,9 +2,9 @@
 
 from cortex.ledger.running import Clock, holder, kill, running, sweep
 from helexa.cortex.access.principal import Principal, Window
-from helexa.cortex.ledger.backends import open_database
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.statement import Budget
+from helexa.cortex.ledger.storage.backends import open_database
 
 
 async def use(ledger: Ledger, principal: Principal, model: str, prompt: int, completion: int) -> None:

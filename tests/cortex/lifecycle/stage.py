@@ -19,7 +19,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient
 from helexa.cortex.fleet.poller import Poller
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
-from helexa.cortex.router import Warm
+from helexa.cortex.routing.router import Warm
 
 SIZES = {"A": 6000, "B": 7000, "C": 3000, "Pinned": 6000}
 MODELS: list[dict[str, Any]] = [{"id": model, "vram_mb": size} for model, size in SIZES.items()]

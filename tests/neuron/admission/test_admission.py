@@ -11,10 +11,10 @@ from helexa.core.errors import ApiError, shutting_down
 from helexa.core.wire.generation import GenerationRequest
 from helexa.neuron.admission.admission import Admission
 from helexa.neuron.config import AdmissionConfig
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.events import Finished, Started
-from helexa.neuron.inference import run
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.inference import run
 from neuron.fake_models import until
 from neuron.scripted_engine import Script, answer, endless, scripted_model
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 
 
 @pytest.fixture(scope="session")

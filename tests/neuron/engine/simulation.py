@@ -4,10 +4,10 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
-from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.sampler import Refused
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.engine.sampling.sampler import Refused
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.step.step_output import StepOutput
 
 
 class SimulatedCache:

@@ -9,10 +9,10 @@ from torch import Tensor
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.gpu.step_graphs import StepGraphs, again
 from helexa.neuron.ops.norm import HeadNorms
-from helexa.neuron.ops.reference import ReferenceOps
-from helexa.neuron.ops.reference_attention import Chunk, attend_chunk
-from helexa.neuron.ops.step_graphs import StepGraphs, again
+from helexa.neuron.ops.reference.attention import Chunk, attend_chunk
+from helexa.neuron.ops.reference.reference import ReferenceOps
 
 
 class TabledOps(ReferenceOps):

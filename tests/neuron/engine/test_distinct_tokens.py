@@ -5,15 +5,15 @@ import random
 import pytest
 import torch
 
-from helexa.neuron.engine.distinct_tokens import DistinctTokens
-from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.overlap import foreseeable
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sampler import launch
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import sampling_of
+from helexa.neuron.engine.execution.step_builder import sampling_of
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
+from helexa.neuron.engine.scheduling.overlap import foreseeable
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 
 PENALTY = SamplingParams(temperature=0, repetition_penalty=2.0)
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from helexa.neuron.engine import steps
-from helexa.neuron.engine.frames import FrameDecoder, encode
-from helexa.neuron.engine.loop import Engine
-from helexa.neuron.engine.messages import (
+from helexa.neuron.engine.execution.model_facts import ModelFacts
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.ipc.messages import (
     Embed,
     EngineOptions,
     FromEngine,
@@ -25,11 +25,11 @@ from helexa.neuron.engine.messages import (
     StepReport,
     TokenOutput,
 )
-from helexa.neuron.engine.model_facts import ModelFacts
-from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.sampler import Refused
-from helexa.neuron.engine.step_input import Float32
-from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.engine.loop import Engine
+from helexa.neuron.engine.sampling.sampler import Refused
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 

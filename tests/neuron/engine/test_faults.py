@@ -7,7 +7,7 @@ import torch
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.debug_fault import Fault, Faults
-from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory
+from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

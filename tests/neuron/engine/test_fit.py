@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.fit import LEAST_CONTEXT, alone, divide
-from helexa.neuron.engine.messages import Grant
+from helexa.neuron.engine.ipc.messages import Grant
+from helexa.neuron.engine.loading.fit import LEAST_CONTEXT, alone, divide
 from neuron.needing import MIB, needs
 
 

@@ -18,14 +18,14 @@ import pytest_asyncio
 from driving import GREEDY
 from llguidance import LLMatcher
 
-from helexa.neuron.engine.grammars import Failure, Grammars
-from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar.limits import PARSER_LIMITS
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 SCHEMA = {
     "type": "object",
@@ -163,7 +163,7 @@ def test_a_panic_ends_a_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     def panic(model: Path, width: int) -> Any:
         raise Panic
 
-    monkeypatch.setattr("helexa.neuron.engine.vocabulary.read_vocabulary", panic)
+    monkeypatch.setattr("helexa.neuron.engine.sampling.vocabulary.read_vocabulary", panic)
     with closing(Grammars(Path("no model"), 10)) as grammars:
         for number in range(2):
             grammars.begin(sequence(number, JSON))

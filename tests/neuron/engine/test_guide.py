@@ -16,19 +16,19 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from simulation import SimulatedCache
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.masks import refused
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.ngram import Drafter
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.sampler import launch
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import sampled_rows, sampling_of
-from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_of
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
+from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.token_masks import refused
 from helexa.neuron.ops.constants import MAX_DRAFTS
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 
 WIDTH = 49152
 END = 2

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from helexa.neuron.engine.guide import Guide, Mask
-from helexa.neuron.engine.vocabulary import read_vocabulary
+from helexa.neuron.engine.sampling.grammar_matcher import Guide, Mask
+from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.text.model_text import ModelText
 from neuron.grammar.walking import byte_level
 from nightly import cases

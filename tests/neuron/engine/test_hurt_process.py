@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from driving import GREEDY
 
-from helexa.neuron.engine.messages import EngineOptions, TokenOutput
+from helexa.neuron.engine.ipc.messages import EngineOptions, TokenOutput
 from helexa.neuron.engine_client.client import EngineClient, TokenStream
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"

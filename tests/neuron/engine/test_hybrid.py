@@ -9,14 +9,14 @@ from driving import GREEDY, generate, scheduler_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate
-from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import StepInput
 
 TOKENS = 24
 PROMPTS = [
@@ -96,7 +96,7 @@ class Foresight:
 
 
 def test_drafts_change_nothing(runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.engine.planner.Drafter", Foresight)
+    monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", Foresight)
     Foresight.answers = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
     guessing = scheduler(runner, speculation_max_sequences=8)
     steps = 0

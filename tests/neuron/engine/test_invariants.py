@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from driving import generate, scheduler_of
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
-from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.queues import Queues
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 from tiny_models import tiny_model
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helexa.neuron.engine.logprobs import Logprobs
+from helexa.neuron.engine.sampling.logprobs import Logprobs
 from helexa.neuron.ops.constants import NON_FINITE
 
 

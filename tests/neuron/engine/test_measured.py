@@ -7,12 +7,12 @@ import torch
 from tabled_ops import TabledOps
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine import device
-from helexa.neuron.engine.fit import alone
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.measured import largest, measured, measured_on_device
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading import device
+from helexa.neuron.engine.loading.fit import alone
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_measurement import largest, measured, measured_on_device
 from helexa.neuron.ops.choice import Choice
 from helexa.neuron.ops.constants import PAGE_SIZE
 from neuron.needing import MIB, needs

@@ -10,18 +10,17 @@ import pytest
 import torch
 from driving import generate, scheduler_of
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.queues import Queues
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.ops import compiler
-from helexa.neuron.ops.compiler import Unavailable
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.compiler import Unavailable
+from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.torch_cpu import CpuOps
 
 # "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.
 FRANCE = [504, 3575, 282, 4649, 314]

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.outline import Outline, outline
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_estimate import Outline, outline
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 from neuron.held import held
 from tiny_models import tiny_model
 
@@ -88,7 +88,7 @@ def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quan
 def test_what_a_gpu_will_hold_is_known_beforehand(
     model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helexa.neuron.ops import gpu  # takes a while
+    from helexa.neuron.ops.gpu.gpu import gpu
 
     monkeypatch.setattr(gpu, "SCRATCH_BYTES", 0)
     tiny_model(tmp_path, **MODELS[model])

@@ -10,18 +10,19 @@ import pytest
 import torch
 from simulation import SimulatedCache, SimulatedStep
 
-from helexa.neuron.engine import faults, steps
-from helexa.neuron.engine.launched import Launched, begin_sums
-from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
-from helexa.neuron.engine.ngram import Drafter
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.sampler import Refused
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
-from helexa.neuron.engine.step_input import HiddenRows
-from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.engine import steps
+from helexa.neuron.engine.execution import device_errors
+from helexa.neuron.engine.execution.step_in_flight import Launched, begin_sums
+from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.sampling.sampler import Refused
+from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import HiddenRows
+from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.engine.steps import Steps, _sound_vectors
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
@@ -151,7 +152,7 @@ def test_the_answers_are_the_same(hybrid: bool, pages: int, seed: int):
 @pytest.mark.parametrize("hybrid", [False, True], ids=["attention", "hybrid"])
 @pytest.mark.parametrize("seed", range(6))
 def test_failures_and_cancels_meanwhile_touch_nobody_else(hybrid: bool, seed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(faults, "_MOST_STRIKES", 100)  # few run, and many of them are bad
+    monkeypatch.setattr(device_errors, "_MOST_STRIKES", 100)  # few run, and many of them are bad
     chance = random.Random(seed)
     asked = requests(chance, 20, (FATAL, FATAL, FATAL, NOT_A_NUMBER))
     bad = {one.id for one in asked if {FATAL, NOT_A_NUMBER} & set(one.prompt)}

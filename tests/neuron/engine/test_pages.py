@@ -2,8 +2,8 @@
 
 import pytest
 
-from helexa.neuron.engine.page_hash import chain_of, extend
-from helexa.neuron.engine.pages import PagePool
+from helexa.neuron.engine.kv_cache.page_hash import chain_of, extend
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

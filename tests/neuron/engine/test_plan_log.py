@@ -12,13 +12,22 @@ import pytest
 from driving import GREEDY
 from virtual_hour import VirtualHour
 
-from helexa.neuron.engine import recorded_scheduler, step_controller
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.plan_log import Added, Failed, Finished, Planned, Setup, encode, read
-from helexa.neuron.engine.queues import Queues
-from helexa.neuron.engine.recorded_scheduler import RecordedScheduler
-from helexa.neuron.engine.replay import Replay, main, replay
-from helexa.neuron.engine.scheduler import Scheduler
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.plan_log.recorded_scheduler import RecordedScheduler
+from helexa.neuron.engine.plan_log.records import (
+    Added,
+    Failed,
+    Finished,
+    Planned,
+    Setup,
+    encode,
+    read,
+    recorded_scheduler,
+)
+from helexa.neuron.engine.plan_log.replay import Replay, main, replay
+from helexa.neuron.engine.scheduling import step_controller
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine_client.client import EngineClient
 
 GRAMMAR = '{"grammars": [{"lark_grammar": "start: \\"the sky is \\" (\\"blue\\" | \\"green\\") \\"!\\""}]}'

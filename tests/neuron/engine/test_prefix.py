@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from simulation import SimulatedCache
 
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.text.model_text import ModelText
 from neuron.scripted_engine import END, TOKENIZER
 

@@ -12,7 +12,7 @@ from driving import GREEDY
 
 from faults import bad_models
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.messages import EngineOptions, StepReport, TokenOutput
+from helexa.neuron.engine.ipc.messages import EngineOptions, StepReport, TokenOutput
 from helexa.neuron.engine_client.client import OVERLOADED, EngineClient, TokenStream
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"

@@ -11,20 +11,20 @@ import torch
 from driving import generate, scheduler_of
 from tabled_ops import TabledOps
 
-from helexa.neuron.engine import device
-from helexa.neuron.engine.buckets import buckets
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_buffers import StepBuffers
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.execution.buckets import buckets
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.loading import device
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.choice import Choice
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.step_graphs import CudaCapture
+from helexa.neuron.ops.gpu.step_graphs import CudaCapture
 from tiny_models import tiny_model
 
 CPU = torch.device("cpu")

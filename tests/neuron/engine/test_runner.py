@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine import load as load_module
-from helexa.neuron.engine.device import DeviceError, usable_device
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.host_memory import own_bytes
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading import load as load_module
+from helexa.neuron.engine.loading.device import DeviceError, usable_device
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.hardware.host_memory import own_bytes
 from helexa.neuron.models.llama import Llama
 
 CONFIG = {

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sampler import Refused, launch, uniforms
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step, sampled_rows, sampling_of
+from helexa.neuron.engine.execution.step_builder import build_step, sampled_rows, sampling_of
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+from helexa.neuron.engine.sampling.sampler import Refused, launch, uniforms
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 
 Row = tuple[Sequence, tuple[int, ...]]
 VOCABULARY = 1000

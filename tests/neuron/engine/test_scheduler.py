@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 
 def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] | None = None) -> Sequence:

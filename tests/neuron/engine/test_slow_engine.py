@@ -12,13 +12,13 @@ import pytest
 from driving import GREEDY
 
 from descriptors import many_descriptors
-from helexa.neuron import heartbeat
-from helexa.neuron.engine.messages import EngineOptions, Generate, TokenOutput
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, TokenOutput
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.processes import heartbeat
 
 FRANCE = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 from simulation import SimulatedCache
 
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.ngram import Drafter
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 TEXT = [7 * n % 101 for n in range(60)]  # no token twice
 Speaker = Callable[[list[int]], int]

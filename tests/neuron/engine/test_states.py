@@ -5,12 +5,12 @@ import random
 import pytest
 from simulation import SimulatedCache
 
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.states import StatePool
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
 
 PAGE = 4
 

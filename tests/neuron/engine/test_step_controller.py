@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from driving import generate, scheduler_of
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.pages import PagePool
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_controller import StepController, StepLimits
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
 
 ROWS = 8
 LIMIT = 4.0  # a step may take 0.5 s

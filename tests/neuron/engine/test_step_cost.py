@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.engine.step_cost import StepCost
+from helexa.neuron.engine.scheduling.step_cost import StepCost
 
 
 def test_cost_of_rows_is_known_once_steps_had_different_numbers_of_them() -> None:

@@ -12,14 +12,14 @@ import torch
 from driving import scheduler_of
 from msgspec.structs import replace
 
-from helexa.neuron.engine.load import load
-from helexa.neuron.engine.messages import Embed, EngineOptions, Generate, SamplingParams
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_input import StepInput, decode_input, encode, int32
-from helexa.neuron.engine.step_output import StepOutput, decode_output
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.loading.load import load
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import StepInput, decode_input, encode, int32
+from helexa.neuron.engine.step.step_output import StepOutput, decode_output
 from tiny_models import tiny_model
 
 SHAPE = {
@@ -50,9 +50,9 @@ WAYS = [
 REPLAY = """
 import sys
 from pathlib import Path
-from helexa.neuron.engine.load import load
-from helexa.neuron.engine.messages import EngineOptions
-from helexa.neuron.engine.step_input import decode_input, encode
+from helexa.neuron.engine.loading.load import load
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.step.step_input import decode_input, encode
 import msgspec, torch
 
 runner = load(Path(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineOptions))

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from helexa.neuron.engine.guide import Guide
-from helexa.neuron.engine.messages import Generate, Logprob, SamplingParams, TokenOutput
-from helexa.neuron.engine.overlap import as_after
-from helexa.neuron.engine.plan import Plan, PlanEntry
-from helexa.neuron.engine.pooled import PooledVector
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.sequence import Sequence
-from helexa.neuron.engine.step_input import Float32
+from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams, TokenOutput
+from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.scheduling.overlap import as_after
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.pooling import PooledVector
+from helexa.neuron.engine.step.step_input import Float32
 from helexa.neuron.ops.constants import NON_FINITE
 
 HOUR = 3600.0

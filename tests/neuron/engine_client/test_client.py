@@ -11,7 +11,7 @@ import pytest
 
 from helexa.core.errors import ApiError, HelexaError, ModelFileError
 from helexa.core.logs import request_id
-from helexa.neuron.engine.messages import EngineOptions, Progress, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.messages import EngineOptions, Progress, SamplingParams, TokenOutput
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.engine_client.client import EngineClient, TokenStream
 from neuron.fake_models import ENGINE, until

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.messages import Grant
+from helexa.neuron.engine.ipc.messages import Grant
 from helexa.neuron.engine_client.memory_book import MemoryBook
-from helexa.neuron.host_memory import own_bytes
+from helexa.neuron.hardware.host_memory import own_bytes
 from neuron.needing import MIB, needs
 
 LEAST, MOST = 1232 * MIB, 1712 * MIB

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from helexa.neuron.engine.messages import Generate, SamplingParams, TokenOutput
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine_client.token_stream import TokenStream
 
 REQUEST = Generate(id=1, prompt=[1], max_tokens=9, sampling=SamplingParams())

@@ -12,11 +12,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.neuron.engine.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.text.model_text import ModelText
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.grammar.schemas import Schema, schemas, tool_schemas
 from neuron.grammar.test_tools import SPELLED
 from neuron.parsers.streams import parser, said

@@ -4,7 +4,7 @@ import llguidance
 import pytest
 
 from helexa.neuron.grammar import after_reasoning, for_lark, for_schema, for_tools, in_final_channel
-from helexa.neuron.parsers.harmony import Harmony
+from helexa.neuron.parsers.formats.harmony import Harmony
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from neuron.grammar.walking import Vocabulary, accepts, byte_level, matcher
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from helexa.core.errors import ApiError
 from helexa.neuron.grammar import for_schema, for_tools
 from helexa.neuron.grammar.tools import MAX_CALLS
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.grammar.walking import accepts, byte_level, walk
 from neuron.parsers.streams import TOOLS, parser, said

@@ -11,9 +11,9 @@ from helexa.neuron.layers.gated_delta import GatedDeltaNet
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
 from helexa.neuron.ops.batch import Span
-from helexa.neuron.ops.delta_cache import DeltaCache
-from helexa.neuron.ops.delta_rule import DeltaRule
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.delta.delta_rule import DeltaRule
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.weights.formats import Weight
 from neuron.ops import random_weights
 from neuron.ops.paged import batch_of_spans

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.step_buffers import StepBuffers
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference import GATES
+from helexa.neuron.ops.reference.reference import GATES
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_form import FORMS
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
 from neuron.held import held
 from neuron.ops import oracle, paged, random_weights
 

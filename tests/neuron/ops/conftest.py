@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron.ops import compiler
-from helexa.neuron.ops.compiler import Unavailable, native_kernels
-from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps, compiler
 
 THREADS = 2
 

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.messages import Generate, SamplingParams
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.sequence import Sequence as EngineSequence
-from helexa.neuron.engine.step_buffers import StepBuffers
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_input import StepInput, int32
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence as EngineSequence
+from helexa.neuron.engine.step.step_input import StepInput, int32
 from helexa.neuron.ops.batch import Batch, Capacity, Span
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.native import NativeOps
 
 CPU = torch.device("cpu")
 

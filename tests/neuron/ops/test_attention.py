@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.plan import PlanEntry
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps
 from neuron.ops import oracle, paged
 
 LENGTHS = [[1], [64], [65], [513], [1030, 3, 64, 511, 512], [5] * 9 + [600]]

@@ -1,7 +1,7 @@
 """Tables of the native attention."""
 
-from helexa.neuron.ops.attention_plan import AttentionPlan
 from helexa.neuron.ops.batch import Capacity
+from helexa.neuron.ops.native.attention_plan import AttentionPlan
 
 
 def test_layers_of_different_heads_get_room_for_their_own_partial_results() -> None:

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.step_buffers import StepBuffers
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
-from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from neuron.ops import paged
 
 VOCABULARY, HIDDEN = 64, 128

@@ -6,10 +6,10 @@ import torch
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Capacity
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.kernel_library import KernelLibrary
 from helexa.neuron.ops.mixture import Clamp, Routing
-from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.ops.reference import GATES
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.reference.reference import GATES
 from neuron.ops import oracle, paged, random_weights
 from neuron.ops.test_mixture import ALIKE, experts, inputs, near
 from neuron.ops.test_quantize import holds

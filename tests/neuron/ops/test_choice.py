@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from helexa.neuron.ops import compiler
 from helexa.neuron.ops.choice import accelerator_dtype, choose
-from helexa.neuron.ops.cpu import CpuOps
-from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.torch_cpu import CpuOps
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "head_dim": 64}

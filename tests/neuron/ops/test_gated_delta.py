@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as transformers_form
 
-from helexa.neuron.ops.gated_delta import CHUNK, chunked, convolve, log_decay, recurrent
+from helexa.neuron.ops.delta.gated_delta import CHUNK, chunked, convolve, log_decay, recurrent
 
 KEY_HEADS, HEADS, KEY, VALUE = 2, 4, 16, 24
 FORMS = [recurrent, chunked]

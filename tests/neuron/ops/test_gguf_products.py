@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.native import NativeOps
 from neuron.ops import oracle
 from neuron.weights.test_gguf_blocks import BLOCKS, decode_random
 

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron import heartbeat
-from helexa.neuron.engine.plan import PlanEntry
-from helexa.neuron.engine.step_buffers import StepBuffers
-from helexa.neuron.engine.step_builder import build_step
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
-from helexa.neuron.ops.compiler import native_kernels
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.kernel_header import CONSTANTS
-from helexa.neuron.ops.kernel_library import INSTRUCTION_BYTES, KernelLibrary
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.compiler import native_kernels
+from helexa.neuron.ops.native.kernel_library import INSTRUCTION_BYTES, KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.processes import heartbeat
 from neuron.ops import paged, random_weights
 
 VOCABULARY, HIDDEN, HEADS, KV_HEADS, DIM = 100, 256, 8, 2, 32
@@ -181,7 +181,7 @@ def progress() -> int:
 
 
 def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.ops.graph._KEPT_BYTES", 10 * 300)  # of two kernels each
+    monkeypatch.setattr("helexa.neuron.ops.native.captured_graph._KEPT_BYTES", 10 * 300)  # of two kernels each
     runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
     first, calls = runs.step(plan_of(0, 1)), runs.calls
     shapes = [(1, count) for count in range(2, 50)] + [(1, 1, count) for count in range(2, 50)]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from helexa.neuron.ops import compiler, kernel_header
-from helexa.neuron.ops.attention_plan import Split, Tile
+from helexa.neuron.ops import kernel_header
 from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS, Field
-from helexa.neuron.ops.kernel_library import Argument, Instruction, KernelLibrary, structure
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.attention_plan import Split, Tile
+from helexa.neuron.ops.native.kernel_library import Argument, Instruction, KernelLibrary, structure
+from helexa.neuron.ops.native.native import NativeOps, compiler
 
 _NEURON = compiler._FOLDER.parents[1]
 

@@ -9,9 +9,9 @@ from torch.overrides import TorchFunctionMode
 
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.mixture import Clamp, Expert, Routing
-from helexa.neuron.ops.native import NativeOps
-from helexa.neuron.ops.native_mixture import NativeMixture
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.native.mixture import NativeMixture
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from neuron.ops import random_weights
 
 HIDDEN, WIDE, COUNT = 256, 512, 20

@@ -11,10 +11,10 @@ import torch
 
 import helexa
 from helexa.neuron.cache_folder import cache_root
-from helexa.neuron.ops import packed_store
-from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.packed import HugeMemory, PackedMatrix, pack
-from helexa.neuron.ops.packed_store import PackedStore, fingerprint
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import packed_store
+from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack
+from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
 from neuron.ops import random_weights
 
 SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (20, 256)}
@@ -119,8 +119,8 @@ import sys
 from pathlib import Path
 import torch
 from helexa.neuron.ops import packed_store
-from helexa.neuron.ops.compiler import native_kernels
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.compiler import native_kernels
+from helexa.neuron.ops.native.native import NativeOps
 packed_store._SMALLEST = packed_store._SPARE = 0
 ops = NativeOps(native_kernels(), 1)
 store = ops.store(Path(sys.argv[1]))

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.kernel_library import KernelLibrary
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from neuron.ops import oracle, random_weights
 from neuron.ops.conftest import THREADS

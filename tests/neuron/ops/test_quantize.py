@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_form import FORMS
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
 from neuron.weights.hard_groups import HARD, heavy_tailed
 
 

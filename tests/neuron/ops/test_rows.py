@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
-from helexa.neuron.ops.native import NativeOps
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.norm import HeadNorms
 from neuron.ops import paged, random_weights
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.cpu import CpuOps, Int4Linear
 from helexa.neuron.ops.norm import FewPassRmsNorm, RmsNorm
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.torch_cpu import CpuOps, Int4Linear
 from helexa.neuron.weights.formats import GroupwiseTensor
 from neuron.ops import oracle, paged, random_weights
 

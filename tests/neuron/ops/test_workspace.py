@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import torch
 
-from helexa.neuron.ops.workspace import Workspace
+from helexa.neuron.ops.native.workspace import Workspace
 
 
 def test_what_nobody_holds_is_used_again() -> None:

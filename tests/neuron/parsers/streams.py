@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 
 from helexa.neuron.events import OutputEvent, ReasoningDelta, TextDelta, ToolCallDelta, ToolCallStart, WasReasoning
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks

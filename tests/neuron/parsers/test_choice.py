@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from helexa.neuron.parsers.choice import FAMILIES, find_family
+from helexa.neuron.parsers.formats.choice import FAMILIES, find_family
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
-from helexa.neuron.text.chat_template import ChatTemplate
+from helexa.neuron.text.templates.chat_template import ChatTemplate
 from neuron.parsers.streams import TOOLS, parser, said
 
 SPOKEN = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helexa.neuron.answer import AnswerForm, AnswerReader
-from helexa.neuron.engine.messages import TokenOutput
+from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.events import OutputEvent
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
+from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.respelling import respelling
 from neuron.parsers.streams import TOOLS, Said, joined, parser, pieces_at, said

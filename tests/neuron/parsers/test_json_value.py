@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helexa.neuron.parsers.json_text import argument_text, dumps, strict_loads
-from helexa.neuron.parsers.json_value import MAX_DEPTH, MAX_NUMBER, JsonValue, read_json
 from helexa.neuron.parsers.source import Source
+from helexa.neuron.parsers.values.json_text import argument_text, dumps, strict_loads
+from helexa.neuron.parsers.values.json_value import MAX_DEPTH, MAX_NUMBER, JsonValue, read_json
 
 PIECES = st.sampled_from(
     [*list('{}[]:,"\\ \n0123.-+eEuab/\x01é'), "true", "nul", "null", '"a"', '"a":', "\\u00e9", "\\n", "NaN"]

@@ -9,8 +9,8 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf.files import GgufFile
 
 OpenVocabulary = Callable[[str], Tokenizer]
 

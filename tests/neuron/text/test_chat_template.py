@@ -6,9 +6,9 @@ import json
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from helexa.neuron.text.chat_template import CHATML, ChatTemplate
-from helexa.neuron.text.template_renderer import MAX_SOURCE_LENGTH, TemplateError
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
+from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH, TemplateError
+from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import ASK, HI, QUESTION, RESULT, TOOLS, calling, text
 
 TEXT_ONLY = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.2-3B-Instruct", "google-gemma-2-2b-it"]

@@ -4,8 +4,8 @@ import unicodedata
 
 import pytest
 
-from helexa.neuron.text.detokenizer import Detokenizer
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.text import multilingual
 
 SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРусский🚀👩‍👩‍👧‍👦🇨🇭\U0010ffff\x00\n\t end"

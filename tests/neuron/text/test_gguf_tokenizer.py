@@ -10,9 +10,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.gguf_vocabulary import MAX_ADDED_LENGTH, MAX_MERGES, MAX_TOKENS
-from helexa.neuron.text.pre_tokenizers import PRE_TOKENIZERS
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_ADDED_LENGTH, MAX_MERGES, MAX_TOKENS
+from helexa.neuron.text.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.text import multilingual
 
 BYTE_LEVEL = [

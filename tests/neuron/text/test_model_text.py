@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.chat_template import CHATML, TemplateError
 from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.templates.chat_template import CHATML, TemplateError
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 

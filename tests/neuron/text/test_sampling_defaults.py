@@ -5,7 +5,7 @@ import json
 import pytest
 
 from helexa.core.wire.openai_chat import ChatRequest
-from helexa.neuron.inference import output_limit, sampling_params
+from helexa.neuron.requests.inference import output_limit, sampling_params
 from helexa.neuron.text.sampling_defaults import defaults_in_directory, defaults_in_gguf
 
 

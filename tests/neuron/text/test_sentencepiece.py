@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text import sentencepiece
-from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.tokenizers import sentencepiece
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text import multilingual
 
 

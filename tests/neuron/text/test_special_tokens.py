@@ -7,8 +7,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 from transformers import AutoTokenizer
 
-from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": False, "single_word": False}
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from helexa.neuron.text import template_renderer
-from helexa.neuron.text.chat_template import CHATML, ChatTemplate
-from helexa.neuron.text.template_renderer import TemplateBoundsError, TemplateRenderer
+from helexa.neuron.text.templates import template_renderer
+from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
+from helexa.neuron.text.templates.template_renderer import TemplateBoundsError, TemplateRenderer
 
 LOOP = "{% for x in range(99999) %}"
 END = "{% endfor %}"
@@ -177,7 +177,7 @@ def test_many_threads_share_a_few_processes():
 
 def test_renderers_end_with_their_server():
     script = (
-        "import os, psutil; from helexa.neuron.text.template_renderer import TemplateRenderer;"
+        "import os, psutil; from helexa.neuron.text.templates.template_renderer import TemplateRenderer;"
         "TemplateRenderer().render('x', {}); print(psutil.Process().children()[0].pid, flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -193,6 +193,6 @@ def _rendering() -> set[psutil.Process]:
     found = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):  # nor is a zombie's command line to be had
-            if "helexa.neuron.text.template_process" in child.cmdline():
+            if "helexa.neuron.text.templates.template_process" in child.cmdline():
                 found.add(child)
     return found

@@ -3,10 +3,10 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from helexa.neuron.text.chat_template import ChatTemplate
-from helexa.neuron.text.template_renderer import TemplateError
-from helexa.neuron.text.template_sources import TemplateSources
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.templates.chat_template import ChatTemplate
+from helexa.neuron.text.templates.template_renderer import TemplateError
+from helexa.neuron.text.templates.template_sources import TemplateSources
+from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}

@@ -9,8 +9,8 @@ from tokenizers import models
 from transformers import AutoTokenizer
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.template_renderer import MAX_SOURCE_LENGTH
-from helexa.neuron.text.template_sources import TemplateSources
+from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH
+from helexa.neuron.text.templates.template_sources import TemplateSources
 
 NAMED = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.text import multilingual
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from helexa.neuron.text.chat_template import TemplateError
 from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.templates.chat_template import TemplateError
 from neuron.text.conversations import (
     ASK,
     HELLO,

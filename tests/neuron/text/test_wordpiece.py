@@ -5,8 +5,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text import multilingual
 
 

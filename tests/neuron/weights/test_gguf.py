@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.ggml_type import GgmlType
-from helexa.neuron.weights.gguf import GgufFile
+from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
 WriteGguf = Callable[..., Path]
 
@@ -121,7 +121,7 @@ def test_the_metadata_of_a_real_file_equals_the_reference_reader(
 
 
 def test_no_torch_in_a_process_that_reads_headers() -> None:
-    program = "import sys, helexa.neuron.weights.gguf_config; sys.exit('torch' in sys.modules)"
+    program = "import sys, helexa.neuron.weights.gguf.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -5,8 +5,8 @@ import torch
 from gguf import GGMLQuantizationType
 
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.ggml_type import BLOCK_SIZES, GgmlType
-from helexa.neuron.weights.gguf_blocks import SUPPORTED_TYPES, decode, growth
+from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode, growth
+from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 
 # Where the float16 numbers of a block are, in bytes; the types beside them have none, or one in an odd place.
 HALVES = {

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
+from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 
 WriteGguf = Callable[..., Path]
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
+from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from neuron.weights.hf_to_gguf import write_model
 from neuron.weights.test_gguf_families import tiny
 

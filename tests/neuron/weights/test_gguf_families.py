@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
+from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 from neuron.weights.hf_to_gguf import write_model
 
 SHAPE = {

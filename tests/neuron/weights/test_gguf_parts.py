@@ -14,7 +14,7 @@ import torch
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.checkpoint import open_checkpoint
-from helexa.neuron.weights.gguf import GgufFile, gguf_models
+from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
 
 TENSORS = {
     "token_embd.weight": np.arange(320, dtype=np.float32).reshape(10, 32),

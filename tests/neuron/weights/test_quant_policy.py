@@ -3,8 +3,8 @@
 import pytest
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.weights.quant_form import FORMS, NAMES, quant_named
-from helexa.neuron.weights.quant_policy import QuantPolicy, automatic
+from helexa.neuron.weights.quantization.quant_form import FORMS, NAMES, quant_named
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automatic
 
 LAYER = "model.layers.{}."
 

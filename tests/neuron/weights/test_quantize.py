@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from helexa.neuron.weights.formats import GroupwiseTensor
-from helexa.neuron.weights.quant_form import FORMS
-from helexa.neuron.weights.quantize import LARGEST, quantize
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import LARGEST, quantize
 from neuron.weights.hard_groups import HARD, heavy_tailed
 
 BY_REFERENCE = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"]

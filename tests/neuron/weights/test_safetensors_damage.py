@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.engine.load import load
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load
 from helexa.neuron.weights.checkpoint import open_checkpoint
 from nightly import cases
 from tiny_models import tiny_model

@@ -18,7 +18,7 @@ from helexa.acp.protocol.sessions import Sessions, describe
 from helexa.acp.protocol.wire import current_request
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ThoughtLevel
-from helexa.acp.tools.mcp_server import HttpServer, McpServer, StdioServer
+from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
 MODELS_PATIENCE_S, MODELS_NEED_S = 3.0, 15.0

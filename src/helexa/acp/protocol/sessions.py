@@ -23,7 +23,7 @@ from helexa.acp.protocol.session import Session
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.store import SESSION_ID, Head, Journal, SavedSession, SessionLine, Store, StoreError
-from helexa.acp.tools.mcp_server import McpServer
+from helexa.acp.tools.mcp.server import McpServer
 from helexa.acp.tools.tool import ToolContext
 
 logger = logging.getLogger(__name__)

@@ -4,27 +4,27 @@ import asyncio
 from collections.abc import Sequence
 
 from helexa.acp.config import Mode
-from helexa.acp.tools import mcp
 from helexa.acp.tools.bash import Bash
-from helexa.acp.tools.edit_file import EditFile
-from helexa.acp.tools.glob import Glob
-from helexa.acp.tools.grep import Grep
-from helexa.acp.tools.list_dir import ListDir
-from helexa.acp.tools.mcp_server import McpServer
-from helexa.acp.tools.read_file import ReadFile
+from helexa.acp.tools.files.edit_file import EditFile
+from helexa.acp.tools.files.read_file import ReadFile
+from helexa.acp.tools.files.write_file import WriteFile
+from helexa.acp.tools.mcp import tools as mcp_tools
+from helexa.acp.tools.mcp.server import McpServer
+from helexa.acp.tools.search.glob import Glob
+from helexa.acp.tools.search.grep import Grep
+from helexa.acp.tools.search.list_dir import ListDir
 from helexa.acp.tools.todo import Todo
 from helexa.acp.tools.tool import Tool, ToolContext
-from helexa.acp.tools.write_file import WriteFile
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
     """The tools of a session; its servers are started, but not waited for long."""
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
-        from helexa.acp.tools.fetch import Fetch
+        from helexa.acp.tools.web.fetch import Fetch
 
         tools.append(Fetch())
-    connections, warnings = await mcp.connect(servers, context.cwd)
+    connections, warnings = await mcp_tools.connect(servers, context.cwd)
     return Toolbox(tools, connections, tuple(warnings))
 
 
@@ -35,10 +35,10 @@ class Toolbox:
         warnings: a sentence for each server that could not be used.
     """
 
-    def __init__(self, tools: list[Tool], connections: list[mcp.Connection], warnings: tuple[str, ...]) -> None:
+    def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
         self.warnings = warnings
         self._connections = connections
-        self._servers_tools = mcp.named(connections, (tool.name for tool in tools))
+        self._servers_tools = mcp_tools.named(connections, (tool.name for tool in tools))
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from helexa.bench.api.query import Parameter, Parameters
-from helexa.bench.metrics import METRICS, Metric
+from helexa.bench.measurement.metrics import METRICS, Metric
 from helexa.bench.results import (
     alerts,
     capacity,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from helexa.bench.question import Question
-from helexa.bench.record import DeltaKind, ToolCall
+from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.request_record import DeltaKind, ToolCall
 from helexa.core.sse import ServerSentEvent
 
 

@@ -6,8 +6,8 @@ import orjson
 
 from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
 from helexa.bench.dialects.rejected import Substitutes
-from helexa.bench.question import Question
-from helexa.bench.record import DeltaKind
+from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.request_record import DeltaKind
 from helexa.core.sse import ServerSentEvent
 
 _SUBSTITUTES: Substitutes = {

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages.words import UNITS
 from helexa.bench.results.capacity import Capacity
 from helexa.bench.results.runs import RunDetail

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from helexa.bench.analysis.verdict import Interval
 from helexa.bench.store.rows import RequestRow
-from helexa.bench.verdict import Interval
 
 SPARK = (84.0, 20.0)
 FOREST = (260.0, 20.0)

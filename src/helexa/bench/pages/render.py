@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages import drawings, words
 from helexa.core.version import __version__
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from helexa.bench import verdict
-from helexa.bench.metrics import METRICS
+from helexa.bench.analysis import verdict
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.pages import charts, drawings
 from helexa.bench.results import alerts, capacity, comparison, quality, runs, scaling, series, summary, swaps
 from helexa.bench.results.archive import Archive

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 
 NOTHING = "–"
 UNITS = {"1/s": "req/s"}

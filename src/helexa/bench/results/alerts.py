@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 
 

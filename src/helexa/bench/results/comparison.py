@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.analysis.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.differences import CellIds, cell_ids, differences
 from helexa.bench.results.latest import latest, scenario_order
-from helexa.bench.verdict import MIN_EFFECT, MIN_SAMPLES, Interval, median_ratio
 
 COMPARED = ("ttft_s", "tpot_s", "output_tps_user", "output_tps", "prefill_tps", "load_s", "goodput_rps")
 _SHORTEST_SHA = 6

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from helexa.bench.metrics import METRICS
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import scenario_order
 from helexa.bench.results.names import gpu_label

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from helexa.bench.measures import Distribution, distribution
+from helexa.bench.measurement.measures import Distribution, distribution
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.names import Names
 from helexa.bench.store.rows import CellRow

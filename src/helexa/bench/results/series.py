@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from helexa.bench import changepoint
-from helexa.bench.metrics import METRICS
+from helexa.bench.analysis import changepoint
+from helexa.bench.analysis.verdict import MIN_EFFECT, Verdict, judge
+from helexa.bench.measurement.metrics import METRICS
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.differences import changes, hardware
 from helexa.bench.store.rows import CellRow
-from helexa.bench.verdict import MIN_EFFECT, Verdict, judge
 
 HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),

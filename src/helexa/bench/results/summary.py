@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
+from helexa.bench.analysis.verdict import Verdict
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.latest import LatestCell, latest
 from helexa.bench.results.names import gpu_label
 from helexa.bench.results.series import cell_samples, judged, known_level
 from helexa.bench.store.rows import CellRow
-from helexa.bench.verdict import Verdict
 
 HEADLINES = {
     "concurrency": "output_tps",

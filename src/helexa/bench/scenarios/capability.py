@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.question import Question, Turn
+from helexa.bench.measurement.prompt_request import Question, Turn
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 

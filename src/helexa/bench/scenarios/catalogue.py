@@ -1,7 +1,7 @@
 """From the configuration to the scenarios of a sweep, cheapest first."""
 
 from helexa.bench.config import ScenariosSection
-from helexa.bench.measures import Objectives
+from helexa.bench.measurement.measures import Objectives
 from helexa.bench.scenarios.agentic import Agentic
 from helexa.bench.scenarios.cancel import Cancel
 from helexa.bench.scenarios.capability import Capability

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject
 from helexa.bench.targets.http import JsonCalls
 from helexa.bench.targets.target import Control, ServedModel, TargetError

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.load import arrival_times, closed_loop, open_loop
-from helexa.bench.question import Question
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.load import arrival_times, closed_loop, open_loop
+from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
 from helexa.bench.targets.target import Control, ServedModel
 

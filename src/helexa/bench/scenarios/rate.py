@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.load import Arrivals, arrival_times, open_loop
-from helexa.bench.measures import Objectives
-from helexa.bench.question import Question
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.load import Arrivals, arrival_times, open_loop
+from helexa.bench.measurement.measures import Objectives
+from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure, text_objectives
 from helexa.bench.targets.target import Control, ServedModel
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from helexa.bench.client import Client
-from helexa.bench.clock import Clock
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measures import Objectives
-from helexa.bench.prompts import Prompts
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.clock import Clock
+from helexa.bench.measurement.measures import Objectives
+from helexa.bench.measurement.prompts import Prompts
+from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.targets.target import Control, ServedModel
 
 

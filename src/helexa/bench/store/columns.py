@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from helexa.bench.measures import Distribution, RunMeasures, measure
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.measures import Distribution, RunMeasures, measure
+from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.store import chunks
 from helexa.bench.store.rows import Reading, Sample
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from helexa.bench.measures import RunMeasures
-from helexa.bench.record import RequestRecord
+from helexa.bench.measurement.measures import RunMeasures
+from helexa.bench.measurement.request_record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True)

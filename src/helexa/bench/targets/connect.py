@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from helexa.bench.client import Client, dialect_of
-from helexa.bench.clock import Clock
 from helexa.bench.config import TargetSection
 from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import Target
+from helexa.bench.measurement.clock import Clock
 from helexa.bench.targets.http import JsonCalls
 from helexa.bench.targets.neuron import NeuronTarget
 from helexa.bench.targets.openai import OpenAITarget

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from helexa.core.errors import ApiError
 from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of
 from helexa.cortex.access.principal import Principal
-from helexa.http.head import Headers
+from helexa.http.connections.request_head import Headers
 
 
 class Gatekeeper:

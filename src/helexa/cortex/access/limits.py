@@ -8,7 +8,7 @@ from typing import Self
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.access.principal import Principal
-from helexa.http.head import Headers
+from helexa.http.connections.request_head import Headers
 
 _MINUTE = 60.0
 _ROUNDING = 1e-6

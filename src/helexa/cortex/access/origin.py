@@ -5,8 +5,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.config import GatewaySection
-from helexa.cortex.refusal import refusal
-from helexa.http.head import Headers
+from helexa.cortex.requests.error_response import refusal
+from helexa.http.connections.request_head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 
 _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import orjson
 
-from helexa.cortex.anthropic.body import encoded, read_object
-from helexa.cortex.anthropic.request import to_prompt
-from helexa.cortex.spending import BYTES_PER_TOKEN
+from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.request import to_prompt
+from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
 TOKENIZE_PATH = "/tokenize"
 

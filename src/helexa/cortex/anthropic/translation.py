@@ -6,12 +6,12 @@ from typing import Self
 
 import orjson
 
-from helexa.cortex.anthropic.body import encoded, read_object
 from helexa.cortex.anthropic.count import estimated_tokens
 from helexa.cortex.anthropic.errors import node_error
-from helexa.cortex.anthropic.request import stop_sequences, to_chat
-from helexa.cortex.anthropic.response import as_json, malformed, to_message
-from helexa.cortex.anthropic.stream import MessageStream
+from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.request import stop_sequences, to_chat
+from helexa.cortex.anthropic.responses.response import as_json, malformed, to_message
+from helexa.cortex.anthropic.responses.stream import MessageStream
 
 
 @dataclass(frozen=True)

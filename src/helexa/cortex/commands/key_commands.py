@@ -17,10 +17,10 @@ from helexa.cortex.access.key import Key, static_keys
 from helexa.cortex.access.key_terms import NewKey, described, refuse_static
 from helexa.cortex.commands.duration import duration_text, parse_duration
 from helexa.cortex.config import CortexConfig, load
-from helexa.cortex.ledger.backends import open_database
-from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.keys import KeyStore
 from helexa.cortex.ledger.statement import budget
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
 
 T = TypeVar("T")
 Config = Annotated[Path, Parameter(name=["--config", "-c"])]

@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from helexa.cortex.ledger.database import Args, Database, Step
 from helexa.cortex.ledger.reservation import bounded, plain
+from helexa.cortex.ledger.storage.database import Args, Database, Step
 
 KEPT = 10_000
 _TRIMMED_EVERY = 500

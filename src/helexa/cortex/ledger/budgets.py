@@ -7,10 +7,10 @@ written, once, before the next.
 from collections.abc import Callable, Sequence
 
 from helexa.cortex.ledger import entries
-from helexa.cortex.ledger.database import Args, Step
 from helexa.cortex.ledger.gateways import SPEND, Taken
 from helexa.cortex.ledger.lease import FORGOTTEN_SECS, IDLE_SECS, Lease
 from helexa.cortex.ledger.reservation import Claim, Closing, Reservation
+from helexa.cortex.ledger.storage.database import Args, Step
 
 _COUNT = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
 _LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"

@@ -16,12 +16,12 @@ from typing import TypeVar
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
-from helexa.cortex.ledger.database import Database, DatabaseError
 from helexa.cortex.ledger.entries import Record
 from helexa.cortex.ledger.journal import Journal, catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.reservation import Asked, Claim, Closing, Reservation
-from helexa.cortex.ledger.retry import FIRST_RETRY_SECS, Retry
+from helexa.cortex.ledger.storage.database import Database, DatabaseError
+from helexa.cortex.ledger.storage.retry import FIRST_RETRY_SECS, Retry
 from helexa.cortex.ledger.waiting import Waiting, finish, refuse
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from helexa.cortex.ledger.database import Args
+from helexa.cortex.ledger.storage.database import Args
 
 ADD = (
     "INSERT INTO entries (gateway, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms, "

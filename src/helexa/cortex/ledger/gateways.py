@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.database import Database, Sql
 from helexa.cortex.ledger.lease import Lease, grant, window_at
 from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ import orjson
 
 from helexa.core.errors import HelexaError
 from helexa.cortex.ledger import entries
-from helexa.cortex.ledger.database import Args, Database, DatabaseError, Step
+from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
 
 log = logging.getLogger(__name__)
 

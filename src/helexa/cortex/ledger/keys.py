@@ -14,8 +14,8 @@ from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.access.key import Key, digest_of, hint_of, new_secret
 from helexa.cortex.access.principal import Principal, Window
-from helexa.cortex.ledger.database import Database, Row, Sql
 from helexa.cortex.ledger.periodic import repeat
+from helexa.cortex.ledger.storage.database import Database, Row, Sql
 
 POLL_SECS = 0.25
 _COLUMNS = (

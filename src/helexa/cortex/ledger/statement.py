@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.ledger.database import Database
 from helexa.cortex.ledger.gateways import LATEST_WINDOW
+from helexa.cortex.ledger.storage.database import Database
 
 _BUDGET = """
     SELECT CAST(windows.spent + COALESCE(SUM(leases.spent), 0) AS BIGINT) AS spent,

@@ -9,7 +9,7 @@ from typing import Protocol
 from helexa.core.errors import overloaded
 from helexa.cortex.lifecycle.load_job import LoadJob
 from helexa.cortex.lifecycle.placement import Hold
-from helexa.cortex.router import Warm
+from helexa.cortex.routing.router import Warm
 
 MAX_WAITERS = 256
 RETRY_CROWDED = 5

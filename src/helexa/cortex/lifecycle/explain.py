@@ -10,7 +10,7 @@ from helexa.cortex.fleet.picture import Node
 from helexa.cortex.lifecycle.evictor import Clearing, clearing
 from helexa.cortex.lifecycle.placement import Cold, feasible, place
 from helexa.cortex.lifecycle.situation import Resident, Situation
-from helexa.cortex.router import candidates, failing, has_warm, route
+from helexa.cortex.routing.router import candidates, failing, has_warm, route
 
 
 @dataclass(frozen=True)

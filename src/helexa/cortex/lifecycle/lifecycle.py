@@ -22,7 +22,7 @@ from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
 from helexa.cortex.lifecycle.placement import Cold, Hold
 from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
-from helexa.cortex.router import Warm, route
+from helexa.cortex.routing.router import Warm, route
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from helexa.cortex.fleet.picture import Node
 from helexa.cortex.lifecycle.departure import Departures
 from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
 from helexa.cortex.lifecycle.placement import Cold
-from helexa.cortex.router import Warm
+from helexa.cortex.routing.router import Warm
 
 log = logging.getLogger(__name__)
 

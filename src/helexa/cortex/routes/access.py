@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.gateway import Gateway
-from helexa.http.head import Headers
+from helexa.http.connections.request_head import Headers
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

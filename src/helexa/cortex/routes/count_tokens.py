@@ -11,13 +11,13 @@ from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, CountRequest, count_tokens
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
-from helexa.cortex.body_jobs import read_count
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import read_body
-from helexa.cortex.router import RETRY_OPEN, route
-from helexa.cortex.service import is_known
-from helexa.http.hang_up import ClientGone
-from helexa.http.head import refuse_encoded, request_id
+from helexa.cortex.requests.body_jobs import read_count
+from helexa.cortex.requests.request import read_body
+from helexa.cortex.routing.router import RETRY_OPEN, route
+from helexa.cortex.serving.service import is_known
+from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.request_head import refuse_encoded, request_id
 
 PATIENCE_SECS = 5.0
 

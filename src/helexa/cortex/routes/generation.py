@@ -9,16 +9,16 @@ from starlette.types import Receive, Scope, Send
 from helexa.core import logs
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
-from helexa.cortex.body_jobs import read_message, read_question
-from helexa.cortex.body_workers import BodyWorkers
-from helexa.cortex.exchange import Exchange
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import Question, read_body
-from helexa.cortex.reply import Reply
-from helexa.cortex.response_reply import ResponseReply
-from helexa.cortex.service import serve
-from helexa.http.hang_up import ClientGone, HangUp
-from helexa.http.head import Headers, refuse_encoded, request_id
+from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.replies.reply import Reply
+from helexa.cortex.replies.response_reply import ResponseReply
+from helexa.cortex.requests.body_jobs import read_message, read_question
+from helexa.cortex.requests.body_workers import BodyWorkers
+from helexa.cortex.requests.request import Question, read_body
+from helexa.cortex.serving.service import serve
+from helexa.http.connections.client_disconnect import ClientGone, HangUp
+from helexa.http.connections.request_head import Headers, refuse_encoded, request_id
 
 log = logging.getLogger(__name__)
 requests = logging.getLogger("helexa.cortex.requests")

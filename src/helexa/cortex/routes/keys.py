@@ -11,10 +11,10 @@ from helexa.core.errors import ApiError, invalid_body
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.key_terms import KeyChange, NewKey, described, refuse_static
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import read_body
+from helexa.cortex.requests.request import read_body
 from helexa.cortex.routes.access import Endpoint, admin
-from helexa.http.hang_up import ClientGone
-from helexa.http.head import refuse_encoded
+from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.request_head import refuse_encoded
 from helexa.http.json_response import JsonResponse
 
 _MAX_BODY_BYTES = 256 << 10

@@ -8,8 +8,8 @@ from starlette.responses import Response
 from helexa.core.errors import model_not_found
 from helexa.cortex.access.auth import allows
 from helexa.cortex.anthropic.models import VERSION_HEADER, anthropic_model, anthropic_page
+from helexa.cortex.api.model_list import Entry, model_list
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.model_list import Entry, model_list
 from helexa.http.json_response import JsonResponse
 
 

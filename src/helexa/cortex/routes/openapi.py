@@ -6,7 +6,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from helexa.cortex.openapi import document
+from helexa.cortex.api.openapi import document
 
 
 async def get_document(_request: Request) -> Response:

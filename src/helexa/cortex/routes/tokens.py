@@ -17,16 +17,16 @@ from helexa.core.errors import (
 )
 from helexa.cortex.access.auth import allows, authorise
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.body_bounds import check_containers
-from helexa.cortex.body_workers import is_large
-from helexa.cortex.exchange import CLIENT_CLOSED_REQUEST
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.question import read_body
-from helexa.cortex.rewrite import rewrite
-from helexa.cortex.router import Warm, route
-from helexa.cortex.service import is_known
-from helexa.http.hang_up import ClientGone
-from helexa.http.head import Headers, refuse_encoded
+from helexa.cortex.observability.request_record import CLIENT_CLOSED_REQUEST
+from helexa.cortex.requests.body_bounds import check_containers
+from helexa.cortex.requests.body_workers import is_large
+from helexa.cortex.requests.request import read_body
+from helexa.cortex.requests.rewrite import rewrite
+from helexa.cortex.routing.router import Warm, route
+from helexa.cortex.serving.service import is_known
+from helexa.http.connections.client_disconnect import ClientGone
+from helexa.http.connections.request_head import Headers, refuse_encoded
 
 PATIENCE_SECS = 30.0
 RETRY_SECS = 5

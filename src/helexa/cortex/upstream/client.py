@@ -9,8 +9,8 @@ from collections.abc import Callable
 from helexa.cortex.upstream.connection import Answer, Connection
 from helexa.cortex.upstream.errors import BrokenOff, LocalError, NotReached
 from helexa.cortex.upstream.origin import Origin, parse_base
-from helexa.http.head import Headers
-from helexa.http.local_errors import is_local_error
+from helexa.http.connections.local_errors import is_local_error
+from helexa.http.connections.request_head import Headers
 
 CONNECT_TIMEOUT_SECS = 2.0
 

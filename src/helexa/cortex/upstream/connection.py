@@ -8,9 +8,9 @@ import httptools
 
 from helexa.cortex.upstream.errors import BrokenOff, Silent, UpstreamError
 from helexa.cortex.upstream.origin import Origin
-from helexa.http.hang_up import is_gone
-from helexa.http.head import Headers
-from helexa.http.tcp_keep_alive import enable_tcp_keep_alive
+from helexa.http.connections.client_disconnect import is_gone
+from helexa.http.connections.request_head import Headers
+from helexa.http.connections.tcp_keep_alive import enable_tcp_keep_alive
 
 INTERIM_SECS = 15
 """Interval of the `102 Processing` responses that a node is asked for while it makes a non-streamed response."""

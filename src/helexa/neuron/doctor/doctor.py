@@ -3,16 +3,16 @@
 import json
 from collections.abc import Iterable, Iterator
 
-from helexa.neuron.access import exposure
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.discovery import default_device
 from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.doctor.hubs import look_at_hubs
 from helexa.neuron.doctor.kernels import look_at_kernels
 from helexa.neuron.doctor.machine import look_at_machine
 from helexa.neuron.doctor.port import look_at_port
+from helexa.neuron.hardware.discovery import default_device
+from helexa.neuron.server.access import exposure
 
 _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 

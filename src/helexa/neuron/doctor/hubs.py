@@ -6,7 +6,7 @@ from pathlib import Path
 
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME, ModelSource
-from helexa.neuron.builtin import source_text
+from helexa.neuron.builtin_models import source_text
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import DefaultModel, NeuronConfig
 from helexa.neuron.doctor.finding import Finding

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import msgspec
 
 from helexa.neuron.config import TorchConfig
-from helexa.neuron.discovery import torch_version
 from helexa.neuron.doctor.finding import Finding
-from helexa.neuron.engine.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.hardware.discovery import torch_version
 
 NO_KERNELS = "no"
 """What stands for the kernels of a device that cannot be used."""
@@ -95,7 +95,7 @@ def _survey(settings: TorchConfig, device: str) -> Survey:
         ValueError: it said why it cannot.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
-    command = [sys.executable, "-m", "helexa.neuron.survey", options]
+    command = [sys.executable, "-m", "helexa.neuron.kernel_survey", options]
     run = subprocess.run(
         command,
         env=ENVIRONMENT | os.environ,

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helexa.core.version import __version__
-from helexa.neuron.discovery import discover, overlooked, torch_version
 from helexa.neuron.doctor.finding import Finding
-from helexa.neuron.triton_toolchain import triton_missing
+from helexa.neuron.hardware.discovery import discover, overlooked, torch_version
+from helexa.neuron.hardware.triton_toolchain import triton_missing
 
 # What /proc/cpuinfo calls them; the kernels have words for each.
 _INSTRUCTIONS = {

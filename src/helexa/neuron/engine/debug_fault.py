@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import HelexaError
-from helexa.neuron import heartbeat
-from helexa.neuron.engine.messages import DEBUG_FAULT
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.step_input import StepInput
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import DEBUG_FAULT
+from helexa.neuron.engine.step.step_input import StepInput
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.processes import heartbeat
 
 Kind = Literal["exit", "hang", "slow", "crawl", "oom", "fault", "error", "nan"]
 

@@ -9,11 +9,11 @@ import torch
 
 from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
-from helexa.neuron.engine.device import DeviceError, physical_cores
-from helexa.neuron.engine.frames import encode, receive
-from helexa.neuron.engine.load import load
-from helexa.neuron.engine.messages import EngineOptions, FromEngine, Grant, LoadFailed, Needs, Progress, Ready
-from helexa.neuron.engine.runner import Runner
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.frames import encode, receive
+from helexa.neuron.engine.ipc.messages import EngineOptions, FromEngine, Grant, LoadFailed, Needs, Progress, Ready
+from helexa.neuron.engine.loading.device import DeviceError, physical_cores
+from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from helexa.neuron.engine.frames import FrameDecoder, encode
-from helexa.neuron.engine.grammars import Failure, Grammars
-from helexa.neuron.engine.messages import (
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.ipc.messages import (
     Cancel,
     Embed,
     EngineOptions,
@@ -21,10 +21,10 @@ from helexa.neuron.engine.messages import (
     ToEngine,
     TokenOutput,
 )
-from helexa.neuron.engine.plan_log import Setup
-from helexa.neuron.engine.recorded_scheduler import scheduler_of
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.sequence import Sequence
+from helexa.neuron.engine.plan_log.recorded_scheduler import scheduler_of
+from helexa.neuron.engine.plan_log.records import Setup
+from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
+from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.steps import Steps
 from helexa.neuron.ops.constants import PAGE_SIZE
 

@@ -10,10 +10,10 @@ import socket
 import sys
 from pathlib import Path
 
-from helexa.neuron import heartbeat, lifeline
-from helexa.neuron.engine.frames import receive
-from helexa.neuron.engine.messages import Load
-from helexa.neuron.file_use import mark_used
+from helexa.neuron.engine.ipc.frames import receive
+from helexa.neuron.engine.ipc.messages import Load
+from helexa.neuron.processes import heartbeat, parent_death
+from helexa.neuron.processes.file_use import mark_used
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
-    lifeline.hold()
+    parent_death.hold()
     heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, which are given its address
     faulthandler.register(signal.SIGUSR1)  # the server wants to know where a process hangs
     code = 0

@@ -7,16 +7,16 @@ from functools import partial
 
 import torch
 
-from helexa.neuron.engine.faults import Strikes, is_device_fault, is_out_of_memory, let_go
-from helexa.neuron.engine.launched import Launched
-from helexa.neuron.engine.masks import refused
-from helexa.neuron.engine.messages import TokenOutput
-from helexa.neuron.engine.overlap import as_after
-from helexa.neuron.engine.plan import Plan
-from helexa.neuron.engine.runner import Runner
-from helexa.neuron.engine.scheduler import Scheduler
-from helexa.neuron.engine.step_builder import build_step
-from helexa.neuron.engine.step_output import StepOutput
+from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, let_go
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.execution.step_in_flight import Launched
+from helexa.neuron.engine.ipc.messages import TokenOutput
+from helexa.neuron.engine.scheduling.overlap import as_after
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.token_masks import refused
+from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.ops.constants import NON_FINITE
 
 _log = logging.getLogger("helexa.neuron.engine")

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 
-from helexa.neuron.engine.environment import ENVIRONMENT
-from helexa.neuron.heartbeat import Heartbeat
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.processes.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 

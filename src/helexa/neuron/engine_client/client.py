@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from helexa.core.errors import HelexaError, ModelFileError, service_unavailable
-from helexa.neuron.engine.frames import FrameDecoder, encode
-from helexa.neuron.engine.messages import (
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.ipc.messages import (
     Cancel,
     Embed,
     Embedding,

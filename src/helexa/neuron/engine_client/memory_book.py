@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from helexa.neuron.engine.fit import divide
-from helexa.neuron.engine.messages import Grant, Needs
-from helexa.neuron.host_memory import own_bytes
+from helexa.neuron.engine.ipc.messages import Grant, Needs
+from helexa.neuron.engine.loading.fit import divide
+from helexa.neuron.hardware.host_memory import own_bytes
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from helexa.neuron.engine.messages import Embed, Generate, Logprob, TokenOutput
+from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOutput
 
 
 class Submits(Protocol):

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.rules import Rules, literal, without
 from helexa.neuron.grammar.schema import definitions, ends_somewhere, type_names
-from helexa.neuron.parsers.json_text import argument_text, dumps
 from helexa.neuron.parsers.schema_types import resolved, with_definitions
+from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
 # What restricts a string, or makes something else of a schema altogether.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})

@@ -1,7 +1,7 @@
 """Grammars of answers that reasoning comes before, which is free but for where it ends."""
 
 from helexa.neuron.grammar.rules import Rules, TokenId, without
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 
 _MARGIN = r"/\n{0,2}/"

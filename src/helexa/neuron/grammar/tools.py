@@ -8,7 +8,7 @@ from helexa.neuron.grammar.calls import json_call, python_call, schema_call, xml
 from helexa.neuron.grammar.offer import Offer
 from helexa.neuron.grammar.reasoning import harmony_final, harmony_message, harmony_text
 from helexa.neuron.grammar.rules import Rules, TokenId, literal, without
-from helexa.neuron.parsers.choice import FAMILIES
+from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16

@@ -8,8 +8,8 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
-from helexa.neuron.ops.delta_cache import DeltaCache
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 _LARGEST_STATE = 1 << 26  # bytes of one sequence in one layer; the largest models have 3 MiB

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron import heartbeat
 from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
-from helexa.neuron.weights.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 
 
 class Loader:

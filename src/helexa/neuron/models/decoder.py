@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from helexa.neuron import heartbeat
 from helexa.neuron.layers.block import Block
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
 from helexa.neuron.models.settings import Settings
 from helexa.neuron.ops.batch import Batch
+from helexa.neuron.processes import heartbeat
 
 
 class Decoder:

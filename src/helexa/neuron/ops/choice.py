@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from helexa.neuron.hardware.triton_toolchain import triton_cache, triton_missing
 from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.ops.protocol import Ops
-from helexa.neuron.ops.reference import ReferenceOps
-from helexa.neuron.triton_toolchain import triton_cache, triton_missing
+from helexa.neuron.ops.reference.reference import ReferenceOps
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def choose(
         reason = _refusal_of_triton(device)
         if reason is None:
             os.environ.setdefault("TRITON_CACHE_DIR", str(triton_cache()))
-            from helexa.neuron.ops.gpu import GpuOps
+            from helexa.neuron.ops.gpu.gpu import GpuOps
 
             return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
         return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
@@ -62,9 +62,9 @@ def choose(
         return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
         return Choice(ReferenceOps(device, dtype), f"{dtype} was asked for".replace("torch.", ""))
-    from helexa.neuron.ops.compiler import Unavailable, native_kernels
-    from helexa.neuron.ops.cpu import CpuOps
-    from helexa.neuron.ops.native import NativeOps
+    from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+    from helexa.neuron.ops.native.native import NativeOps
+    from helexa.neuron.ops.torch_cpu import CpuOps
 
     try:
         library, reason = native_kernels(), NativeOps.refusal(config)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-_PATH = Path(__file__).with_name("kernels") / "kernels.h"
+_PATH = Path(__file__).parent / "native" / "kernels" / "kernels.h"
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _IGNORED = r"#(?:ifndef|define) KERNELS_H\n|#endif|#include <stdint.h>|#define nullable\s|typedef uint16_t bfloat16;"
 _CONSTANT = r"#define (?P<name>\w+) (?P<value>-?\d+)\s"

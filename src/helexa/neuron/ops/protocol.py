@@ -11,12 +11,12 @@ from torch import Tensor
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import LinearOp, ProductBytes
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.quant_form import QuantForm
+from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 
 class MatrixStore(Protocol):

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from helexa.neuron.events import OutputEvent, TextDelta
-from helexa.neuron.parsers.family import Family
+from helexa.neuron.parsers.formats.family import Family
+from helexa.neuron.parsers.formats.untagged_calls import LEADING, LINES, read_untagged
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output, Tools, random_call_id
 from helexa.neuron.parsers.reasoning import ReasoningMarks
 from helexa.neuron.parsers.source import NotACall, Reading, Source
-from helexa.neuron.parsers.untagged_calls import LEADING, LINES, read_untagged
 
 
 class OutputParser:

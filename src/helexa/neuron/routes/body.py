@@ -3,7 +3,7 @@
 from starlette.requests import ClientDisconnect, Request
 
 from helexa.core.errors import ApiError, unsupported_media_type
-from helexa.http.head import refuse_encoded
+from helexa.http.connections.request_head import refuse_encoded
 
 MAX_BODY_BYTES = 64 << 20
 

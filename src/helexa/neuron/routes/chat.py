@@ -9,17 +9,17 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, unsupported_parameter, vision_unsupported
 from helexa.core.wire.openai_chat import ChatMessage, ChatRequest
-from helexa.neuron.answer import AnswerForm
-from helexa.neuron.constraint import chat_constraint, schemas_of
 from helexa.neuron.events import InferenceEvent
-from helexa.neuron.inference import run
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.answer_reader import AnswerForm
+from helexa.neuron.requests.inference import run
+from helexa.neuron.requests.output_constraint import chat_constraint, schemas_of
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.chat_projector import ChatProjector
 from helexa.neuron.routes.principal import principal_of
+from helexa.neuron.routes.projectors.chat_projector import ChatProjector
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.routes.usage import counts_prompt, reports_usage
-from helexa.neuron.text.chat_template import TemplateError
+from helexa.neuron.text.templates.chat_template import TemplateError
 
 _THINKING_HEADER = "x-include-thinking"
 _THINKING_VARIABLES = ("enable_thinking", "thinking")  # as templates call it

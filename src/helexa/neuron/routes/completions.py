@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from helexa.core.wire.openai_completions import CompletionRequest
-from helexa.neuron.constraint import completion_constraint
-from helexa.neuron.inference import run
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.inference import run
+from helexa.neuron.requests.output_constraint import completion_constraint
 from helexa.neuron.routes.body import read_json
-from helexa.neuron.routes.completion_projector import CompletionProjector
 from helexa.neuron.routes.principal import principal_of
+from helexa.neuron.routes.projectors.completion_projector import CompletionProjector
 from helexa.neuron.routes.reply import Reply
 from helexa.neuron.routes.usage import reports_usage
 

@@ -15,10 +15,10 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, context_length_exceeded, internal_error, invalid_body, service_unavailable
 from helexa.core.logs import tell
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
-from helexa.http.hang_up import ClientGone, HangUp
+from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.exchange import RunRecord, current
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.request_record import RunRecord, current
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.build import build_facts
-from helexa.neuron.discovery import discover
+from helexa.neuron.hardware.build_info import build_facts
+from helexa.neuron.hardware.discovery import discover
 
 
 async def version(request: Request) -> Response:

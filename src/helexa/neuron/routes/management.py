@@ -22,8 +22,8 @@ from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
 from helexa.core.wire.request import refusal_of
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.exchange import current
-from helexa.neuron.registry import CudaUnavailableError, Registry, bare_id
+from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry, bare_id
+from helexa.neuron.requests.request_record import current
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
 from helexa.neuron.routes.refusal import descriptor_shortage, log_refusal

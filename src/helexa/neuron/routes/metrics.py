@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.neuron.metrics import TEXT_FORMAT
+from helexa.neuron.requests.metrics import TEXT_FORMAT
 
 
 async def metrics(request: Request) -> Response:

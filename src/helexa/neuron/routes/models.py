@@ -9,7 +9,7 @@ from starlette.routing import Route
 from helexa.core.fleet import ModelInfo
 from helexa.core.wire.openai_models import model_entry, model_list
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
 
 
 async def list_models(request: Request) -> Response:

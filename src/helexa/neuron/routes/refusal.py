@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError, internal_error, overloaded
 from helexa.core.logs import tell
-from helexa.http.local_errors import OUT_OF_DESCRIPTORS
-from helexa.neuron.exchange import current
+from helexa.http.connections.local_errors import OUT_OF_DESCRIPTORS
+from helexa.neuron.requests.request_record import current
 
 logger = logging.getLogger(__name__)
 

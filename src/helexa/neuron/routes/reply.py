@@ -12,7 +12,7 @@ from helexa.core.errors import ApiError, internal_error
 from helexa.core.sse import KEEP_ALIVE
 from helexa.neuron.events import Failed, InferenceEvent
 from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
-from helexa.neuron.routes.projector import Projector
+from helexa.neuron.routes.projectors.projector import Projector
 from helexa.neuron.routes.refusal import log_refusal
 
 PATIENCE_SECONDS = 3.0

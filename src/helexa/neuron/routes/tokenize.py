@@ -9,10 +9,10 @@ from starlette.routing import Route
 from helexa.core.errors import ApiError, invalid_body, missing_model, unsupported_parameter, vision_unsupported
 from helexa.core.wire.tokenize import Detokenized, DetokenizeRequest, TokenizeRequest, Tokens
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.model import ServedModel
+from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.chat import template_turns, thinking_variables
-from helexa.neuron.text.chat_template import TemplateError
+from helexa.neuron.text.templates.chat_template import TemplateError
 
 
 async def tokenize(request: Request) -> Response:

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError
 from helexa.http.json_response import JsonResponse
-from helexa.neuron.usage_records import UsageRecords
+from helexa.neuron.requests.usage_records import UsageRecords
 
 WAIT_SECONDS = 8.0
 

@@ -7,8 +7,8 @@ from pathlib import Path, PurePosixPath
 
 from helexa.core.errors import SourceError
 from helexa.neuron.text.pooling import POOLING_FILE
-from helexa.neuron.weights.gguf import part_names
-from helexa.neuron.weights.quant_form import AUTO, NAMES, is_quant
+from helexa.neuron.weights.gguf.files import part_names
+from helexa.neuron.weights.quantization.quant_form import AUTO, NAMES, is_quant
 
 SHARD_INDEX = "model.safetensors.index.json"
 _ENDING = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from helexa.core.errors import HelexaError
 from helexa.core.source import DEFAULT_SCHEME
-from helexa.neuron.builtin import BUILTIN_MODELS
+from helexa.neuron.builtin_models import BUILTIN_MODELS
 from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.file_use import is_used
+from helexa.neuron.processes.file_use import is_used
 from helexa.neuron.sources.choice import quant_tag
 from helexa.neuron.sources.pypi import PINNED, kept_model
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots
 from helexa.neuron.sources.sources import configured_hub
-from helexa.neuron.weights.gguf import part_names
+from helexa.neuron.weights.gguf.files import part_names
 
 _PARTIALS = f"blobs/*{PARTIAL}"
 _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")

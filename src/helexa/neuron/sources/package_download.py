@@ -82,7 +82,7 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
     # folder too: on one disk with the cache, and countable while they grow.
     with errors.open("wb") as stderr, output.open("wb") as stdout:
         process = subprocess.Popen(
-            [sys.executable, "-m", "helexa.neuron.lifeline", *command],
+            [sys.executable, "-m", "helexa.neuron.processes.parent_death", *command],
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.chat_template import CHATML, ChatTemplate
-from helexa.neuron.text.message_shaper import Message
 from helexa.neuron.text.notation import Notation
 from helexa.neuron.text.pooling import Pooling, pooling_in_directory, pooling_in_gguf
 from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
-from helexa.neuron.text.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
-from helexa.neuron.text.template_renderer import TemplateError
-from helexa.neuron.text.template_sources import TemplateSources
-from helexa.neuron.text.tokenizer import Tokenizer
-from helexa.neuron.weights.gguf import GgufFile, gguf_models
+from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
+from helexa.neuron.text.templates.message_shaper import Message
+from helexa.neuron.text.templates.template_renderer import TemplateError
+from helexa.neuron.text.templates.template_sources import TemplateSources
+from helexa.neuron.text.tokenizers.special_tokens import special_tokens_in_directory, special_tokens_in_gguf
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from helexa.neuron.parsers.choice import find_family
-from helexa.neuron.parsers.family import Family
-from helexa.neuron.parsers.harmony import Harmony
-from helexa.neuron.parsers.hermes import Hermes
+from helexa.neuron.parsers.formats.choice import find_family
+from helexa.neuron.parsers.formats.family import Family
+from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.hermes import Hermes
 from helexa.neuron.parsers.output import Tools
 from helexa.neuron.parsers.parser import OutputParser
 from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
-from helexa.neuron.text.detokenizer import Detokenizer
-from helexa.neuron.text.tokenizer import Tokenizer
+from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 _TURN = 4096  # tokens of a prompt, from its end, among which its last turn begins
 _TAIL = 16  # tokens: where it does not, a prompt's last ones, among which a mark of reasoning is

@@ -1,8 +1,8 @@
 """How a model's maker recommends to sample from it.
 
-A request's own value comes before these, and these before the node's fallbacks (`helexa.neuron.inference`). They are
-advice: what is absent or not understood falls back. `max_new_tokens` is a library's default and bounds nothing here;
-the end tokens are the tokenizer's matter.
+The precedence is: the request's value, then these values, then the node's fallbacks (`neuron.requests.inference`). An
+absent or invalid value falls back. `max_new_tokens` is ignored, as it is a library's default and no limit of the model;
+the tokenizer knows the end tokens.
 """
 
 import math

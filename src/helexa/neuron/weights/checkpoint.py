@@ -5,8 +5,8 @@ from typing import Any, Protocol, Self
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import Weight
-from helexa.neuron.weights.gguf import gguf_models
-from helexa.neuron.weights.gguf_checkpoint import GgufCheckpoint
+from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
+from helexa.neuron.weights.gguf.files import gguf_models
 from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.triton.card import Card
 
 KIB = 1 << 10

@@ -10,12 +10,12 @@ from torch import Tensor
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Span
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.triton.mixture import GpuMixture
-from helexa.neuron.ops.triton.packed import PackedMatrix
+from helexa.neuron.ops.triton.products.packed import PackedMatrix
 from neuron.ops import paged
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.protocol import Ops
 from neuron.ops.conformance import CacheConformance, Conformance
 from neuron.ops.paged import CPU

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch, Span
-from helexa.neuron.ops.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
-from helexa.neuron.ops.gpu import GpuOps
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.gpu.gpu import GpuOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton.card import Card
 from neuron.ops import paged
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, Routing
 from helexa.neuron.ops.triton.mixture import GpuMixture, few
 from helexa.neuron.ops.triton.routing import arrange, route

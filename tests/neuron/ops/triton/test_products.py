@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.gpu import GpuOps
+from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.triton.card import Card
-from helexa.neuron.ops.triton.gemm import multiply_tiles, tiles
-from helexa.neuron.ops.triton.linear import PackedLinear, way
-from helexa.neuron.ops.triton.packed import PackedMatrix, pack
+from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
+from helexa.neuron.ops.triton.products.linear import PackedLinear, way
+from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.quant_form import FORMS
-from helexa.neuron.weights.quantize import quantize
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
 from neuron.ops import random_weights
 
 CPU = torch.device("cpu")

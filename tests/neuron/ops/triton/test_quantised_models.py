@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from helexa.neuron.engine.load import load_once
-from helexa.neuron.engine.messages import EngineOptions
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.load import load_once
 from tiny_models import decode, tiny_model
 
 SHAPE = {

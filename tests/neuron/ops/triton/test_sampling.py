@@ -6,8 +6,8 @@ import torch
 
 from helexa.neuron.ops import sampling
 from helexa.neuron.ops.constants import NON_FINITE
-from helexa.neuron.ops.gpu import GpuOps
-from helexa.neuron.ops.reference import ReferenceOps
+from helexa.neuron.ops.gpu.gpu import GpuOps
+from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton import sampling as kernels
 
 CPU = torch.device("cpu")

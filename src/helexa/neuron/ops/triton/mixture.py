@@ -16,10 +16,10 @@ from triton.language import constexpr
 
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.ops.triton.card import Card
-from helexa.neuron.ops.triton.gemm import Blocks, Tiles, multiply_tiles, tiles
-from helexa.neuron.ops.triton.gemv import multiply_rows
 from helexa.neuron.ops.triton.launch import launch
-from helexa.neuron.ops.triton.packed import LANES, PackedMatrix, alike, join
+from helexa.neuron.ops.triton.products.gemm import Blocks, Tiles, multiply_tiles, tiles
+from helexa.neuron.ops.triton.products.gemv import multiply_rows
+from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, alike, join
 from helexa.neuron.ops.triton.routing import arrange, route
 
 _BLOCK = 512

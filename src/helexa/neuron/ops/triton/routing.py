@@ -8,8 +8,8 @@ from torch import Tensor
 from triton.language import constexpr
 
 from helexa.neuron.ops.mixture import Routing
-from helexa.neuron.ops.triton.gemm import Blocks
 from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.products.gemm import Blocks
 
 _STEP = 1024  # pairs that are looked at together
 

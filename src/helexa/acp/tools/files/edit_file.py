@@ -1,0 +1,58 @@
+"""edit_file: one piece of a file's text is replaced by another."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from helexa.acp.failure import ToolError
+from helexa.acp.history import CardContent, Location, ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn
+from helexa.acp.tools.excerpt import title
+from helexa.acp.tools.files.change import replaced, shown
+from helexa.acp.tools.tool import Act, Progress, ToolContext, ToolOutcome, Writes
+
+
+class _Arguments(Arguments):
+    path: Annotated[str, Meta(description="The file.")]
+    old_text: Annotated[str, Meta(description="What is there now, exactly, with enough around it to be there once.")]
+    new_text: Annotated[str, Meta(description="What shall be there instead.")]
+
+
+class EditFile(BuiltIn):
+    """Replaces a piece of a file."""
+
+    name = "edit_file"
+    description = "Replace a piece of a text file. It must be in the file exactly once, white space included."
+    kind: ToolKind = "edit"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Which file."""
+        return f"Edit {title(arguments['path'])}"
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It writes this file."""
+        return Writes(context.boundary.place(arguments["path"]))
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """What would change."""
+        old, new, _ = await self._change(arguments, context)
+        return (shown(context.boundary.place(arguments["path"]).path, old, new),)
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Replace it."""
+        place = context.boundary.place(arguments["path"])
+        old, new, line = await self._change(arguments, context)
+        await context.host.write_text(place.path, new)
+        return ToolOutcome(
+            f"edited {arguments['path']} at line {line}",
+            shown=(shown(place.path, old, new),),
+            locations=(Location(str(place.path), line),),
+        )
+
+    async def _change(self, arguments: dict[str, Any], context: ToolContext) -> tuple[str, str, int]:
+        place = context.boundary.place(arguments["path"])
+        if place.is_folder():
+            raise ToolError(f"{arguments['path']} is a folder")
+        old = await context.host.read_text(place.path)
+        return old, *replaced(old, arguments["old_text"], arguments["new_text"])

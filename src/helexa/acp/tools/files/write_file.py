@@ -1,0 +1,60 @@
+"""write_file: a new file, or all of one anew."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from helexa.acp.failure import ToolError
+from helexa.acp.history import CardContent, ToolKind
+from helexa.acp.host.host import HostError
+from helexa.acp.tools.builtin import Arguments, BuiltIn
+from helexa.acp.tools.excerpt import title
+from helexa.acp.tools.files.change import shown
+from helexa.acp.tools.tool import Act, Progress, ToolContext, ToolOutcome, Writes
+
+
+class _Arguments(Arguments):
+    path: Annotated[str, Meta(description="The file; folders above it are made.")]
+    content: Annotated[str, Meta(description="All of its new text.")]
+
+
+class WriteFile(BuiltIn):
+    """Writes a whole file."""
+
+    name = "write_file"
+    description = "Write a whole text file, new or anew. To change a part of one, use edit_file."
+    kind: ToolKind = "edit"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Which file."""
+        return f"Write {title(arguments['path'])}"
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It writes this file."""
+        return Writes(context.boundary.place(arguments["path"]))
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """What would change."""
+        place = context.boundary.place(arguments["path"])
+        if place.is_folder():
+            raise ToolError(f"{arguments['path']} is a folder")
+        return (shown(place.path, await self._old(arguments, context), arguments["content"]),)
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Write it."""
+        diff = await self.preview(arguments, context)
+        place = context.boundary.place(arguments["path"])
+        await context.host.write_text(place.path, arguments["content"])
+        size = len(arguments["content"].encode())
+        return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=diff)
+
+    async def _old(self, arguments: dict[str, Any], context: ToolContext) -> str | None:
+        """What is there now; None for nothing, and for what is no text and would be replaced."""
+        place = context.boundary.place(arguments["path"])
+        if not place.exists():
+            return None
+        try:
+            return await context.host.read_text(place.path)
+        except HostError:
+            return None

@@ -1,0 +1,261 @@
+"""The tools of MCP servers that the client hands to a session.
+
+The package `mcp` takes a second to import: only those pay who use it.
+"""
+
+import asyncio
+import importlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from helexa.acp.failure import ToolError
+from helexa.acp.history import CardContent, Image, Location, ToolKind
+from helexa.acp.tools.builtin import as_block
+from helexa.acp.tools.excerpt import clipped, ends, title
+from helexa.acp.tools.mcp.server import McpServer, StdioServer
+from helexa.acp.tools.tool import Act, Calls, Progress, ToolContext, ToolOutcome
+
+if TYPE_CHECKING:
+    import anyio
+    import mcp_types
+    from mcp.client import Client
+
+_LOG = logging.getLogger(__name__)
+_START_SECONDS = 20.0
+_CALL_SECONDS = 300.0
+_END_SECONDS = 6.0
+_MOST_TOOLS = 128  # of one server
+_MOST_NAME = 64  # what endpoints take
+_MOST_DESCRIPTION = 2_000
+_MOST_BYTES = 48_000
+_MOST_IMAGES = 4
+_MOST_IMAGE = 5 << 20
+
+
+async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connection"], list[str]]:
+    """Start or reach all servers at once; a sentence for each that failed. It takes no longer than the slowest may."""
+    if not servers:
+        return [], []
+    try:
+        await asyncio.to_thread(importlib.import_module, "mcp.client")
+    except ImportError:
+        return [], ["MCP servers need the Python package `mcp`: install helexa[acp]"]
+    connections = [Connection(server, cwd) for server in servers]
+    outcomes = await asyncio.gather(*(connection.open() for connection in connections), return_exceptions=True)
+    warnings = [
+        f"The MCP server {title(connection.name)} cannot be used: {outcome}"
+        for connection, outcome in zip(connections, outcomes, strict=True)
+        if outcome is not None
+    ]
+    return [each for each, outcome in zip(connections, outcomes, strict=True) if outcome is None], warnings
+
+
+class Connection:
+    """One server, for as long as its session lasts. It lives in a task of its own, as `mcp` wants it.
+
+    Attributes:
+        name: of the server, as the client calls it.
+        tools: what it offers, once it is open.
+    """
+
+    def __init__(self, server: McpServer, cwd: Path) -> None:
+        self.name = server.name
+        self.tools: list[mcp_types.Tool] = []
+        self._server = server
+        self._cwd = cwd
+        self._client: Client | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start it and learn its tools.
+
+        Raises:
+            ToolError: it could not be started or reached, or took too long.
+        """
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live(opened))
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await opened
+        except TimeoutError as error:
+            raise ToolError(f"it did not start within {_START_SECONDS:g} s") from error
+        finally:
+            if self._client is None:
+                await self.close()
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> "mcp_types.CallToolResult":
+        """Call one of its tools.
+
+        Raises:
+            ToolError: it failed, is gone or took too long.
+        """
+        if self._client is None:
+            raise ToolError(f"The MCP server {title(self.name)} has ended")
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                return await self._client.call_tool(tool, arguments)
+        except TimeoutError as error:
+            raise ToolError(f"The MCP server {title(self.name)} did not answer within {_CALL_SECONDS:g} s") from error
+        except Exception as error:  # whatever it is, it is this server's
+            raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
+
+    async def close(self) -> None:
+        """End the server, or the connection to it. Were the task itself cancelled, `mcp` would leave the server."""
+        if self._scope is not None:
+            self._scope.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_END_SECONDS)
+
+    async def _live(self, opened: asyncio.Future[None]) -> None:
+        import anyio
+
+        try:
+            with anyio.CancelScope() as self._scope:
+                async with _client(self._server, self._cwd) as client:
+                    self.tools = [tool async for tool in _listed(client)]
+                    if not opened.done():
+                        self._client = client
+                        opened.set_result(None)
+                        await anyio.sleep_forever()
+        except Exception as error:  # whatever it is, it is this server's
+            if opened.done():
+                _LOG.warning("MCP server %s: %s", title(self.name), _reason(error))
+            else:
+                opened.set_exception(ToolError(_reason(error)))
+        finally:
+            self._client = None
+
+
+@asynccontextmanager
+async def _client(server: McpServer, cwd: Path) -> AsyncIterator["Client"]:
+    import httpx2
+    from mcp.client import Client
+    from mcp.client.sse import sse_client
+    from mcp.client.stdio import StdioServerParameters
+    from mcp.client.streamable_http import streamable_http_client
+
+    if isinstance(server, StdioServer):
+        start = StdioServerParameters(command=server.command, args=list(server.args), env=dict(server.env), cwd=cwd)
+        async with Client(start, cache=None) as client:
+            yield client
+    elif server.transport == "sse":
+        async with Client(sse_client(server.url, headers=dict(server.headers)), cache=None) as client:
+            yield client
+    else:
+        timeout = httpx2.Timeout(30, read=_CALL_SECONDS)
+        async with (
+            httpx2.AsyncClient(headers=server.headers, timeout=timeout) as http,
+            Client(streamable_http_client(server.url, http_client=http), cache=None) as client,
+        ):
+            yield client
+
+
+async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
+    """Its tools, as many as we take."""
+    cursor, count = None, 0
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            count += 1
+            if count > _MOST_TOOLS:
+                return
+            yield tool
+        cursor = page.next_cursor
+        if not cursor or not page.tools:
+            return
+
+
+class McpTool:
+    """A tool of a server, named after both."""
+
+    kind: ToolKind = "other"
+
+    def __init__(self, name: str, tool: "mcp_types.Tool", connection: Connection) -> None:
+        self.name = name
+        self.description = clipped(tool.description or tool.title or tool.name, _MOST_DESCRIPTION)
+        self.schema: dict[str, Any] = {"type": "object", "properties": {}} | tool.input_schema
+        self._tool = tool
+        self._connection = connection
+
+    def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """As they are: the server checks them."""
+        return arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Whose tool it is, and which."""
+        return title(f"{self._connection.name}: {self._tool.title or self._tool.name}")
+
+    def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
+        """Nobody knows."""
+        return ()
+
+    async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
+        """What it is called with."""
+        return as_block(json.dumps(arguments, indent=2, ensure_ascii=False))
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It calls the server."""
+        return Calls(self.name, self.only_reads)
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether the server says that it changes nothing."""
+        annotations = self._tool.annotations
+        return annotations is not None and annotations.read_only_hint is True
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Call it."""
+        result = await self._connection.call(self._tool.name, arguments)
+        texts: list[str] = []
+        images: list[Image] = []
+        for block in result.content:
+            if block.type == "text":
+                texts.append(block.text)
+            elif block.type == "image" and len(images) < _MOST_IMAGES and len(block.data) <= _MOST_IMAGE:
+                images.append(Image(block.mime_type, block.data))
+            elif block.type == "resource" and (text := getattr(block.resource, "text", None)) is not None:
+                texts.append(f"{block.resource.uri}\n{text}")
+            elif block.type == "resource_link":
+                texts.append(f"[{block.name}: {block.uri}]")
+            else:
+                texts.append(f"[{block.type} that cannot be shown]")
+        if not texts and not images and result.structured_content is not None:
+            texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        content = ends("\n".join(texts), _MOST_BYTES) or "[no output]"
+        shown = (*as_block(content), *images)
+        return ToolOutcome(content, failed=result.is_error, shown=shown, images=tuple(images))
+
+
+def named(connections: Iterable[Connection], taken: Iterable[str]) -> list[McpTool]:
+    """All tools of these servers, under names that endpoints take and that nothing else has."""
+    names = set(taken)
+    tools: list[McpTool] = []
+    for connection in connections:
+        for tool in connection.tools:
+            name = _name(connection.name, tool.name, names)
+            names.add(name)
+            tools.append(McpTool(name, tool, connection))
+    return tools
+
+
+def _name(server: str, tool: str, taken: set[str]) -> str:
+    server, tool = (re.sub(r"[^A-Za-z0-9_-]+", "_", text) or "_" for text in (server, tool))
+    stem = f"mcp__{server[:24]}__{tool}"[:_MOST_NAME]
+    name, number = stem, 2
+    while name in taken:
+        name = f"{stem[: _MOST_NAME - len(str(number)) - 1]}_{number}"
+        number += 1
+    return name
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in the first place, in a few words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return title(str(error) or type(error).__name__, 300)

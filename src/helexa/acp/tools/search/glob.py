@@ -1,0 +1,41 @@
+"""glob: files by their names."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from helexa.acp.failure import ToolError
+from helexa.acp.history import ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
+from helexa.acp.tools.excerpt import title
+from helexa.acp.tools.search.search import Search, report, search
+from helexa.acp.tools.tool import Progress, ToolContext, ToolOutcome
+
+
+class _Arguments(Arguments):
+    pattern: Annotated[
+        str, Meta(description="As in .gitignore: `*.py` at any depth, `src/**/*.{js,ts}`.", min_length=1)
+    ]
+    path: Annotated[str, Meta(description="The folder to look below; the working directory if not given.")] = "."
+
+
+class Glob(BuiltIn):
+    """Finds files by name."""
+
+    name = "glob"
+    description = "Find files by name. What git ignores is passed over."
+    kind: ToolKind = "search"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """What and where."""
+        return f"Find {title(arguments['pattern'])} in {title(arguments['path'])}"
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Find them."""
+        place = context.boundary.place(arguments["path"])
+        if not place.is_folder():
+            raise ToolError(f"{arguments['path']} is no folder")
+        findings = await search(Search(str(place.real), files=arguments["pattern"], most=500))
+        content = report(findings, context.boundary.brief(place.path), "files")
+        return ToolOutcome(content, shown=as_block(content))

@@ -1,0 +1,42 @@
+"""fetch: a page of the web as text. Only there where the configuration allows it."""
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from helexa.acp.history import ToolKind
+from helexa.acp.tools.builtin import Arguments, BuiltIn
+from helexa.acp.tools.excerpt import clipped, title
+from helexa.acp.tools.tool import Act, Fetches, Progress, ToolContext, ToolError, ToolOutcome
+from helexa.acp.tools.web import web_page
+
+_MOST_BYTES = 48_000
+
+
+class _Arguments(Arguments):
+    url: Annotated[str, Meta(description="Its http(s) address.", min_length=1, max_length=2000)]
+
+
+class Fetch(BuiltIn):
+    """Gets a page."""
+
+    name = "fetch"
+    description = "Get a page of the public web as text."
+    kind: ToolKind = "fetch"
+    arguments = _Arguments
+
+    def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Which page."""
+        return f"Fetch {title(arguments['url'])}"
+
+    def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
+        """It asks the page's host."""
+        return Fetches(web_page.parsed(arguments["url"]).host or "")
+
+    async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
+        """Get it."""
+        page = await web_page.fetched(arguments["url"])
+        text = clipped(page.text, _MOST_BYTES) + ("\n[the page goes on]" if page.cut else "")
+        if page.status >= 400:
+            raise ToolError(f"{page.url} answered with status {page.status}: {clipped(page.text, 1000)}")
+        return ToolOutcome(f"{page.url}\n\n{text}")

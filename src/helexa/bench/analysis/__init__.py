@@ -1,0 +1,1 @@
+"""Statistics over measured series."""

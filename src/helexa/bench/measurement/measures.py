@@ -1,0 +1,235 @@
+"""From the moments of requests to their measures, as `metrics` defines them: nothing but arithmetic."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from helexa.bench.measurement.request_record import RequestRecord
+
+P99_MIN_SAMPLES = 100
+"""With fewer, a 99th percentile is the maximum by another name, and is not given."""
+
+MIN_DECODE_WINDOW_S = 0.2
+"""No decode rate over less time: it depends on how the server groups tokens into chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A sample's summary; percentiles are linear between ranks (numpy's default). `p99` needs 100 values."""
+
+    n: int
+    mean: float
+    min: float
+    max: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Service level objectives: a request that meets all that are set is good. From the schedule, in an open loop."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMeasures:
+    """The measures of one request; None where they do not exist.
+
+    Attributes:
+        estimated: its tokens were counted by chunks, not reported.
+        prefill_estimated: `prefill_tps` comes from the client's clock.
+    """
+
+    ttft_s: float | None
+    ttfo_s: float | None
+    e2e_s: float | None
+    tpot_s: float | None
+    ntpot_s: float | None
+    output_tps_user: float | None
+    prefill_tps: float | None
+    queue_s: float | None
+    client_queue_s: float
+    scheduled_ttft_s: float | None
+    scheduled_e2e_s: float | None
+    completion_tokens: int
+    estimated: bool
+    prefill_estimated: bool
+    icl_s: list[float] = field(default_factory=list[float])
+    itl_s: list[float] = field(default_factory=list[float])
+
+
+@dataclass(frozen=True, slots=True)
+class RunMeasures:
+    """The measures of one sample.
+
+    Attributes:
+        requests: all that were issued; the next five say how they ended.
+        distributions: by metric, of the requests that were answered in full.
+        totals: by metric, of the sample as a whole: `output_tps`, `goodput_rps`, `goodput_share`.
+        estimated: some of its tokens were counted by chunks.
+        prefill_estimated: some prefill rates come from the client's clock.
+    """
+
+    requests: int
+    completed: int
+    rejected: int
+    timed_out: int
+    failed: int
+    incomplete: int
+    distributions: dict[str, Distribution]
+    totals: dict[str, float]
+    estimated: bool
+    prefill_estimated: bool
+
+
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Summarise; None without values."""
+    sample = np.asarray(list(values), dtype=np.float64)
+    if not sample.size:
+        return None
+    p50, p90, p95, p99 = (float(value) for value in np.percentile(sample, [50, 90, 95, 99]))
+    return Distribution(
+        n=sample.size,
+        mean=float(sample.mean()),
+        min=float(sample.min()),
+        max=float(sample.max()),
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99 if sample.size >= P99_MIN_SAMPLES else None,
+    )
+
+
+def measure(record: RequestRecord) -> RequestMeasures:
+    """The measures of one request, however it ended."""
+    deltas, t0 = record.deltas, record.sent
+    first = deltas[0].at if deltas else None
+    last = deltas[-1].at if deltas else None
+    visible = next((delta.at for delta in deltas if delta.kind != "reasoning"), None)
+    reported = record.completion_tokens
+    n = len(deltas) if reported is None else reported
+    ttft, ttfo, e2e = _since(t0, first), _since(t0, visible), _since(t0, last)
+    window = deltas[-1].at - deltas[0].at if len(deltas) > 1 else None
+    streamed = n - _hidden_tokens(record)
+    tpot = window / (streamed - 1) if window is not None and streamed >= 2 else None
+    prefill_tps, prefill_estimated = _prefill_rate(record, ttft)
+    return RequestMeasures(
+        ttft_s=ttft,
+        ttfo_s=ttfo,
+        e2e_s=e2e,
+        tpot_s=tpot,
+        ntpot_s=e2e / n if e2e is not None and n else None,
+        output_tps_user=1 / tpot if tpot and window is not None and window >= MIN_DECODE_WINDOW_S else None,
+        prefill_tps=prefill_tps,
+        queue_s=_queue(record, ttft),
+        client_queue_s=t0 - record.scheduled,
+        scheduled_ttft_s=_since(record.scheduled, first),
+        scheduled_e2e_s=_since(record.scheduled, last),
+        completion_tokens=n,
+        estimated=reported is None and bool(deltas),
+        prefill_estimated=prefill_estimated,
+        icl_s=[after.at - before.at for before, after in pairwise(deltas)],
+        itl_s=_token_gaps(record),
+    )
+
+
+def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None = None) -> RunMeasures:
+    """The measures of a sample's requests; latencies are those of requests that were answered in full."""
+    measured = [(record, measure(record)) for record in records]
+    done = [measures for record, measures in measured if record.status == "ok"]
+    count = {status: sum(record.status == status for record in records) for status in _STATUSES}
+    columns = {name: [v for m in done if (v := getattr(m, name)) is not None] for name in _PER_REQUEST}
+    columns["icl_s"] = [gap for m in done for gap in m.icl_s]
+    columns["itl_s"] = [gap for m in done for gap in m.itl_s]
+    totals: dict[str, float] = {}
+    span = max((r.ended for r in records), default=0.0) - min((r.sent for r in records), default=0.0)
+    if span > 0:
+        totals["output_tps"] = sum(m.completion_tokens for _, m in measured) / span
+    if objectives is not None and records:
+        good = sum(record.status == "ok" and _is_good(m, objectives) for record, m in measured)
+        totals["goodput_share"] = good / len(records)
+        if span > 0:
+            totals["goodput_rps"] = good / span
+    return RunMeasures(
+        requests=len(records),
+        completed=count["ok"],
+        rejected=count["rejected"],
+        timed_out=count["timeout"],
+        failed=count["error"],
+        incomplete=count["incomplete"],
+        distributions={name: found for name, values in columns.items() if (found := distribution(values))},
+        totals=totals,
+        estimated=any(m.estimated for _, m in measured),
+        prefill_estimated=any(m.prefill_estimated for m in done),
+    )
+
+
+_STATUSES = ("ok", "rejected", "timeout", "error", "incomplete")
+_PER_REQUEST = (
+    "ttft_s",
+    "ttfo_s",
+    "e2e_s",
+    "tpot_s",
+    "ntpot_s",
+    "output_tps_user",
+    "prefill_tps",
+    "queue_s",
+    "client_queue_s",
+    "scheduled_ttft_s",
+    "scheduled_e2e_s",
+)
+
+
+def _since(start: float, moment: float | None) -> float | None:
+    return None if moment is None else moment - start
+
+
+def _hidden_tokens(record: RequestRecord) -> int:
+    """Reasoning tokens that the server counts but does not stream: they were generated before the first chunk."""
+    shown = any(delta.kind == "reasoning" for delta in record.deltas)
+    return 0 if shown else record.reasoning_tokens or 0
+
+
+def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:
+    """Tokens per second, and whether the time is the client's."""
+    if record.prompt_tokens is None:
+        return None, False
+    computed = record.prompt_tokens - (record.cached_tokens or 0)
+    seconds = record.prefill_s or ttft
+    if computed <= 0 or not seconds:
+        return None, False
+    return computed / seconds, not record.prefill_s
+
+
+def _queue(record: RequestRecord, ttft: float | None) -> float | None:
+    if record.queue_s is not None:
+        return record.queue_s
+    if ttft is None or record.prefill_s is None:
+        return None
+    return max(ttft - record.prefill_s, 0.0)
+
+
+def _token_gaps(record: RequestRecord) -> list[float]:
+    """Time between tokens, where the server counts them with each chunk: those of one chunk share its gap evenly."""
+    gaps: list[float] = []
+    for before, after in pairwise(record.deltas):
+        if before.tokens is None or after.tokens is None:
+            return []
+        tokens = after.tokens - before.tokens
+        if tokens > 0:
+            gaps += [(after.at - before.at) / tokens] * tokens
+    return gaps
+
+
+def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
+    """An answer without a single token is no good one; one of a single token has no pace to keep."""
+    waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
+    in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)
+    return in_time and (objectives.tpot_s is None or measures.tpot_s is None or measures.tpot_s <= objectives.tpot_s)

@@ -1,0 +1,106 @@
+"""`helexa generate --prompts`: many prompts, their answers as lines of JSON as they come."""
+
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.json_lines import json_text
+from helexa.cli.terminal import Progress, note
+from helexa.generation.answering import Result
+from helexa.generation.background import Blocking, across, blocking_each
+from helexa.generation.completion import Completion
+from helexa.generation.errors import GenerationError
+from helexa.generation.files.prompt_file import Item, read_prompts
+from helexa.generation.files.result_file import result_record
+from helexa.generation.model import AskOptions, Model
+from helexa.generation.request import Ask, Request
+
+
+@dataclass
+class Tally:
+    """What has become of the prompts so far, shown on stderr while it grows if somebody may want to see it."""
+
+    progress: Progress | None
+    started: float = field(default_factory=time.monotonic)
+    answered: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def count(self, _: int, result: Result) -> None:
+        """One more is known."""
+        if isinstance(result, Completion):
+            self.answered += 1
+            self.prompt_tokens += result.usage.prompt
+            self.answer_tokens += result.usage.completion
+        else:
+            self.failed += 1
+        if self.progress is not None:
+            self.progress.show(f"{self.answered} prompts answered")
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.started
+        counts = f"{self.prompt_tokens} tokens of prompts, {self.answer_tokens} of answers"
+        return f"{self.answered} answers in {seconds:.1f} s, {counts}, {self.answer_tokens / seconds:.1f} tokens/s"
+
+
+def answer_file(
+    model: Model, prompts: str, output: Path | None, ask: Ask, *, parallel: int | None, stats: bool, quiet: bool
+) -> int:
+    """Answer the prompts of a file, and write their answers to another or to stdout; returns the exit code.
+
+    Raises:
+        HelexaError: none can be answered any more; what was answered until then is written.
+    """
+    drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
+    with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
+        tally = Tally(progress)
+        if output is None:
+            _print_results(model, path, ask, parallel, tally)
+        else:
+            options: AskOptions = {"sampling": ask.sampling, "system": ask.system, "think": ask.think}
+            if ask.schema is not None:
+                options["schema"] = ask.schema.schema
+            summary = model.batch_file(path, output, max_parallel=parallel, on_result=tally.count, **options)
+            if summary.kept and not quiet:
+                note(f"prompts answered before: {summary.kept}")
+    if stats:
+        note(str(tally))
+    if tally.failed:
+        note(f"prompts without an answer: {tally.failed}; their lines say why")
+    return 1 if tally.failed else 0
+
+
+def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: Tally) -> None:
+    asked: dict[int, Item] = {}
+
+    def requests() -> Iterator[Request | GenerationError]:
+        for item in read_prompts(path, ask):
+            asked[item.index] = item
+            yield item.request
+
+    with closing(blocking_each(across(Blocking(), model.results(requests(), parallel)))) as results:
+        for index, result in results:
+            print(json_text(result_record(asked.pop(index), result)), flush=True)
+            tally.count(index, result)
+
+
+@contextmanager
+def _file_of(prompts: str) -> Iterator[Path]:
+    """The file of that name; what is piped in is kept in one meanwhile."""
+    if prompts != "-":
+        if not Path(prompts).is_file():
+            raise CommandError(f"{prompts}: no such file", USAGE)
+        yield Path(prompts)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stdin")  # errors name the file
+        with path.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield path

@@ -1,0 +1,53 @@
+"""`helexa chat`: a conversation on the terminal, or one answer on stdout."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from helexa.cli.commands.completion import ModelName
+from helexa.cli.conversation.answer_printer import print_answers, report
+from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
+from helexa.cli.opening import opened
+from helexa.cli.question import question
+
+
+def chat(
+    prompt: str | None = None,
+    /,
+    *,
+    model: Annotated[ModelName | None, Parameter(alias="-m")] = None,
+    system: Annotated[str | None, Parameter(alias="-s")] = None,
+    think: bool | None = None,
+    stats: Switch = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    where: Where = Where(),  # noqa: B008
+    sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
+) -> int:
+    """Chat with a model, or ask it for one answer.
+
+    Without PROMPT on a terminal this is a conversation. With PROMPT, or with text piped in, one answer goes to
+    stdout and everything else to stderr. HELEXA_API_KEY holds the key where the gateway wants one.
+
+    Args:
+        prompt: What to ask; text piped in is added below it.
+        model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
+        system: System prompt.
+        think: Whether the model thinks before it answers, else as it likes.
+        stats: Say on stderr what each answer took.
+        quiet: Say nothing on stderr but errors.
+        verbose: Say on stderr where the model runs.
+    """
+    talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
+    asked = "" if talking else question(prompt)
+    ready, target = opened(where, model, checked=talking, quiet=quiet, verbose=verbose)
+    if talking:
+        from helexa.cli.conversation.conversation import Conversation
+        from helexa.cli.conversation.repl import Repl
+
+        conversation = Conversation(ready, system, sampling.sampling(), think)
+        return Repl(conversation, where, target, stats=stats).run()
+    answers = print_answers(ready, asked, {"sampling": sampling.sampling(), "system": system, "think": think})
+    report(answers, stats=stats, quiet=quiet)
+    return 0

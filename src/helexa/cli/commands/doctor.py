@@ -1,0 +1,25 @@
+"""`helexa doctor`: what was found on this machine, and what a generation on it would make of that."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+    """Say in words what was found on this machine, what models run on and why, and what is missing.
+
+    Exit code 1 tells that something keeps models from being run.
+
+    Args:
+        as_json: Print JSON for programs.
+    """
+    from helexa.generation.private import EngineSettings
+    from helexa.neuron.doctor.doctor import examine_machine, report
+    from helexa.neuron.hardware.device_choice import device_for
+
+    settings = EngineSettings().config()
+    device, why = settings.harness.torch.device, "as is asked for"
+    if device == "auto":
+        choice = device_for(model_bytes=0)
+        device, why = choice.device, "; ".join((choice.reason, *choice.skipped))
+    return 0 if report(examine_machine(settings, device, why), as_json=as_json) else 1

@@ -1,0 +1,114 @@
+"""`helexa generate`: answers to one prompt or to a file of them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from helexa.cli.commands.completion import ModelName
+from helexa.cli.conversation.answer_printer import Form, print_answers, report
+from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
+from helexa.cli.opening import opened
+from helexa.cli.question import question
+from helexa.generation.model import AskOptions
+from helexa.generation.request import Ask
+from helexa.generation.schema import AnswerSchema
+
+Count = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+
+
+def generate(
+    model_or_prompt: Annotated[ModelName | None, Parameter(name="MODEL")] = None,
+    prompt: str | None = None,
+    /,
+    *,
+    model: Annotated[ModelName | None, Parameter(alias="-m")] = None,
+    file: Annotated[list[Path] | None, Parameter(alias="-f", negative="")] = None,
+    system: Annotated[str | None, Parameter(alias="-s")] = None,
+    n: Annotated[Count, Parameter(alias="-n")] = 1,
+    prompts: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    output: Annotated[Path | None, Parameter(alias="-o")] = None,
+    parallel: Count | None = None,
+    schema: str | None = None,
+    think: bool | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_jsonl: Annotated[bool, Parameter(name="--jsonl", negative="")] = False,
+    no_stream: Switch = False,
+    stats: Switch = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    where: Where = Where(),  # noqa: B008
+    sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
+) -> int:
+    """Answer a prompt, or many. Answers go to stdout, everything else to stderr.
+
+    `helexa generate "PROMPT"` asks the model that there is, `helexa generate MODEL "PROMPT"` a certain one. Text that
+    is piped in is added below the prompt, or is the prompt.
+
+    Args:
+        model_or_prompt: Model to ask; the prompt, if no other follows.
+        prompt: What to ask.
+        model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
+        file: A text to add below the prompt. May be given several times.
+        system: System prompt.
+        n: How many answers.
+        prompts: A file of prompts, or - for stdin: each line is a text in JSON, a list of messages, or an object with
+            `prompt` or `messages`, perhaps an `id`, and fields such as `temperature`.
+        output: File for the answers to --prompts, else stdout. What it has already is not asked again, so that a run
+            that was ended can be gone on with.
+        parallel: Prompts that are answered at once, else what suits the model; HELEXA_NUM_PARALLEL sets it as well.
+        schema: A JSON Schema, or a file of one, that answers are held to.
+        think: Whether the model thinks before it answers, else as it likes.
+        as_json: Print the answer with all that is known of it; several as a list.
+        as_jsonl: The same, on a line each.
+        no_stream: Print the answer when it is complete.
+        stats: Say on stderr what the answer took.
+        quiet: Say nothing on stderr but errors.
+        verbose: Say on stderr where the model runs.
+    """
+    if prompt is None and model_or_prompt is not None:
+        model_or_prompt, prompt = None, model_or_prompt
+    if model_or_prompt is not None and model is not None:
+        raise CommandError("the model is given twice: before the prompt, and by --model", USAGE)
+    if as_json and as_jsonl:
+        raise CommandError("--json and --jsonl are two forms of the same; choose one", USAGE)
+    options: AskOptions = {"sampling": sampling.sampling(), "system": system, "schema": _schema(schema), "think": think}
+    name = model or model_or_prompt
+    if prompts is not None:
+        from helexa.cli.commands.batch import answer_file
+
+        if prompt is not None or file or n > 1 or as_json:
+            raise CommandError("--prompts has prompts of its own, one answer to each, in lines of JSON", USAGE)
+        ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
+        ask = Ask(sampling.sampling(), system, AnswerSchema.of(_schema(schema)), think)
+        return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
+    if output is not None or parallel is not None:
+        raise CommandError("--output and --parallel are for --prompts", USAGE)
+    asked = question(prompt, file or ())
+    ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
+    form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
+    answers = print_answers(ready, asked, options, n=n, form=form, stream=not no_stream)
+    report(answers, stats=stats, quiet=quiet)
+    return 0
+
+
+def _schema(text: str | None) -> dict[str, Any] | None:
+    """The JSON Schema in `text`, or in the file of that name."""
+    if text is None:
+        return None
+    where = "--schema"
+    if not text.lstrip().startswith("{"):
+        where = text
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{where}: {getattr(error, 'strerror', None) or 'is no text'}", USAGE) from None
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{where}: is not JSON: {error}", USAGE) from None
+    if not isinstance(schema, dict):
+        raise CommandError(f"{where}: is no JSON object", USAGE)
+    return schema

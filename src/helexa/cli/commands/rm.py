@@ -1,0 +1,69 @@
+"""`helexa rm`: models that are not needed on this machine any more."""
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from helexa.cli.commands.completion import ModelName
+from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.local.local_model import kept_model
+from helexa.cli.terminal import note, printable, size_text
+from helexa.neuron.sources.inventory import KeptModel
+from helexa.neuron.weights.gguf.files import part_names
+
+
+def rm(
+    model: ModelName,
+    /,
+    *models: ModelName,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    yes: Annotated[bool, Parameter(alias="-y", negative="")] = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative="")] = False,
+) -> int:
+    """Remove models from this machine, with all their quantisations; `org/name:Q4_K_M` removes one. It asks first.
+
+    A model that a server or a command on this machine has loaded is not removed.
+
+    Args:
+        model: Its name, as `helexa list` has it.
+        models: Further ones.
+        dry_run: Say what would be removed, and remove nothing.
+        yes: Do not ask. Needed where there is no terminal to ask on.
+        quiet: Say nothing of what was removed.
+    """
+    chosen = {(kept.folder, form): kept for kept, form in map(kept_model, (model, *models))}
+    if not (dry_run or yes or _can_ask()):
+        raise CommandError("rm asks before it removes, and there is no terminal to ask on; use --yes", USAGE)
+    for (folder, form), kept in chosen.items():
+        if form is not None and (folder, None) in chosen:
+            continue
+        if form is not None and len(kept.forms) == 1:
+            form = None  # nothing would be left but the repository's small files
+        what = _described(kept, form)
+        if dry_run:
+            print(f"would remove {what} in {kept.folder}")
+        elif yes or _agreed(f"remove {what}? [y/N] "):
+            kept.remove() if form is None else kept.remove_form(form)
+            if not quiet:
+                note(f"removed {what}")
+        else:
+            note(f"kept {what}")
+    return 0
+
+
+def _described(kept: KeptModel, form: str | None) -> str:
+    if form is None:
+        return f"{printable(kept.name)}, {size_text(kept.size)}"
+    path = kept.forms[form]
+    parts = (path.with_name(name) for name in part_names(path.name))
+    return f"{printable(kept.name)}:{form}, {size_text(sum(part.stat().st_size for part in parts if part.exists()))}"
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _agreed(question: str) -> bool:
+    print(question, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,73 @@
+"""One prompt's answers on stdout: as they come, as text in the end, or as JSON; and what they took on stderr."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Literal
+
+from helexa.cli.json_lines import json_text
+from helexa.cli.terminal import note, printable
+from helexa.generation.completion import Completion
+from helexa.generation.files.result_file import completion_record
+from helexa.generation.model import AskOptions, Model, Stream
+
+Form = Literal["text", "json", "jsonl"]
+
+
+def print_answers(
+    model: Model, asked: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
+) -> Sequence[Completion]:
+    """Ask and print: one answer as it comes if it is text, else whole ones, one below the other."""
+    if form == "text" and n == 1 and stream:
+        return _print_stream(model.stream(asked, **options))
+    answers = model.generate(asked, n=n, **options).choices
+    records = [completion_record(replace(answer, others=())) for answer in answers]
+    match form:
+        case "json":
+            print(json_text(records if n > 1 else records[0], indent=2))
+        case "jsonl":
+            for record in records:
+                print(json_text(record))
+        case "text":
+            print("\n\n".join(printable(answer.text).strip("\n") for answer in answers))
+    return answers
+
+
+def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
+    """Say whether answers were cut, and what they took."""
+    if not quiet and any(answer.finish_reason == "length" for answer in answers):
+        note("the answer stopped at the token limit")
+    for answer in answers if stats else ():
+        note(stats_line(answer))
+
+
+def stats_line(answer: Completion) -> str:
+    """What an answer took, in one line."""
+    usage, times = answer.usage, answer.timings
+    cached = f" ({usage.cached} from the cache)" if usage.cached else ""
+    words = [f"prompt {usage.prompt} tokens{cached}", f"answer {usage.completion} tokens"]
+    words.append(f"first after {times.ttft_s:.2f} s")
+    if answer.tok_s:
+        words.append(f"{answer.tok_s:.1f} tokens/s")
+    words.append(f"seed {answer.seed}")
+    if answer.device:
+        words.append(f"{answer.device} in {answer.dtype}")
+    return printable(", ".join(words))
+
+
+def _print_stream(stream: Stream) -> Sequence[Completion]:
+    """What the model only thinks is left out."""
+    end = ""
+    try:
+        with closing(stream):
+            for piece in stream:
+                if not piece.thought:
+                    text = printable(piece.text)
+                    sys.stdout.write(text)
+                    sys.stdout.flush()
+                    end = text or end
+    finally:
+        if end and not end.endswith("\n"):
+            print()
+    return (stream.completion,) if stream.completion else ()

@@ -1,0 +1,155 @@
+"""What a person can do in a conversation besides talking: the lines that begin with a slash."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from helexa.cli.conversation.answer_printer import stats_line
+from helexa.cli.conversation.conversation import Conversation
+from helexa.cli.failure import CommandError
+from helexa.cli.flags import Where
+from helexa.cli.gateway import Gateway
+from helexa.cli.opening import opened
+from helexa.cli.terminal import printable
+from helexa.generation.target import Target
+
+_HELP = """\
+/system [TEXT]      show or set the system prompt
+/set [NAME VALUE]   show or set how answers are sampled; VALUE default undoes it
+/model [NAME]       list the models, or change to one
+/retry              ask the last question again
+/stats              what the last answer took
+/save FILE          keep the conversation in a file
+/load FILE          go on with one from a file
+/clear              forget the conversation
+/exit               leave (so does Ctrl-D)
+\"""                 begins and ends a text of several lines
+Ctrl-C stops an answer; at the prompt, pressed twice, it leaves."""
+
+_WHOLE = ("max_tokens", "top_k", "seed")
+_UNSET = "default"
+_YES, _NO = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
+
+
+class ChatCommands:
+    """The commands of one conversation.
+
+    Attributes:
+        target: where the model runs.
+        names: of all commands.
+    """
+
+    def __init__(self, conversation: Conversation, where: Where, target: Target, answer: Callable[[str], None]) -> None:
+        """`answer` asks a question and shows its answer."""
+        self.target = target
+        self._conversation = conversation
+        self._where = where
+        self._answer = answer
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: print(_HELP),
+            "/clear": self._clear,
+            "/system": self._system,
+            "/set": self._set,
+            "/model": self._model,
+            "/retry": self._retry,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/load": self._load,
+        }
+        self.names = [*self._commands, "/exit"]
+
+    def obey(self, line: str) -> None:
+        """Do what the line says.
+
+        Raises:
+            HelexaError, OSError: it cannot be done.
+        """
+        name, _, argument = line.partition(" ")
+        command = self._commands.get(name)
+        if command is None:
+            raise CommandError(f"unknown command {name}; /help lists them")
+        command(argument.strip())
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        print("forgotten")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = text
+        print(printable(self._conversation.system or "there is no system prompt"))
+
+    def _set(self, text: str) -> None:
+        settings = asdict(self._conversation.sampling) | {"think": self._conversation.think}
+        if text:
+            name, _, value = text.partition(" ")
+            name = name.replace("-", "_")
+            if name not in settings or not value:
+                raise CommandError(f"/set NAME VALUE, with a NAME among {', '.join(settings)}")
+            settings[name] = _setting(name, value.strip())
+            self._conversation.think = settings["think"]
+            options: Any = {key: setting for key, setting in settings.items() if key != "think"}
+            self._conversation.sampling = self._conversation.sampling.replaced(options)
+        for name, value in settings.items():
+            if value is not None:
+                print(f"{name} {value}")
+
+    def _model(self, name: str) -> None:
+        if name:
+            self._conversation.model, self.target = opened(self._where, name, checked=True)
+        for known, loaded in self._models().items():
+            mark = "*" if known == self.target.model else " "
+            print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")
+
+    def _models(self) -> dict[str, bool]:
+        """The models that there are, and whether each is loaded."""
+        if self.target.name.startswith("http"):
+            entries = Gateway.from_environment(self.target.name).models()
+            return {entry["id"]: entry.get("loaded") is not False for entry in entries}
+        from helexa.cli.local.local_model import models_here
+
+        kept = {model.name: False for model in models_here() if model.path}
+        return {**kept, self.target.model: True}
+
+    def _retry(self, _: str) -> None:
+        question = self._conversation.take_back()
+        if question is None:
+            raise CommandError("nothing to ask again")
+        self._answer(question)
+
+    def _stats(self, _: str) -> None:
+        last = self._conversation.last
+        print(stats_line(last) if last else "there is no whole answer yet")
+
+    def _save(self, name: str) -> None:
+        print(f"{self._conversation.save(_path(name))} messages saved")
+
+    def _load(self, name: str) -> None:
+        print(f"{self._conversation.load(_path(name))} messages loaded")
+
+
+def _path(name: str) -> Path:
+    if not name:
+        raise CommandError("name a file, as in /save talk.json")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise CommandError(f"{name}: there is no such home folder") from None
+
+
+def _setting(name: str, value: str) -> Any:
+    if value == _UNSET:
+        return None
+    try:
+        match name:
+            case "stop":
+                return value
+            case "think" if value.lower() in _YES + _NO:
+                return value.lower() in _YES
+            case "think":
+                raise ValueError
+            case _:
+                return int(value) if name in _WHOLE else float(value)
+    except ValueError:
+        raise CommandError(f"'{value}' is no value for {name}") from None

@@ -1,0 +1,116 @@
+"""The conversation on a terminal: line editing, and answers as they come."""
+
+import sys
+from contextlib import closing, suppress
+
+from helexa.cli.conversation.answer_printer import report
+from helexa.cli.conversation.chat_commands import ChatCommands
+from helexa.cli.conversation.conversation import Conversation
+from helexa.cli.flags import Where
+from helexa.cli.local.state_folder import state_folder
+from helexa.cli.terminal import dim, printable
+from helexa.core.errors import HelexaError
+from helexa.generation.target import Target
+
+_PROMPT = ">>> "
+_CONTINUED = "... "
+_FENCE = '"""'
+_HISTORY_LINES = 1000
+
+
+class Repl:
+    """Reads lines until the person leaves."""
+
+    def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
+        """`conversation` is carried on; `stats` says what each answer took."""
+        self._conversation = conversation
+        self._commands = ChatCommands(conversation, where, target, self._answer)
+        self._stats = stats
+        self._interrupts = 0
+
+    def run(self) -> int:
+        """Talk until /exit, Ctrl-D or a second Ctrl-C; returns the exit code."""
+        with _LineEditing(self._commands.names):
+            print(dim(f"{printable(self._commands.target.model)} (/help lists the commands)", sys.stdout))
+            while True:
+                try:
+                    line = input(_PROMPT)
+                    self._interrupts = 0
+                    if line.strip() in ("/exit", "/bye"):
+                        return 0
+                    if line.startswith("/"):
+                        self._commands.obey(line)
+                    elif line.lstrip().startswith(_FENCE):
+                        self._answer(self._fenced(line))
+                    elif line.strip():
+                        self._answer(line)
+                except EOFError:
+                    print()
+                    return 0
+                except KeyboardInterrupt:
+                    print()
+                    self._interrupts += 1
+                    if self._interrupts > 1:
+                        return 0
+                    print(dim("Ctrl-C again, or Ctrl-D, leaves", sys.stdout))
+                except (HelexaError, OSError) as error:
+                    print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+
+    def _fenced(self, line: str) -> str:
+        lines = [line.lstrip().removeprefix(_FENCE)]
+        while not lines[-1].rstrip().endswith(_FENCE):
+            lines.append(input(_CONTINUED))
+        lines[-1] = lines[-1].rstrip().removesuffix(_FENCE)
+        return "\n".join(lines).strip("\n")
+
+    def _answer(self, question: str) -> None:
+        thinking = False
+        try:
+            with closing(self._conversation.ask(question)) as pieces:
+                for piece in pieces:
+                    if thinking and not piece.thought:
+                        sys.stdout.write("\n\n")
+                    thinking = piece.thought
+                    sys.stdout.write(dim(piece.text, sys.stdout) if thinking else piece.text)
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            self._interrupts += 1
+            print(dim(" [stopped]", sys.stdout))
+            return
+        except HelexaError:
+            print()
+            raise
+        print()
+        if self._conversation.last:
+            report([self._conversation.last], stats=self._stats, quiet=False)
+
+
+class _LineEditing:
+    """Editing keys, completion of commands and a history that outlives the session, where Python has readline."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+
+    def __enter__(self) -> None:
+        try:
+            import readline
+        except ImportError:
+            return
+        readline.set_history_length(_HISTORY_LINES)
+        readline.set_completer_delims(" ")
+        readline.set_completer(self._complete)
+        readline.parse_and_bind("tab: complete")
+        with suppress(OSError):
+            readline.read_history_file(state_folder() / "chat_history")
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ImportError, OSError):
+            import readline
+
+            file = state_folder() / "chat_history"
+            file.touch(mode=0o600)
+            readline.write_history_file(file)
+
+    def _complete(self, text: str, index: int) -> str | None:
+        matches = [word for word in self._words if text and word.startswith(text)]
+        return matches[index] if index < len(matches) else None

@@ -1,0 +1,1 @@
+"""The servers that `helexa up` runs on this machine."""

@@ -1,0 +1,39 @@
+"""The API key that `helexa up` asks its clients for."""
+
+from pathlib import Path
+
+from helexa.cli.failure import USAGE, CommandError
+from helexa.cli.local.state_folder import write_private
+from helexa.cortex.access.key import LONGEST_SECRET, new_secret
+
+_SHORTEST = 8
+
+
+def checked_key(text: str) -> str:
+    """Return `text` if it can be an API key.
+
+    Raises:
+        CommandError: it is too short, too long, or HTTP cannot carry it.
+    """
+    if not (text.isascii() and text.isprintable() and " " not in text):
+        raise CommandError("--api-key must be printable ASCII without blanks", USAGE)
+    if not _SHORTEST <= len(text) <= LONGEST_SECRET:
+        raise CommandError(f"--api-key must have {_SHORTEST} to {LONGEST_SECRET} characters", USAGE)
+    return text
+
+
+def generated_key(folder: Path) -> str:
+    """Return the key in `folder`, which stays the same from start to start; generate it if there is none.
+
+    Raises:
+        CommandError: the file holds something else than a key.
+    """
+    path = folder / "api_key"
+    if path.exists():
+        try:
+            return checked_key(path.read_text(encoding="utf-8").strip())
+        except (CommandError, UnicodeDecodeError):
+            raise CommandError(f"{path} holds no API key; remove it to have one generated") from None
+    key = new_secret().get_secret_value()
+    write_private(path, key + "\n")
+    return key

@@ -1,0 +1,127 @@
+"""The configuration files of a gateway and a node that live on this machine for one `helexa up`."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helexa.cli.failure import CommandError
+from helexa.cli.local.state_folder import write_private
+from helexa.core.source import ModelSource
+from helexa.http.origin import is_loopback
+
+LOOPBACK = "127.0.0.1"
+
+_EVERY_ADDRESS = ("0.0.0.0", "::")
+_DECIDED_HERE = ("NEURON_HOST", "NEURON_PORT", "NEURON_API_KEY", "NEURON_DEFAULT_MODELS", "CORTEX_GATEWAY__LISTEN")
+_DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MODELS_CONFIG")
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model to load: the name that requests use, and where it comes from (None: the node knows by the name)."""
+
+    id: str
+    source: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "LocalModel":
+        """Read `org/name`, `scheme:name` or a path.
+
+        Raises:
+            HelexaError: it is none of these, or there is no such path.
+        """
+        source = ModelSource.parse(text)
+        if source.scheme == "file":
+            path = Path(source.name).expanduser().absolute()
+            if not path.exists():
+                raise CommandError(f"{path}: no such file")
+            return cls(path.stem if path.suffix.lower() == ".gguf" else path.name, f"file:{path}")
+        scheme, colon, _ = text.partition(":")
+        id = source.name + (f":{source.tag}" if source.tag else "")
+        return cls(id, str(source) if colon and "/" not in scheme else None)
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """Who listens where: the gateway's API on `host`, everything else on the loopback address.
+
+    Attributes:
+        api_key: key of the gateway's only principal, an admin; None serves everyone.
+    """
+
+    models: tuple[LocalModel, ...]
+    host: str
+    port: int
+    metrics_port: int
+    neuron_port: int
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL of the gateway, as this machine reaches it."""
+        return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, self.port)}"
+
+    @property
+    def neuron_url(self) -> str:
+        """Base URL of the node."""
+        return f"http://{_address(LOOPBACK, self.neuron_port)}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether other machines may use the gateway without a key."""
+        return self.api_key is None and not is_loopback(self.host)
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Write the files into `folder`; returns those for neuron and for cortex."""
+        neuron, cortex, catalogue = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
+        gateway = {
+            "listen": _address(self.host, self.port),
+            "metrics_listen": _address(LOOPBACK, self.metrics_port),
+            "insecure": self.is_open,
+            "poll_interval_secs": 1.0,
+        }
+        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # each stack's own
+        neuron.write_text(
+            _keys({"host": LOOPBACK, "port": self.neuron_port})
+            + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
+            encoding="utf-8",
+        )
+        write_private(
+            cortex,
+            _keys({"models_config": str(catalogue)})
+            + f"\n[gateway]\n{_keys(gateway)}"
+            + f"\n[ledger]\n{_keys(ledger)}"
+            + self._entitlements()
+            + _tables("neurons", [{"name": "local", "endpoint": self.neuron_url}]),
+        )
+        catalogue.write_text(
+            _tables("models", ({"id": model.id, "source": model.source} for model in self.models)), encoding="utf-8"
+        )
+        return neuron, cortex
+
+    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """`environ` without the variables that would override what the files say of addresses, models and the key."""
+        decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
+        return {name: value for name, value in environ.items() if not name.startswith(decided)}
+
+    def _entitlements(self) -> str:
+        if self.api_key is None:
+            return ""
+        owner = {"key": self.api_key, "account_id": "owner", "role": "admin"}
+        return "\n[entitlements]\nrequire_auth = true\n" + _tables("entitlements.keys", [owner])
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _tables(name: str, tables: Iterable[Mapping[str, str | None]]) -> str:
+    return "".join(f"\n[[{name}]]\n{_keys(table)}" for table in tables)
+
+
+def _keys(table: Mapping[str, str | float | None]) -> str:
+    # JSON's strings and numbers are TOML's too, but for JSON's pairs of escapes for one character.
+    return "".join(
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value is not None
+    )

@@ -1,0 +1,75 @@
+"""A server that `helexa up` runs: its process, its log and its end."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from helexa.cli.local import parent_death
+from helexa.cli.terminal import printable
+
+_TAIL_BYTES = 16 * 1024
+
+
+class Child:
+    """A module run by this Python in a session of its own, so that Ctrl-C reaches it only through us.
+
+    Attributes:
+        name: what people call it.
+        log: the file that takes its stdout and stderr.
+    """
+
+    def __init__(self, module: str, arguments: list[str], log: Path, environ: dict[str, str]) -> None:
+        """Start `python -m module arguments`; it is told to end (SIGTERM) should this process die."""
+        self.name = module.rpartition(".")[2]
+        self.log = log
+        self._shown = 0
+        program = [sys.executable, "-P", "-m", module, *arguments]
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *program],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        if self.alive():
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and whatever it has started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def ending(self) -> str:
+        """How it ended, in words."""
+        code = self._process.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{self.name} {how}"
+
+    def tail(self, lines: int) -> list[str]:
+        """The last lines of its log, harmless to print."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return [printable(line) for line in text.splitlines() if line.strip()][-lines:]
+
+    def news(self) -> list[str]:
+        """The complete log lines since the last call, harmless to print."""
+        with self.log.open("rb") as file:
+            file.seek(self._shown)
+            data = file.read(_TAIL_BYTES)
+        end = data.rfind(b"\n") + 1 or (len(data) if len(data) == _TAIL_BYTES else 0)
+        self._shown += end
+        return [printable(line) for line in data[:end].decode(errors="replace").splitlines()]

@@ -1,0 +1,75 @@
+"""The servers that `helexa up` runs: started together, watched, and ended together."""
+
+import time
+from pathlib import Path
+from typing import Self
+
+from helexa.cli.failure import CommandError
+from helexa.cli.local.server_process import Child
+from helexa.cli.stop_signals import StopSignals
+from helexa.cli.terminal import note
+
+_STOP_SECONDS = 25.0
+_WATCH_SECONDS = 0.2
+_TAIL_LINES = 8
+
+
+class Stack:
+    """Servers in the order in which they are started and ended; leaving the block ends them."""
+
+    def __init__(self, environ: dict[str, str], verbose: bool) -> None:
+        """`environ` is what the servers see; `verbose` copies their logs to stderr."""
+        self._environ = environ
+        self._verbose = verbose
+        self._signals = StopSignals()
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Self:
+        self._signals.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            for child in self._children:
+                self._end(child)
+        finally:
+            self._show_logs()
+            self._signals.__exit__()
+
+    def start(self, module: str, arguments: list[str], log: Path) -> None:
+        """Start `python -m module arguments`, logging to `log`."""
+        self._children.append(Child(module, arguments, log, self._environ))
+
+    def watch(self, seconds: float | None = None) -> bool:
+        """Let `seconds` pass (None: until something happens); whether to carry on, False once asked to stop.
+
+        Raises:
+            CommandError: a server has ended by itself; its last log lines have been shown.
+        """
+        seconds = _WATCH_SECONDS if self._verbose and seconds is None else seconds
+        if self._signals.wait(seconds):
+            return False
+        self._show_logs()
+        for child in self._children:
+            if not child.alive():
+                if not self._verbose:
+                    for line in child.tail(_TAIL_LINES):
+                        note(f"{child.name} | {line}")
+                raise CommandError(f"{child.ending()}; its log is {child.log}")
+        return True
+
+    def _end(self, child: Child) -> None:
+        child.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while child.alive() and time.monotonic() < deadline:
+            if self._signals.wait(_WATCH_SECONDS):
+                break
+        if child.alive():
+            note(f"{child.name} is being killed")
+        child.kill()
+
+    def _show_logs(self) -> None:
+        if self._verbose:
+            for child in self._children:
+                for line in child.news():
+                    note(f"{child.name} | {line}")

@@ -1,0 +1,1 @@
+"""Bodies of OpenAI's Responses API."""

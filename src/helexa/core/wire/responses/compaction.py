@@ -1,0 +1,40 @@
+"""Compaction in OpenAI's Responses: the request."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, PlainValidator
+
+from helexa.core.errors import invalid_body
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.responses.input import Item
+from helexa.core.wire.responses.request import ResponsesRequest, input_items
+
+_PROMPT = (
+    "Summarize this conversation for an assistant that will continue it and cannot see it. Keep every fact, name, "
+    "number, decision, open question and unfinished task. Write only the summary."
+)
+
+
+class CompactRequest(ResponsesRequest):
+    """The body of `POST /v1/responses/compact`: a conversation, as for a response. Its tools are not called."""
+
+    input: Annotated[
+        list[dict[str, Any]],
+        PlainValidator(
+            lambda value: [] if value is None else input_items(value),
+            json_schema_input_type=str | None | Annotated[list[dict[str, Any]], Field(min_length=1)],
+        ),
+    ] = Field(default_factory=list[dict[str, Any]])
+
+    def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
+        """Return the chat completion that summarizes the conversation.
+
+        Raises:
+            ApiError: as `ResponsesRequest.chat`; 400: there is no conversation.
+        """
+        if not self.input and not history:
+            raise invalid_body("input: must say something", "input")
+        question = {"type": "message", "role": "user", "content": _PROMPT}
+        asked = self.model_copy(update={"input": [*self.input, question], "tools": None, "tool_choice": None})
+        return ResponsesRequest.chat(asked, history)

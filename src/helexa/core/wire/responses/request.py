@@ -1,0 +1,211 @@
+"""OpenAI's Responses: the request, and the chat completion that answers it."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator, StringConstraints
+from pydantic_core import PydanticCustomError, to_json
+
+from helexa.core.errors import ApiError, invalid_body, unsupported_parameter
+from helexa.core.wire.generation import GenerationRequest
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.request import WireObject
+from helexa.core.wire.responses.input import Item, chat_messages
+from helexa.core.wire.responses.tools import chat_choice, chat_tools, functions
+
+_ABSENT = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = frozenset(
+    {
+        _LOGPROBS,
+        "reasoning.encrypted_content",  # reasoning is in the clear
+        "code_interpreter_call.outputs",  # and what follows never occurs here
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+_NAMES = {  # of what chat completions call otherwise
+    "messages": "input",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+}
+
+
+def input_items(value: Any) -> list[dict[str, Any]]:
+    """Return the items of `input`: a string is what the user says."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise PydanticCustomError("input", "must be a string or a list of at least one item")
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise PydanticCustomError("input", "item {index} is not an object", {"index": index})
+    return value
+
+
+class TextConfig(WireObject):
+    """How the text is to look. `format` is `text`, `json_object` or `json_schema`."""
+
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(WireObject):
+    """How much to think. All reasoning is shown, as its own summary."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+
+
+class ResponsesRequest(GenerationRequest):
+    """The body of `POST /v1/responses`. What it does not declare is as in a chat completion."""
+
+    input: Annotated[
+        list[dict[str, Any]],
+        PlainValidator(input_items, json_schema_input_type=str | Annotated[list[dict[str, Any]], Field(min_length=1)]),
+    ]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    previous_response_id: str | None = Field(None, max_length=256)
+    store: bool | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, StringConstraints(max_length=64)], Annotated[str, StringConstraints(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = Field(None, max_length=512)
+    prompt_cache_key: str | None = Field(None, max_length=512)
+
+    def refuse_unsupported(self) -> None:
+        """Refuse what only OpenAI's own servers do, by name."""
+        if self.n not in (None, 1):
+            raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
+        for name in _LIMITS:
+            if getattr(self, name) is not None:
+                raise unsupported_parameter(name, f"'{name}' is not supported here; use 'max_output_tokens'")
+        for name in _ABSENT:
+            self.refuse(name)
+        if self.truncation not in (None, "disabled"):
+            raise unsupported_parameter("truncation", "'truncation' must be 'disabled': nothing is left out")
+        for name in self.include or ():
+            if name not in _INCLUDABLE:
+                raise unsupported_parameter("include", f"'include' of {name[:80]!r} is not supported")
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise unsupported_parameter("text.verbosity")
+        if self.reasoning is not None:
+            for name, usual in (("context", "auto"), ("mode", "standard")):
+                if self.reasoning.extra(name) not in (None, usual):
+                    raise unsupported_parameter(f"reasoning.{name}")
+
+    def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
+        """The chat completion that is asked for, after the items of earlier responses.
+
+        Raises:
+            ApiError: as `WireRequest.parse` does; a parameter has the name that it has here.
+        """
+        shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
+        value = {name: field for name, field in shared.items() if field is not None}
+        value |= self.model_extra or {}
+        value["messages"] = chat_messages(self.instructions, [*history, *self.input], known=len(history))
+        value["tool_choice"], allowed = chat_choice(self.tool_choice)
+        value["max_completion_tokens"] = self.max_output_tokens
+        value["parallel_tool_calls"] = self.parallel_tool_calls
+        if tools := chat_tools(self.tools, allowed):
+            value["tools"] = tools
+        if self.text is not None and self.text.format is not None:
+            value["response_format"] = _response_format(self.text.format)
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            value["reasoning_effort"] = self.reasoning.effort
+        if self.top_logprobs or _LOGPROBS in (self.include or ()):
+            value |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
+        try:
+            return ChatRequest.of(value)
+        except ApiError as error:
+            raise renamed(error) from None
+
+    @property
+    def namespaces(self) -> dict[str, str]:
+        """The namespace of each function that is from one, by its name."""
+        return {function["name"]: space for space, function in functions(self.tools) if space is not None}
+
+    def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
+        """The members of a response that say what was asked for: JSON, an object.
+
+        Args:
+            store: the response is stored.
+            temperature, top_p: the values that the model samples with; Open Responses demands numbers here.
+        """
+        effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
+        shown = {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": effort, "summary": summary},
+            "store": store,
+            "temperature": temperature,
+            "text": {"format": _shown_format((self.text and self.text.format) or {"type": "text"})},
+            "tool_choice": self.tool_choice or "auto",
+            "tools": [function for _, function in functions(self.tools)],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": top_p,
+            "presence_penalty": self.presence_penalty or 0.0,
+            "frequency_penalty": self.frequency_penalty or 0.0,
+            "max_tool_calls": None,
+            "service_tier": "default",
+            "safety_identifier": self.safety_identifier,
+            "prompt_cache_key": self.prompt_cache_key,
+            "truncation": "disabled",
+            "user": self.user,
+            "background": False,
+        }
+        return to_json(shown, inf_nan_mode="null")
+
+
+def _shown_format(format: dict[str, Any]) -> dict[str, Any]:
+    """A text format with all members that its kind has in a response."""
+    if format.get("type") != "json_schema":
+        return format
+    return {"description": None, **format, "strict": format.get("strict") is not False}
+
+
+def _response_format(format: dict[str, Any]) -> dict[str, Any]:
+    """A text format as chat completions have it."""
+    match format.get("type"):
+        case "text" | "json_object" as kind:
+            return {"type": kind}
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": {key: format[key] for key in format if key != "type"}}
+        case _:
+            raise invalid_body("text.format.type: must be 'text', 'json_object' or 'json_schema'", "text.format.type")
+
+
+def renamed(error: ApiError) -> ApiError:
+    """A refusal of the chat completion, in the words of this dialect."""
+    param = error.param or ""
+    for theirs, ours in _NAMES.items():
+        if param == theirs or param.startswith(f"{theirs}."):
+            text = re.sub(rf"(^|'){re.escape(theirs)}\b", rf"\1{ours}", str(error))
+            name = ours + param.removeprefix(theirs)
+            kind, retry = error.type, error.retry_after
+            return ApiError(error.status, error.code, text, type=kind, param=name, retry_after=retry, **error.extras)
+    return error

@@ -1,0 +1,1 @@
+"""Anthropic's requests as chat requests."""

@@ -1,0 +1,115 @@
+"""Content blocks of Anthropic's API as the parts of a chat message."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from helexa.cortex.anthropic.errors import invalid_anthropic_body
+from helexa.cortex.anthropic.requests.body import encoded
+
+Part = dict[str, Any]
+"""A text part `{"type": "text", "text"}` or an image part `{"type": "image_url", "image_url": {"url"}}`."""
+
+_MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
+
+
+def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The blocks of a message's content, each with its path; a string is one text block, null is none.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`.
+    """
+    if isinstance(content, str):
+        yield field, {"type": "text", "text": content}
+        return
+    if content is not None and not isinstance(content, list):
+        raise invalid_anthropic_body(field, "must be a string or a list of blocks")
+    for index, block in enumerate(content or ()):
+        path = f"{field}.{index}"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise invalid_anthropic_body(path, "must be an object with a 'type'")
+        yield path, block
+
+
+def parts(block: Mapping[str, Any], field: str) -> list[Part]:
+    """What a chat message can hold of one block. A block of a kind that is not known is given as its JSON.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`: malformed, or of a kind that no model here could read.
+    """
+    match block["type"]:
+        case "text":
+            return [text_part(string(block, "text", field))]
+        case "image":
+            return [{"type": "image_url", "image_url": {"url": _image_url(block, field)}}]
+        case "document":
+            return _document(block, field)
+        case "search_result":
+            titles = [value for name in ("title", "source") if isinstance(value := block.get(name), str)]
+            return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
+        case _:
+            shown = {name: value for name, value in block.items() if name != "cache_control"}
+            return [text_part(encoded(shown).decode())]
+
+
+def all_parts(content: Any, field: str) -> list[Part]:
+    """The parts of all blocks of `content`, in order."""
+    return [part for path, block in blocks(content, field) for part in parts(block, path)]
+
+
+def text_part(text: str) -> Part:
+    """A part that is text."""
+    return {"type": "text", "text": text}
+
+
+def joined(content: list[Part]) -> str | list[Part]:
+    """The content of a message: one text, a part per line, or the parts themselves if one of them is an image."""
+    if any(part["type"] != "text" for part in content):
+        return content
+    return "\n".join([part["text"] for part in content])
+
+
+def string(fields: Mapping[str, Any], name: str, field: str) -> str:
+    """The string `name` of the object at `field`.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`.
+    """
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise invalid_anthropic_body(f"{field}.{name}", "must be a string")
+    return value
+
+
+def _source(block: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise invalid_anthropic_body(f"{field}.source", "must be an object")
+    return source
+
+
+def _image_url(block: Mapping[str, Any], field: str) -> str:
+    source, field = _source(block, field), f"{field}.source"
+    kind = source.get("type")
+    if kind == "base64":
+        media_type = source.get("media_type", "image/png")
+        if not isinstance(media_type, str) or not _MEDIA_TYPE.fullmatch(media_type):
+            raise invalid_anthropic_body(f"{field}.media_type", "must be the type of an image, such as image/png")
+        return f"data:{media_type};base64,{string(source, 'data', field)}"
+    if kind == "url":
+        url = string(source, "url", field)
+        if not url.lower().startswith(("https://", "http://")):
+            raise invalid_anthropic_body(f"{field}.url", "must begin with https:// or http://")
+        return url
+    raise invalid_anthropic_body(f"{field}.type", "images are taken as 'base64' or 'url'")
+
+
+def _document(block: Mapping[str, Any], field: str) -> list[Part]:
+    source = _source(block, field)
+    titles = [text_part(value) for name in ("title", "context") if isinstance(value := block.get(name), str) and value]
+    kind = source.get("type")
+    if kind == "text":
+        return [*titles, text_part(string(source, "data", f"{field}.source"))]
+    if kind == "content":
+        return [*titles, *all_parts(source.get("content"), f"{field}.source.content")]
+    raise invalid_anthropic_body(f"{field}.source.type", "documents are taken as 'text' or 'content'; send text")

@@ -1,0 +1,115 @@
+"""A conversation of Anthropic's API as the messages of a chat request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.cortex.anthropic.errors import invalid_anthropic_body
+from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, joined, parts, string, text_part
+
+ChatMessage = dict[str, Any]
+
+# A line that Claude Code puts before its system prompt for Anthropic's accounting. It is no part of the prompt, and it
+# differs with every request, so that nothing after it would ever be found in a prefix cache.
+_ACCOUNTING = "x-anthropic-billing-header:"
+_NO_ID = "toolu_unknown"
+_SYSTEM_ROLES = ("system", "developer")
+
+
+def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
+    """All system text, wherever it stands, in one leading message, then the turns.
+
+    Texts of one prompt are joined by a line break, prompts by an empty line; the texts themselves stay as they are.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`, naming the field.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise invalid_anthropic_body("messages", "must be a list of at least one message")
+    prompts = [_system_text(system, "system")]
+    turns: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        field = f"messages.{index}"
+        if not isinstance(message, dict):
+            raise invalid_anthropic_body(field, "must be an object")
+        role, content = message.get("role"), message.get("content")
+        if role in _SYSTEM_ROLES:
+            prompts.append(_system_text(content, f"{field}.content"))
+        elif role == "user":
+            turns += _user_turns(content, f"{field}.content")
+        elif role == "assistant":
+            turns.append(_assistant_turn(content, f"{field}.content"))
+        else:
+            raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
+    prompt = "\n\n".join([text for text in prompts if text])
+    if not prompt and not turns:
+        raise invalid_anthropic_body("messages", "must say something")
+    return [{"role": "system", "content": prompt}, *turns] if prompt else turns
+
+
+def _system_text(content: Any, field: str) -> str:
+    texts: list[str] = []
+    for path, block in blocks(content, field):
+        if block["type"] != "text":
+            raise invalid_anthropic_body(path, "a system prompt is made of text blocks")
+        texts.append(string(block, "text", path))
+    return "\n".join([text for text in texts if not text.startswith(_ACCOUNTING)])
+
+
+def _user_turns(content: Any, field: str) -> list[ChatMessage]:
+    """The results of tools, a message each, then what the user says himself."""
+    results: list[ChatMessage] = []
+    said: list[Part] = []
+    for path, block in blocks(content, field):
+        if block["type"] == "tool_result":
+            results.append(_tool_result(block, path))
+        elif block["type"] == "tool_use":
+            raise invalid_anthropic_body(path, "'tool_use' belongs in a message of the assistant")
+        else:
+            said += parts(block, path)
+    if said or not results:
+        results.append({"role": "user", "content": joined(said)})
+    return results
+
+
+def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
+    content = all_parts(block.get("content"), f"{field}.content")
+    if block.get("is_error") is True:
+        content.insert(0, text_part("Error:"))  # the chat dialect has no other place to say so
+    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": joined(content)}
+
+
+def _assistant_turn(content: Any, field: str) -> ChatMessage:
+    said: list[Part] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for path, block in blocks(content, field):
+        match block["type"]:
+            case "tool_use":
+                calls.append(_tool_call(block, path))
+            case "thinking":
+                thoughts.append(string(block, "thinking", path))
+            case "redacted_thinking":
+                pass  # encrypted for its maker's eyes: there is nothing in it that a model could read
+            case "tool_result":
+                raise invalid_anthropic_body(path, "'tool_result' belongs in a message of the user")
+            case _:
+                said += parts(block, path)
+    turn: ChatMessage = {"role": "assistant", "content": joined(said)}
+    if any(thoughts):
+        turn["reasoning_content"] = "\n".join([thought for thought in thoughts if thought])
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+def _tool_call(block: Mapping[str, Any], field: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if arguments is not None and not isinstance(arguments, dict):
+        raise invalid_anthropic_body(f"{field}.input", "must be an object")
+    # An object, not its text: chat templates iterate over the arguments.
+    function = {"name": string(block, "name", field), "arguments": arguments or {}}
+    return {"id": _id(block.get("id")), "type": "function", "function": function}
+
+
+def _id(value: Any) -> str:
+    return value if isinstance(value, str) and value else _NO_ID

@@ -1,0 +1,173 @@
+"""A request of Anthropic's Messages API as a chat request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.core.errors import ApiError, missing_model
+from helexa.cortex.anthropic.errors import invalid_anthropic_body
+from helexa.cortex.anthropic.requests.bounds import check_bounds
+from helexa.cortex.anthropic.requests.conversation import chat_messages
+from helexa.cortex.anthropic.requests.tools import chat_tool_choice, chat_tools
+
+_TRANSLATED = {
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format", "thread"),
+    *("max_tokens", "stop_sequences", "stream", "metadata", "chat_template_kwargs"),
+}
+
+# What clients send to Anthropic about accounting, caching and routing there: without it the answer is the same.
+_HARMLESS = {
+    *("service_tier", "context_management", "cache_control", "diagnostics", "inference_geo", "speed", "betas"),
+    *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"),
+}
+_NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
+
+_MUST_BE_EMPTY = ("mcp_servers", "container", "compaction")
+
+# The chat request's own names for what this API names otherwise: two answers to one question.
+_NOT_OURS = ("stop", "stream_options", "max_completion_tokens", "n")
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+
+
+def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat request that asks for the same; fields of neither API are passed on.
+
+    Raises:
+        ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
+    """
+    _check_thread(body.get("thread"))
+    chat = {name: value for name, value in body.items() if name not in _NOT_PASSED_ON}
+    for name in _MUST_BE_EMPTY:
+        if chat.pop(name, None):
+            raise invalid_anthropic_body(name, "is not supported")
+    for name in _NOT_OURS:
+        if name in chat:
+            raise invalid_anthropic_body(name, "is not a field of the Messages API")
+    chat |= to_prompt(body)
+    chat["max_tokens"] = _max_tokens(body.get("max_tokens"))
+    chat |= chat_tool_choice(body.get("tool_choice"), chat.get("tools", []))
+    if stops := stop_sequences(body):
+        chat["stop"] = stops
+    if user := _user_id(body.get("metadata")):
+        chat["user"] = user
+    chat |= _output_settings(body)
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise invalid_anthropic_body("stream", "must be true or false")
+    if stream:
+        chat |= {"stream": True, "stream_options": {"include_usage": True}}
+    return chat
+
+
+def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the chat request that decides the prompt: `model`, `messages`, `tools`, `chat_template_kwargs`.
+
+    Raises:
+        ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
+    """
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise missing_model()
+    check_bounds(body)
+    messages = chat_messages(body.get("system"), body.get("messages"))
+    prompt: dict[str, Any] = {"model": model, "messages": messages}
+    if tools := chat_tools(body.get("tools")):
+        prompt["tools"] = tools
+    variables = _thinking(body.get("thinking"))
+    if effort := _effort(body):
+        variables["reasoning_effort"] = effort
+    if _is_prefilled(messages):
+        variables |= {"add_generation_prompt": False, "continue_final_message": True}
+    asked = body.get("chat_template_kwargs")
+    if asked is not None and not isinstance(asked, dict):
+        raise invalid_anthropic_body("chat_template_kwargs", "must be an object")
+    prompt["chat_template_kwargs"] = variables | (asked or {})
+    return prompt
+
+
+def stop_sequences(body: Mapping[str, Any]) -> list[str]:
+    """The strings that end an answer.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`.
+    """
+    stops = body.get("stop_sequences") or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise invalid_anthropic_body("stop_sequences", "must be a list of strings that are not empty")
+    return stops
+
+
+def _check_thread(thread: Any) -> None:
+    """Accept a thread that begins, and refuse to continue one: the gateway keeps no conversations.
+
+    The tool runners of Anthropic's libraries then send the whole conversation again.
+    """
+    kind = thread.get("type") if isinstance(thread, dict) else None
+    if kind == "continue":
+        raise ApiError(404, "thread_not_found", "thread: conversations are not kept here; send all messages again")
+    if thread is not None and kind != "create":
+        raise invalid_anthropic_body("thread.type", "must be 'create' or 'continue'")
+
+
+def _max_tokens(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise invalid_anthropic_body("max_tokens", "is required: a whole number of at least 1")
+    return value
+
+
+def _user_id(metadata: Any) -> str | None:
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return user if isinstance(user, str) else None
+
+
+def _thinking(thinking: Any) -> dict[str, Any]:
+    """Variables of the chat template. Who does not ask for thinking gets none, as from Anthropic."""
+    if thinking is None:
+        return {"enable_thinking": False}
+    if not isinstance(thinking, dict):
+        raise invalid_anthropic_body("thinking", "must be an object")
+    if thinking.get("type") == "disabled":
+        return {"enable_thinking": False}
+    if thinking.get("type") not in ("enabled", "adaptive", "between_tools"):
+        raise invalid_anthropic_body("thinking.type", "must be 'enabled', 'disabled' or 'adaptive'")
+    budget = thinking.get("budget_tokens")
+    if budget is None:
+        return {"enable_thinking": True}
+    if type(budget) is not int or budget < 1:
+        raise invalid_anthropic_body("thinking.budget_tokens", "must be a whole number of at least 1")
+    return {"enable_thinking": True, "thinking_budget": budget}
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    config = body.get("output_config")
+    effort = config.get("effort") if isinstance(config, dict) else None
+    if effort is None:
+        return None
+    if not isinstance(effort, str) or effort not in _EFFORTS:
+        raise invalid_anthropic_body("output_config.effort", f"must be one of {', '.join(_EFFORTS)}")
+    return _EFFORTS[effort]
+
+
+def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `reasoning_effort` and `response_format`, as far as the client said something of them."""
+    settings: dict[str, Any] = {}
+    if effort := _effort(body):
+        settings["reasoning_effort"] = effort
+    config = body.get("output_config")
+    shape = (config.get("format") if isinstance(config, dict) else None) or body.get("output_format")
+    if shape is not None:
+        if (
+            not isinstance(shape, dict)
+            or shape.get("type") != "json_schema"
+            or not isinstance(shape.get("schema"), dict)
+        ):
+            raise invalid_anthropic_body("output_config.format", "must be {'type': 'json_schema', 'schema': an object}")
+        schema = {"name": "answer", "schema": shape["schema"], "strict": True}
+        settings["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return settings
+
+
+def _is_prefilled(messages: list[dict[str, Any]]) -> bool:
+    """Whether the last turn is the beginning of the answer, which the model is to go on with."""
+    last = messages[-1]
+    return last["role"] == "assistant" and not last.get("tool_calls") and last["content"] not in ("", [])

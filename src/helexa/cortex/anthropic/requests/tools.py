@@ -1,0 +1,78 @@
+"""Tools and the choice among them, as a chat request has them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from helexa.cortex.anthropic.errors import invalid_anthropic_body
+from helexa.cortex.anthropic.requests.content import string
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_tools(tools: Any) -> list[dict[str, Any]]:
+    """The tools on offer; one that is in OpenAI's shape already stays as it is.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`: malformed, or a tool that Anthropic's servers would run or define.
+    """
+    if tools is None:
+        return []
+    if not isinstance(tools, list):
+        raise invalid_anthropic_body("tools", "must be a list")
+    return [_chat_tool(tool, f"tools.{index}") for index, tool in enumerate(tools)]
+
+
+def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields `tool_choice` and `parallel_tool_calls`, as far as the client said something of them.
+
+    Raises:
+        ApiError: `invalid_anthropic_body`.
+    """
+    if choice is None:
+        return {}
+    if not isinstance(choice, dict):
+        raise invalid_anthropic_body("tool_choice", "must be an object")
+    kind = choice.get("type")
+    if kind == "tool":
+        name = string(choice, "name", "tool_choice")
+        if all(tool["function"].get("name") != name for tool in tools):
+            raise invalid_anthropic_body("tool_choice.name", "is not the name of a tool of this request")
+        chosen: Any = {"type": "function", "function": {"name": name}}
+    elif isinstance(kind, str) and kind in _CHOICES:
+        chosen = _CHOICES[kind]
+    else:
+        raise invalid_anthropic_body("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
+    if not tools:
+        if kind == "any":
+            raise invalid_anthropic_body("tool_choice", "asks for a tool, but there are no tools")
+        return {}
+    fields = {"tool_choice": chosen}
+    return fields | {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else fields
+
+
+def _chat_tool(tool: Any, field: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise invalid_anthropic_body(field, "must be an object")
+    kind = tool.get("type")
+    if kind == "function" and isinstance(tool.get("function"), dict):
+        return tool
+    if kind not in (None, "custom"):
+        raise invalid_anthropic_body(
+            f"{field}.type",
+            f"{str(kind)[:80]!r} is a tool of Anthropic's servers, which is not supported; "
+            "define tools by 'name' and 'input_schema'",
+        )
+    return {"type": "function", "function": _function(tool, field)}
+
+
+def _function(tool: Mapping[str, Any], field: str) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": string(tool, "name", field)}
+    if isinstance(tool.get("description"), str):
+        function["description"] = tool["description"]
+    schema = tool.get("input_schema")
+    if schema is not None and not isinstance(schema, dict):
+        raise invalid_anthropic_body(f"{field}.input_schema", "must be an object")
+    function["parameters"] = schema or {"type": "object"}
+    if tool.get("strict") is True:
+        function["strict"] = True
+    return function

@@ -1,0 +1,1 @@
+"""Chat completions as Anthropic's messages and events."""

@@ -1,0 +1,225 @@
+"""The content blocks of a streamed message: one at a time and in order, however a node mixes its pieces."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from helexa.core.sse import frame
+from helexa.cortex.anthropic.responses.response import (
+    SIGNATURE,
+    as_json,
+    call_as_text,
+    malformed,
+    parsed_arguments,
+    text_block,
+)
+
+MAX_HELD_CHARS = 4 << 20
+MAX_CALLS = 512
+MAX_NAME_CHARS = 1024
+
+Kind = Literal["thinking", "text", "tool_use"]
+
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
+_DELTAS = {
+    "thinking": (b"thinking_delta", b"thinking"),
+    "text": (b"text_delta", b"text"),
+    "tool_use": (b"input_json_delta", b"partial_json"),
+}
+_SIGNATURE = SIGNATURE.encode()
+_BLOCK_CHARS = 256  # what a block takes, whatever is in it
+
+
+@dataclass(eq=False)
+class _Block:
+    """One block. Its text is `held` until the block's turn comes."""
+
+    kind: Kind
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list[str])
+    held: list[str] = field(default_factory=list[str])
+    begun: bool = False
+    ended: bool = False
+    delta_head: bytes = b""
+    _judged: tuple[int, bool] = (-1, False)
+
+    def is_whole(self) -> bool:
+        """Whether it can be ended: a call must have a name, and arguments that are a whole object."""
+        if self.kind != "tool_use":
+            return True
+        last = self.arguments[-1].rstrip() if self.arguments else ""
+        if last and not last.endswith("}"):
+            return False
+        if self._judged[0] != len(self.arguments):
+            self._judged = len(self.arguments), parsed_arguments("".join(self.arguments)) is not None
+        return bool(self.name) and self._judged[1]
+
+    def may_begin(self) -> bool:
+        """Whether it can be passed on as it comes. What a call has for arguments must at least begin as an object."""
+        return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
+
+    def chars(self) -> int:
+        """What it takes to keep it."""
+        return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.held))
+
+
+class Blocks:
+    """Takes pieces of text, thinking and tool calls; emits the events of content blocks.
+
+    The first block that is not whole is passed on as it comes. Pieces of others wait for it, so that a client, which
+    may know one open block only, never sees two.
+
+    Args:
+        emit: takes the events.
+
+    Attributes:
+        called: tool calls were passed on, and none of them broke off.
+        pieces: how many pieces were passed on.
+    """
+
+    def __init__(self, emit: Callable[[bytes], None]) -> None:
+        self.called = False
+        self.pieces = 0
+        self._emit = emit
+        self._queue: deque[_Block] = deque()
+        self._calls: dict[int, _Block] = {}
+        self._begun = 0
+        self._kept = 0
+
+    def say(self, kind: Literal["thinking", "text"], text: str) -> None:
+        """Add a piece of text or thinking.
+
+        Raises:
+            ApiError: 502 `upstream_malformed_response`: too much waits for a tool call to end.
+        """
+        last = self._queue[-1] if self._queue else None
+        if last is None or last.kind != kind:
+            last = self._append(_Block(kind))
+        self._add(last, text)
+
+    def call(self, piece: Any) -> None:
+        """Add a piece of a tool call, as it is in `tool_calls` of a delta.
+
+        Raises:
+            ApiError: 502 `upstream_malformed_response`.
+        """
+        function = piece.get("function") or {} if isinstance(piece, dict) else None
+        if not isinstance(function, dict):
+            raise malformed("a tool call is not an object")
+        name, arguments, call_id = function.get("name"), function.get("arguments"), piece.get("id")
+        name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
+        if len(name) + len(call_id) > MAX_NAME_CHARS:
+            raise malformed("the name of a tool call has no end")
+        block = self._called(piece.get("index"), name, call_id)
+        block.name, block.id = block.name or name, block.id or call_id
+        if isinstance(arguments, dict):
+            arguments = as_json(arguments).decode()
+        if not isinstance(arguments, str):
+            return
+        if not block.arguments:
+            arguments = arguments.lstrip()  # clients fail on arguments that are nothing but space
+        if not arguments:
+            return
+        if not block.ended:
+            block.arguments.append(arguments)
+            self._keep(len(arguments))
+            self._add(block, arguments)
+        elif arguments.strip():
+            raise malformed("a tool call went on after its end")
+
+    def close(self, *, cut_off: bool) -> None:
+        """End what is open and pass on what waits. A call that broke off when a part was passed on stays as it is.
+
+        Args:
+            cut_off: the answer had no room to be finished, so that its last call may be part of one.
+        """
+        broken = False
+        while self._queue:
+            block = self._queue.popleft()
+            if block.kind == "tool_use" and not block.name and not block.arguments:
+                continue
+            if not block.is_whole():
+                if block.begun or (cut_off and block.may_begin()):
+                    broken = True
+                else:
+                    block = _Block("text", held=[call_as_text(block.name, "".join(block.arguments))])
+            self._end(block)
+        self.called = self.called and not broken
+        if not self._begun:
+            self._end(_Block("text"))
+
+    def _called(self, index: Any, name: str, call_id: str) -> _Block:
+        """The call that a piece belongs to. Nodes number them, more or less."""
+        if type(index) is not int:
+            index = len(self._calls) - (0 if name else 1)
+        block = self._calls.get(index)
+        if block is not None and not (name and call_id and block.id and call_id != block.id):
+            return block
+        if len(self._calls) >= MAX_CALLS:
+            raise malformed(f"more than {MAX_CALLS} tool calls")
+        if block is not None:  # the node gives all calls one number
+            self._calls[-1 - len(self._calls)] = block
+        self._calls[index] = block = self._append(_Block("tool_use"))
+        return block
+
+    def _append(self, block: _Block) -> _Block:
+        self._queue.append(block)
+        self._keep(_BLOCK_CHARS)
+        return block
+
+    def _add(self, block: _Block, text: str) -> None:
+        if block.begun:
+            self._delta(block, text)
+            if len(self._queue) == 1:
+                return
+        else:
+            block.held.append(text)
+            self._keep(len(text))
+        # A call that has no arguments may be about to get some.
+        while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_whole():
+            self._end(self._queue.popleft())
+        if not self._queue[0].begun and self._queue[0].may_begin():
+            self._begin(self._queue[0])
+
+    def _begin(self, block: _Block) -> None:
+        content: dict[str, Any] = {"type": block.kind}
+        if block.kind == "tool_use":
+            self.called = True
+            content |= {"id": block.id or f"toolu_{self._begun}", "name": block.name, "input": {}}
+        elif block.kind == "text":
+            content |= text_block("")
+        else:
+            content |= {"thinking": "", "signature": ""}
+        start = {"type": "content_block_start", "index": self._begun, "content_block": content}
+        self._emit(frame(orjson.dumps(start), "content_block_start"))
+        kind, member = _DELTAS[block.kind]
+        block.delta_head = b'%b%d,"delta":{"type":"%b","%b":' % (_DELTA, self._begun, kind, member)
+        block.begun = True
+        self._begun += 1
+        self._kept -= sum(map(len, block.held))
+        held, block.held = block.held, []
+        for text in held:
+            self._delta(block, text)
+
+    def _delta(self, block: _Block, text: str) -> None:
+        self.pieces += 1
+        self._emit(block.delta_head + orjson.dumps(text) + b"}}\n\n")
+
+    def _end(self, block: _Block) -> None:
+        if not block.begun:
+            self._begin(block)
+        index = self._begun - 1
+        if block.kind == "thinking":
+            self._emit(b'%b%d,"delta":{"type":"signature_delta","signature":"%b"}}\n\n' % (_DELTA, index, _SIGNATURE))
+        self._emit(b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % index)
+        self._kept -= block.chars()
+        block.ended, block.arguments = True, []
+
+    def _keep(self, chars: int) -> None:
+        self._kept += chars
+        if self._kept > MAX_HELD_CHARS:
+            raise malformed("tool calls without an end")

@@ -1,0 +1,121 @@
+"""A whole chat completion as a message of Anthropic's API."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from helexa.core.errors import ApiError
+from helexa.cortex.anthropic.responses.usage import message_usage, stop_reason
+
+SIGNATURE = "unsigned"
+"""Stands where Anthropic signs a thought. Nobody checks it; some clients that find none take the thought for text."""
+
+
+def to_message(
+    chat: Mapping[str, Any], model: str, *, message_id: str, stop_sequences: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The message that says the same.
+
+    Args:
+        model: the name by which the client asked, an alias perhaps.
+        stop_sequences: what the client wanted the answer to end at.
+
+    Raises:
+        ApiError: 502 `upstream_malformed_response`.
+    """
+    choices = chat.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise malformed("the answer has no message")
+    content = _content(message)
+    called = any(block["type"] == "tool_use" for block in content)
+    reason, sequence = stop_reason(
+        choice.get("finish_reason"), choice.get("stop_reason"), called=called, stop_sequences=stop_sequences
+    )
+    usage = chat.get("usage")
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": message_usage(usage if isinstance(usage, dict) else {}),
+    }
+
+
+def malformed(problem: str) -> ApiError:
+    """A node's answer that is none."""
+    return ApiError(502, "upstream_malformed_response", f"the node's answer is malformed: {problem}", type="api_error")
+
+
+def as_json(value: Any) -> bytes:
+    """What a node said, as JSON again.
+
+    Raises:
+        ApiError: 502 `upstream_malformed_response`: nested too deeply for that.
+    """
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise malformed(str(error)) from None
+
+
+def reasoning(message: Mapping[str, Any]) -> Any:
+    """The reasoning in a message or in a piece of one; two names of it are in use."""
+    return message.get("reasoning_content") or message.get("reasoning")
+
+
+def parsed_arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a tool call; no text at all is no arguments; None for what is not the text of an object."""
+    try:
+        arguments = orjson.loads(text) if text.strip() else {}
+    except orjson.JSONDecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None
+
+
+def call_as_text(name: str, arguments: str) -> str:
+    """What to show of a tool call that cannot be made, so that it is not lost."""
+    return orjson.dumps({"name": name, "arguments": arguments}).decode()
+
+
+def text_block(text: str) -> dict[str, Any]:
+    """A content block of text."""
+    return {"type": "text", "text": text, "citations": None}
+
+
+def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = []
+    thoughts = reasoning(message)
+    if isinstance(thoughts, str) and thoughts:
+        content.append({"type": "thinking", "thinking": thoughts, "signature": SIGNATURE})
+    texts = (message.get("content"), message.get("refusal"))
+    content += [text_block(text) for text in texts if isinstance(text, str) and text]
+    calls = message.get("tool_calls")
+    for number, call in enumerate(calls if isinstance(calls, list) else ()):
+        content.append(_tool_use(call, f"toolu_{number}"))
+    return content or [text_block("")]
+
+
+def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        raise malformed("a tool call has no function")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(arguments, dict | str):
+        arguments = ""
+    given = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
+    if not isinstance(name, str) or not name or given is None:
+        text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
+        return text_block(call_as_text(name if isinstance(name, str) else "", text))
+    call_id = call.get("id")
+    return {
+        "type": "tool_use",
+        "id": call_id if isinstance(call_id, str) and call_id else own_id,
+        "name": name,
+        "input": given,
+    }

@@ -1,0 +1,177 @@
+"""A streamed chat completion as the events of a message of Anthropic's API."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import frame
+from helexa.cortex.anthropic.errors import error_event, streamed_error
+from helexa.cortex.anthropic.responses.blocks import Blocks
+from helexa.cortex.anthropic.responses.response import malformed, reasoning
+from helexa.cortex.anthropic.responses.sse_frames import Frames
+from helexa.cortex.anthropic.responses.usage import anthropic_usage, message_usage, prompt_usage, stop_reason
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+class MessageStream:
+    """Turns a node's bytes into events for the client, as they come. Pure: it does no I/O.
+
+    The first event has the counts of the prompt. It waits for what comes first: the counts, which our nodes send when
+    they begin to read the prompt, usage in a chunk, or output. Pings do not wait: clients skip them.
+
+    Args:
+        model: the name by which the client asked.
+        message_id: of the message.
+        input_tokens: a guess of the prompt's tokens, for the first event where the node sends no counts before output.
+        stop_sequences: what the client wanted the answer to end at.
+        request_id: goes into an error.
+
+    Attributes:
+        failure: what the stream ended with, if that is an error; its event is among the bytes already.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        message_id: str,
+        *,
+        input_tokens: int = 0,
+        stop_sequences: Sequence[str] = (),
+        request_id: str | None = None,
+    ) -> None:
+        self.failure: ApiError | None = None
+        self._model = model
+        self._message_id = message_id
+        self._prompt: dict[str, Any] = {"prompt_tokens": input_tokens}
+        self._stop_sequences = stop_sequences
+        self._request_id = request_id
+        self._out: list[bytes] = []
+        self._frames = Frames()
+        self._blocks = Blocks(self._out.append)
+        self._usage: dict[str, Any] | None = None
+        self._finish_reason: str | None = None
+        self._matched: Any = None
+        self._begun = False
+        self._ended = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take the node's next bytes; return the events that they make."""
+        if self._ended:
+            return b""
+        try:
+            for data in self._frames.feed(chunk):
+                if data is None:
+                    self._out.append(PING)
+                elif data == b"[DONE]":
+                    self._close()
+                    break
+                else:
+                    self._read(data)
+        except ApiError as error:
+            self._fail(error)
+        except ValueError as error:
+            self._fail(malformed(str(error)[:100]))
+        return self._taken()
+
+    def finish(self) -> bytes:
+        """The node has said everything. A stream that has not said how it ended was cut off, which is an error."""
+        if not self._ended:
+            if self._finish_reason is None:
+                self._fail(malformed("it ended too early"))
+            else:
+                self._close()
+        return self._taken()
+
+    def fail(self, error: ApiError) -> bytes:
+        """The stream cannot go on; nothing if it has ended already."""
+        if not self._ended:
+            self._fail(error)
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        usage = message_usage(self._usage or self._prompt)
+        usage["output_tokens"] = 0
+        message = {
+            "id": self._message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        self._out.append(frame(orjson.dumps({"type": "message_start", "message": message}), "message_start"))
+        self._out.append(PING)
+
+    def _read(self, data: bytes) -> None:
+        event = orjson.loads(data)
+        if not isinstance(event, dict):
+            raise malformed("an event is not an object")
+        if error := event.get("error"):
+            raise streamed_error(error)
+        usage = event.get("usage")
+        if isinstance(usage, dict):
+            self._usage = usage
+            self._begin()
+        if not self._begun and (prompt := prompt_usage(event.get("helexa_prompt"))):
+            self._prompt = prompt
+            self._begin()
+        choices = event.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            return
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            self._say(delta)
+        finish_reason = choice.get("finish_reason")
+        if isinstance(finish_reason, str):
+            self._finish_reason, self._matched = finish_reason, choice.get("stop_reason")
+
+    def _say(self, delta: dict[str, Any]) -> None:
+        thought = reasoning(delta)
+        if isinstance(thought, str) and thought:
+            self._begin()
+            self._blocks.say("thinking", thought)
+        for said in (delta.get("content"), delta.get("refusal")):
+            if isinstance(said, str) and said:
+                self._begin()
+                self._blocks.say("text", said)
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            self._begin()
+            for piece in calls:
+                self._blocks.call(piece)
+
+    def _close(self) -> None:
+        self._begin()
+        self._blocks.close(cut_off=self._finish_reason == "length")
+        reason, sequence = stop_reason(
+            self._finish_reason, self._matched, called=self._blocks.called, stop_sequences=self._stop_sequences
+        )
+        # A node that counts nothing says something in every event, which is the nearest to a count.
+        counted = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
+        ending = {
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": sequence},
+            "usage": anthropic_usage(counted),
+        }
+        self._out.append(frame(orjson.dumps(ending), "message_delta"))
+        self._out.append(frame(b'{"type":"message_stop"}', "message_stop"))
+        self._ended = True
+
+    def _fail(self, error: ApiError) -> None:
+        self._begin()
+        self.failure, self._ended = error, True
+        self._out.append(error_event(error, self._request_id))

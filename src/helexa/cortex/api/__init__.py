@@ -1,0 +1,1 @@
+"""The API document and lists that routes answer with."""

@@ -1,0 +1,1 @@
+"""Sends requests to nodes: the proxy, calls beside generation, waiting for loads."""

@@ -1,0 +1,43 @@
+"""A request waits for its model to load, and says so in its stream."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from helexa.cortex.lifecycle.load_job import Progress
+from helexa.cortex.replies.reply import Reply
+from helexa.cortex.requests.headers import UNBUFFERED
+from helexa.cortex.routing.router import Warm
+from helexa.http.connections.request_head import Headers
+
+KEEP_ALIVE_AFTER_SECS = 3.0
+KEEP_ALIVE_SECS = 1.0
+
+_EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    UNBUFFERED,
+]
+
+
+async def wait_for_load(
+    work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply
+) -> Warm:
+    """Wait for a model to load. A client that wants a stream hears meanwhile how far the load is."""
+    task = asyncio.ensure_future(work)
+    try:
+        patience = KEEP_ALIVE_AFTER_SECS if stream else None
+        while not (await asyncio.wait((task,), timeout=patience))[0]:
+            if not reply.started:
+                await reply.start(200, _EVENT_STREAM, streamed=True)
+            await reply.write(b": %s\n\n" % _in_words(progress()))
+            patience = KEEP_ALIVE_SECS
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def _in_words(progress: Progress | None) -> bytes:
+    if progress is None:
+        return b"loading"
+    words = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"
+    return (words if progress.eta_secs is None else f"{words}, about {progress.eta_secs:.0f} s left").encode()

@@ -1,0 +1,86 @@
+"""Small requests to a node beside generating: the tokens of a prompt, the usage of a request that ended."""
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.requests.headers import bearer_header
+from helexa.cortex.routing.router import Warm
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.errors import UpstreamError
+from helexa.cortex.usage.meter import Usage, usage_of
+from helexa.http.connections.request_head import Headers
+
+USAGE_TIMEOUT_SECS = 10.0
+
+_USAGE_PAUSES = (0.0, 0.1, 0.4)
+_MAX_ANSWER_BYTES = 8 << 20
+
+
+class NodeCalls:
+    """Asks nodes."""
+
+    def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
+        self._upstream = upstream
+        self._fleet = fleet
+
+    async def call(
+        self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
+    ) -> tuple[int, bytes] | None:
+        """Return status and body of a node's answer, None if it gave none.
+
+        Args:
+            identity: headers that name the principal.
+        """
+        headers = [
+            (b"content-type", b"application/json"),
+            *(identity or ()),
+            *bearer_header(self._fleet.bearer(target.node)),
+        ]
+        try:
+            answer = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
+        except UpstreamError:
+            return None
+        try:
+            reply = bytearray()
+            while chunk := await answer.chunk():
+                reply += chunk
+                if len(reply) > _MAX_ANSWER_BYTES:
+                    return None
+            return answer.status, bytes(reply)
+        except UpstreamError:
+            return None
+        finally:
+            answer.close()
+
+    async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
+        """Return the token counts of a request that ended, as the node reports them.
+
+        None if the node is a third-party backend, does not answer in time, or does not know the request.
+
+        Args:
+            answered: the node's answer had begun. Else the node may not have read the request yet, and is asked again.
+        """
+        if not usage_id:
+            return None
+        try:
+            async with asyncio.timeout(USAGE_TIMEOUT_SECS):
+                for pause in _USAGE_PAUSES[: 1 if answered else None]:
+                    await asyncio.sleep(pause)
+                    answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
+                    if answer is not None and answer[0] == 200:
+                        return usage_of(json_object(answer[1]))
+        except TimeoutError:
+            pass
+        return None
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` is, an empty one if it is something else."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,36 @@
+"""Asks a node how many tokens the prompt of a request has."""
+
+import asyncio
+
+from helexa.core.errors import ApiError
+from helexa.cortex.anthropic.count import TOKENIZE_PATH, counted
+from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.forwarding.node_calls import NodeCalls
+from helexa.cortex.requests.body_workers import BodyWorkers
+from helexa.cortex.requests.request import Question
+from helexa.cortex.routing.router import route
+from helexa.cortex.usage.token_limit import CHAT, COMPLETIONS
+
+PATIENCE_SECS = 5.0
+_PATHS = {CHAT: TOKENIZE_PATH, COMPLETIONS: TOKENIZE_PATH}
+
+
+class PromptCounter:
+    """Counts prompts with the tokenizers of nodes that have the model loaded."""
+
+    def __init__(self, calls: NodeCalls, body_workers: BodyWorkers) -> None:
+        self._calls = calls
+        self._body_workers = body_workers
+
+    async def count(self, view: FleetView, model: str, question: Question) -> int | None:
+        """Return the number of tokens of the prompt, None if no node of our own can count them in time."""
+        path, target = _PATHS.get(question.path), route(view, model)
+        if path is None or target is None or target.kind != "neuron":
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_SECS):
+                body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
+                answer = await self._calls.call(target, path, body)
+        except (TimeoutError, ApiError):
+            return None
+        return None if answer is None else counted(*answer)

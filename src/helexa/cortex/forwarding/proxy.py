@@ -1,0 +1,281 @@
+"""Forwards one request to a node and its answer back, byte for byte."""
+
+import asyncio
+import itertools
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from helexa.core.errors import ApiError, overloaded
+from helexa.cortex.fleet.breaker import WARY_SECS
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.forwarding.node_calls import json_object
+from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, Exchange
+from helexa.cortex.replies.reply import Reply
+from helexa.cortex.requests.body_workers import BodyWorkers
+from helexa.cortex.requests.headers import UNBUFFERED, bearer_header, forwarded_headers, returned_headers
+from helexa.cortex.requests.request import Question
+from helexa.cortex.routing.router import Outcome, Warm
+from helexa.cortex.upstream.client import Upstream
+from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.errors import LocalError, NotReached, Silent, UpstreamError
+from helexa.cortex.usage.meter import Meter
+from helexa.cortex.usage.response_meter import ResponseMeter
+from helexa.cortex.usage.token_limit import RESPONSES
+from helexa.cortex.usage.usage_filter import UsageFilter
+from helexa.http.connections.request_head import Headers
+
+log = logging.getLogger(__name__)
+
+RETRY_BUSY = 2
+RETRY_LOCAL = 1
+
+_MAX_REFUSAL_BYTES = 64 << 10
+_CODE = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_BUSY = (429, 503)
+_KINDS = (b"application/json", b"text/event-stream")
+
+Settle = Callable[[], Awaitable[None]]
+
+
+class NoAnswer(Exception):
+    """The node failed, or had no room, before the first byte of its answer: another may still be asked.
+
+    Attributes:
+        outcome: in what way.
+        refusal: what the client is told if there is no other.
+    """
+
+    def __init__(self, reason: str, outcome: Outcome, refusal: ApiError) -> None:
+        super().__init__(reason)
+        self.outcome: Outcome = outcome
+        self.refusal = refusal
+
+
+class Proxy:
+    """Asks nodes."""
+
+    def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
+        self._upstream = upstream
+        self._fleet = fleet
+        self._body_workers = body_workers
+        self._usage_secret = secrets.token_hex(8)
+        self._usage_count = itertools.count()
+
+    async def ask(
+        self, target: Warm, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None, *, last: bool
+    ) -> None:
+        """Put the question to a node and pass its answer on.
+
+        Args:
+            target: the node.
+            settle: awaited before the end of a complete answer is passed on.
+            last: no other node can be asked: a refusal for want of room is passed on too.
+
+        Raises:
+            NoAnswer: nothing was passed on, so another node may be asked.
+            ApiError: the answer broke off, the node is silent, or the gateway is out of connections (503); the caller
+                ends the reply with it.
+        """
+        node, model = target.node, target.model
+        exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
+        with self._fleet.request(node, model):
+            answer: Answer | None = None
+            body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
+            own = target.kind == "neuron"
+            exchange.target, exchange.usage_id = target, self._usage_id() if own and question.metered else ""
+            try:
+                answer = await self._upstream.ask(
+                    b"POST",
+                    target.url,
+                    question.path,
+                    self._headers(question, exchange, target),
+                    body,
+                    lives=lambda: self._fleet.lives(node),
+                    interim=own and not question.stream,
+                )
+                first = await answer.chunk()
+            except LocalError as error:
+                log.warning("node=%s not connected: %s", node, error)
+                raise overloaded("the gateway has no connection left; try again", RETRY_LOCAL) from error
+            except UpstreamError as error:
+                self._count_fault(node, model, silent=isinstance(error, Silent))
+                if answer is not None:
+                    answer.close()
+                raise NoAnswer(_reason(error), _outcome(error), _failure(error, node)) from error
+            except asyncio.CancelledError:
+                if answer is not None:
+                    answer.close()
+                raise
+            try:
+                exchange.answered = time.perf_counter() - exchange.started - exchange.waited
+                if _foreign(answer):
+                    timed_out = answer.status == 504  # of a proxy between the gateway and the node
+                    self._count_fault(node, model, silent=timed_out)
+                    reason = f"HTTP {answer.status} not of a node"
+                    if timed_out:
+                        raise NoAnswer(reason, "silent", _timed_out(node))
+                    raise NoAnswer(reason, "broken", _unreachable(node))
+                self._fleet.transport_ok(node, model)
+                if answer.status in _BUSY:
+                    self._fleet.busy(node, model, _retry_after(answer))
+                    if not last:
+                        busy = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
+                        raise NoAnswer(f"HTTP {answer.status}", "busy", busy)
+                if answer.status >= 400:
+                    await self._refuse(answer, first, reply, exchange)
+                else:
+                    await self._relay(answer, first, target, question, reply, exchange, settle)
+            finally:
+                answer.close()
+
+    def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
+        """Tell the breaker of a failed request, unless a living node was silent: it may be slow with this one alone."""
+        if not (silent and self._fleet.lives(node)):
+            self._fleet.transport_fault(node, model)
+
+    def _usage_id(self) -> str:
+        """An id that only this gateway knows: a random number for each costs more than the rest of the headers."""
+        return f"{self._usage_secret}{next(self._usage_count):016x}"
+
+    def _headers(self, question: Question, exchange: Exchange, target: Warm) -> Headers:
+        """Return the headers for a node. Accounts, keys and usage ids are not for third-party backends."""
+        headers = forwarded_headers(question.headers)
+        headers.append((b"content-type", b"application/json"))
+        headers.append((b"x-request-id", exchange.request_id.encode()))
+        if target.kind != "neuron":
+            return headers + bearer_header(self._fleet.bearer(target.node))
+        if question.streams_chunks:
+            headers.append((b"x-helexa-include-usage", b"prompt" if question.translated else b"1"))
+        if exchange.usage_id:
+            headers.append((b"x-helexa-usage-id", exchange.usage_id.encode()))
+        if exchange.principal is not None:
+            headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
+            headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
+        return headers + bearer_header(self._fleet.bearer(target.node))
+
+    async def _relay(
+        self,
+        answer: Answer,
+        chunk: bytes,
+        target: Warm,
+        question: Question,
+        reply: Reply,
+        exchange: Exchange,
+        settle: Settle | None,
+    ) -> None:
+        headers = returned_headers(answer.headers)
+        headers.append((b"x-helexa-route", target.reason.encode()))
+        streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
+        if streamed:
+            headers.append(UNBUFFERED)
+        exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
+        meter.feed(chunk, time.perf_counter())
+        following = None if streamed else await self._following(answer, exchange, settle)
+        hides_usage = streamed and question.streams_chunks and not question.includes_usage
+        usage_filter = UsageFilter() if hides_usage else None
+        if not reply.started:
+            exchange.status = answer.status
+            await reply.start(answer.status, headers, streamed=streamed)
+        else:
+            exchange.status = 200
+        while chunk and following != b"":  # the last of a whole answer goes with its end
+            if streamed and settle is not None and meter.ended(len(chunk)):
+                await settle()
+            await reply.write(chunk if usage_filter is None else usage_filter.feed(chunk))
+            chunk = await self._next(answer, exchange) if following is None else following
+            if chunk:
+                meter.feed(chunk, time.perf_counter())
+                if not streamed:
+                    following = await self._following(answer, exchange, settle)
+        await reply.finish(chunk if usage_filter is None else usage_filter.flush())
+
+    async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
+        """The next piece of a whole answer. The last one waits until it is known to be that, and paid for."""
+        piece = b"" if answer.complete else await self._next(answer, exchange)
+        if not piece and settle is not None:
+            await settle()
+        return piece
+
+    async def _next(self, answer: Answer, exchange: Exchange) -> bytes:
+        try:
+            return await answer.chunk()
+        except UpstreamError as error:
+            silent = isinstance(error, Silent)
+            self._count_fault(exchange.node, exchange.model, silent=silent)
+            log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, _reason(error))
+            if silent:
+                raise _timed_out(exchange.node) from error
+            raise ApiError(
+                502, "upstream_connection_error", "the node broke off its answer", type="api_error"
+            ) from error
+
+    async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange) -> None:
+        """Pass on a refusal as it is; where a stream has begun already, as the event that ends it.
+
+        The log gets its status and code, not its text, which may quote the prompt.
+        """
+        body = bytearray()
+        while chunk and len(body) <= _MAX_REFUSAL_BYTES:
+            body += chunk
+            chunk = await self._next(answer, exchange)
+        exchange.failed = True
+        exchange.status = exchange.status or answer.status
+        error = _envelope(bytes(body))
+        exchange.code = _code(error)
+        log.info("node=%s refused: status=%d code=%s", exchange.node, answer.status, exchange.code)
+        if "message" not in error:
+            raise ApiError(answer.status, "upstream_error", f"upstream returned {answer.status}", type="api_error")
+        if reply.started:
+            raise ApiError(answer.status, exchange.code, error["message"], type=error.get("type") or "api_error")
+        headers = [header for header in returned_headers(answer.headers) if header[0] != b"content-length"]
+        await reply.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
+        await reply.finish(bytes(body))
+
+
+def _foreign(answer: Answer) -> bool:
+    """Whether something before the node speaks in its place, or no node at all: the answer has nothing for a client."""
+    if answer.status >= 400:
+        return answer.status in (502, 504)
+    kinds = [value for name, value in answer.headers if name == b"content-type"]
+    return answer.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)
+
+
+def _envelope(body: bytes) -> dict[str, str]:
+    """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
+    error = json_object(body).get("error")
+    return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
+
+
+def _code(error: dict[str, str]) -> str | None:
+    """The code of an error, None if it has none or if it could be a text."""
+    code = error.get("code", "")
+    return code if _CODE.fullmatch(code) else None
+
+
+def _retry_after(answer: Answer) -> float:
+    """Seconds for which a busy node is to be spared: its own word, else a moment."""
+    text = next((value for name, value in answer.headers if name == b"retry-after"), b"")
+    return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
+
+
+def _outcome(error: UpstreamError) -> Outcome:
+    return "unreached" if isinstance(error, NotReached) else "silent" if isinstance(error, Silent) else "broken"
+
+
+def _reason(error: UpstreamError) -> str:
+    return f"{type(error).__name__} ({error})"
+
+
+def _failure(error: UpstreamError, node: str) -> ApiError:
+    return _timed_out(node) if isinstance(error, Silent) else _unreachable(node)
+
+
+def _timed_out(node: str) -> ApiError:
+    return ApiError(504, UPSTREAM_TIMEOUT, f"node '{node}' sent no bytes for too long", type="api_error")
+
+
+def _unreachable(node: str) -> ApiError:
+    return ApiError(502, "upstream_connection_error", f"node '{node}' did not answer", type="api_error")

@@ -1,0 +1,255 @@
+"""PostgreSQL behind the ledger, for several gateways on one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from helexa.core.errors import HelexaError
+from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Row, Sql, Step
+
+try:
+    import asyncpg
+except ImportError as error:
+    raise HelexaError("a ledger in PostgreSQL needs asyncpg: pip install 'helexa[postgres]'") from error
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+_SCHEMA_LOCK = 0x68656C657861  # "helexa"
+# For this transaction alone, where the server is configured not to wait.
+_WAIT_FOR_DISK = (
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
+_CONNECT_TIMEOUT_SECS = 5.0
+_STATEMENT_TIMEOUT_SECS = 10.0
+_QUERY_TIMEOUT_SECS = 60.0  # a statement of accounts may read much
+_CONNECTIONS = 8
+# What a migration says for SQLite, and for PostgreSQL; replaced in this order.
+_DIALECT = (
+    (" STRICT, WITHOUT ROWID", ""),
+    (" STRICT", ""),
+    ("INTEGER PRIMARY KEY AUTOINCREMENT", "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY"),
+    ("INTEGER", "BIGINT"),
+    ("REAL", "DOUBLE PRECISION"),
+    ("BLOB", "BYTEA"),
+)
+
+# What asyncpg raises: server errors, client errors, protocol errors, lost connections.
+_DRIVER_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    EOFError,
+)
+# Errors of one statement or of its values: the same statement fails again on any server, and other statements do not.
+_STATEMENT_ERRORS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.SyntaxOrAccessError)
+# Errors after which the connection and its server are still usable.
+_PASSING_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourcesError)
+
+
+async def open_postgres(url: str) -> Database:
+    """Connect to `postgresql://user:password@host/database`.
+
+    The URL may list several hosts (`host1:5432,host2:5432`). Connections then go to the first host that accepts
+    writes, unless the URL itself sets `target_session_attrs`.
+
+    Raises:
+        DatabaseError: no host answers, no host accepts writes, or the name or password is wrong.
+    """
+    options: dict[str, Any] = {}
+    try:
+        hosts = _hosts(url)
+        if len(hosts) > 1:
+            options["connect"] = _Connector(hosts)
+            if "target_session_attrs" not in parse_qs(urlsplit(url).query):
+                options["target_session_attrs"] = "read-write"
+        pool = await asyncpg.create_pool(
+            url,
+            min_size=0,
+            max_size=_CONNECTIONS,
+            timeout=_CONNECT_TIMEOUT_SECS,
+            command_timeout=_STATEMENT_TIMEOUT_SECS,
+            reset=_nothing_to_reset,
+            **options,
+        )
+        await pool.fetchval("SELECT 1")
+    except ValueError as error:
+        raise DatabaseError("the ledger's PostgreSQL url is malformed") from error  # not repeated: it holds a password
+    except _DRIVER_ERRORS as error:
+        raise DatabaseError(_description(error)) from error
+    return _Postgres(pool)
+
+
+async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
+    """Transactions are all that we leave on a connection, and they end; it saves a round trip per use."""
+
+
+def _hosts(url: str) -> list[tuple[str, int | None]]:
+    """Return the hosts and ports that a URL lists.
+
+    Raises:
+        ValueError: a port is not a number.
+    """
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    hosts = (parts.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
+    ports = query.get("port", [""])[-1].split(",")
+    ports *= len(hosts) if len(ports) == 1 else 1
+    found: list[tuple[str, int | None]] = []
+    for host, port in zip(hosts, ports, strict=True):
+        if host.startswith("/"):  # a socket's folder, which may contain colons
+            found.append((host, int(port) if port else None))
+        else:
+            address = urlsplit(f"//{host}")
+            found.append((unquote(address.hostname or ""), address.port or (int(port) if port else None)))
+    return found
+
+
+class _Connector:
+    """Connects to one of several hosts, beginning with the host that accepted the last connection.
+
+    asyncpg can do so itself, but under one timeout for all hosts: a first host that drops packets uses up all of it.
+    """
+
+    def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
+        self._hosts = hosts
+
+    async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
+        """Connect, as `asyncpg.connect` does; each host has the whole of the timeout.
+
+        Raises:
+            Exception: as asyncpg raised it for the last host.
+        """
+        problem: Exception | None = None
+        for host, port in self._hosts:
+            try:
+                connection = await asyncpg.connect(*args, host=host, port=port, **options)
+            except _DRIVER_ERRORS as error:
+                problem = error
+            else:
+                # A new list: other connections may be under way, and iterate over this one.
+                self._hosts = sorted(self._hosts, key=lambda other: other != (host, port))
+                return connection
+        assert problem is not None
+        raise problem
+
+
+def _of_statement(error: Exception) -> bool:
+    if isinstance(error, asyncpg.InterfaceError):
+        return isinstance(error, ValueError)  # a value of the wrong type for its column
+    return isinstance(error, _STATEMENT_ERRORS) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
+
+
+def _description(error: Exception) -> str:
+    if isinstance(error, (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)):
+        return f"the ledger's PostgreSQL refuses us: {error}"
+    if isinstance(error, (asyncpg.ReadOnlySQLTransactionError, asyncpg.TargetServerAttributeNotMatched)):
+        return "the ledger's PostgreSQL is read-only"
+    if isinstance(error, asyncpg.PostgresError):
+        return f"the ledger's PostgreSQL fails: {type(error).__name__}: {error}"
+    return f"the ledger's PostgreSQL does not answer: {type(error).__name__}"
+
+
+class _Postgres(Database):
+    def __init__(self, pool: "asyncpg.Pool") -> None:
+        self._pool = pool
+
+    @asynccontextmanager
+    async def errors(self) -> AsyncIterator[None]:
+        """Turn all that asyncpg raises into `DatabaseError`, except errors of a statement or of its values.
+
+        After an error of the server or the connection, all connections are replaced: they may lead to a server that is
+        no longer the primary, or know prepared statements that its successor does not.
+        """
+        try:
+            yield
+        except _DRIVER_ERRORS as error:
+            if _of_statement(error):
+                raise
+            if not isinstance(error, _PASSING_ERRORS):
+                await self._pool.expire_connections()
+            raise DatabaseError(_description(error)) from error
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        async with self.errors():
+            return [dict(row) for row in await self._pool.fetch(sql, *args, timeout=_QUERY_TIMEOUT_SECS)]
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        async with self.errors():
+            return _changed(await self._pool.execute(sql, *args))
+
+    def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
+        return self._transaction(durable)
+
+    @asynccontextmanager
+    async def _transaction(self, durable: bool) -> AsyncIterator[Sql]:
+        async with self.errors():
+            connection = await self._pool.acquire()
+        try:
+            transaction = connection.transaction()
+            async with self.errors():
+                await transaction.start()
+            try:
+                if durable:
+                    async with self.errors():
+                        await connection.execute(_WAIT_FOR_DISK)
+                yield _Transaction(connection, self.errors)
+            except BaseException:
+                with suppress(*_DRIVER_ERRORS):  # the connection is lost: the server undoes the transaction
+                    await transaction.rollback()
+                raise
+            async with self.errors():
+                await transaction.commit()
+        finally:
+            async with self.errors():
+                await self._pool.release(connection)
+
+    async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        async with self.errors(), self._pool.acquire() as connection, connection.transaction():
+            if not _changed(await connection.execute(guard[0], *guard[1])):
+                return False
+            for sql, runs in steps:
+                await connection.executemany(sql, runs)
+        return True
+
+    async def claim(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_SECS):
+                await self._pool.close()
+        except _DRIVER_ERRORS:
+            self._pool.terminate()
+
+    def _dialect(self, statement: str) -> str:
+        for ours, theirs in _DIALECT:
+            statement = statement.replace(ours, theirs)
+        return statement
+
+    async def _lock_schema(self, sql: Sql) -> None:
+        await sql.execute("SELECT pg_advisory_xact_lock($1)", _SCHEMA_LOCK)
+
+
+class _Transaction:
+    def __init__(
+        self, connection: "PoolConnectionProxy", errors: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
+        self._connection = connection
+        self._errors = errors
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        async with self._errors():
+            return [dict(row) for row in await self._connection.fetch(sql, *args)]
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        async with self._errors():
+            return _changed(await self._connection.execute(sql, *args))
+
+
+def _changed(status: str) -> int:
+    """The number in `UPDATE 3`; 0 for statements that change no rows."""
+    count = status.rpartition(" ")[2]
+    return int(count) if count.isdigit() and not status.startswith("SELECT") else 0

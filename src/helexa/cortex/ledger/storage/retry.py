@@ -1,0 +1,69 @@
+"""Retries the work of a gateway on its ledger's database."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from helexa.cortex.ledger.storage.database import DatabaseError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FIRST_RETRY_SECS = 0.25  # doubled with every retry,
+_LONGEST_RETRY_SECS = 2.0  # up to this
+_FRESH_SECS = 1.0
+
+
+class Retry:
+    """Repeats work that fails, and remembers whether the database can be written.
+
+    Attributes:
+        problem: why the database cannot be written, or None while it can.
+        written_at: when work last succeeded (`time.monotonic`).
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.written_at = float("-inf")
+
+    @property
+    def fresh(self) -> bool:
+        """Whether work succeeded within the last second, which shows that the database accepts writes."""
+        return time.monotonic() - self.written_at < _FRESH_SECS
+
+    async def until_done(
+        self,
+        work: Callable[[], Awaitable[T]],
+        failed: Callable[[float], None],
+        retried: type[Exception] = Exception,
+    ) -> T:
+        """Repeat `work` with increasing delays until it succeeds.
+
+        Args:
+            work: one attempt.
+            failed: called after each failed attempt with the seconds since the first one began.
+            retried: the exceptions to retry after. Others are raised.
+        """
+        began, delay = time.monotonic(), FIRST_RETRY_SECS
+        while True:
+            try:
+                outcome = await work()
+            except retried as error:
+                self._note(error)
+                failed(time.monotonic() - began)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LONGEST_RETRY_SECS)
+            else:
+                if self.problem is not None:
+                    log.info("the ledger's database can be written again")
+                self.problem, self.written_at = None, time.monotonic()
+                return outcome
+
+    def _note(self, error: Exception) -> None:
+        """Remember why the database cannot be written; log each problem once."""
+        problem = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
+        if problem != self.problem:
+            log.error("%s; no budget can be reserved until the database can be written", problem)
+        self.problem = problem

@@ -1,0 +1,295 @@
+"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own.
+
+Commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last ones. The commit of a
+durable transaction waits (`FULL`).
+"""
+
+import asyncio
+import fcntl
+import os
+import queue
+import re
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from helexa.core.errors import HelexaError
+from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Row, Sql, Step
+
+_NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
+_BUSY_TIMEOUT_SECS = 5.0
+_ROWS_AT_ONCE = 32
+_INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
+_NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
+# Errors of one statement or of its values, which leave the database usable.
+_STATEMENT_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
+_PASSING_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
+T = TypeVar("T")
+_Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
+
+
+async def open_sqlite(path: str) -> Database:
+    """Open the file, making it (for its owner alone) if need be.
+
+    Raises:
+        DatabaseError: it cannot be opened.
+    """
+    file = _made(path)
+    writer = _Worker(
+        file,
+        "PRAGMA page_size = 1024",  # of a new file: a commit writes whole pages, and a row or two in each
+        "PRAGMA journal_mode = WAL",
+        _NORMAL,
+        "PRAGMA foreign_keys = ON",
+    )
+    reader = _Worker(file, "PRAGMA query_only = ON")
+    database = _Sqlite(file, writer, reader)
+    try:
+        await writer.run(lambda connection: None)
+        await reader.run(lambda connection: None)
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+def _made(path: str) -> Path:
+    file = Path(path).resolve()  # its lock and its journal lie beside the file itself, whatever it is called
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise DatabaseError(f"cannot open the ledger {file}: {error.strerror}") from error
+    return file
+
+
+class _Worker:
+    """A thread that owns one connection and runs jobs on it, in order.
+
+    After an error that can leave the connection unusable (I/O, corruption), the next job gets a new connection.
+    """
+
+    def __init__(self, file: Path, *pragmas: str) -> None:
+        self._file, self._pragmas = file, pragmas
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
+        self._thread.start()
+
+    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        """The job's outcome. It runs to its end even when the caller is cancelled.
+
+        Raises:
+            DatabaseError: SQLite could not do it.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put((job, future))
+        try:
+            return await future
+        except sqlite3.Error as error:
+            if _of_statement(error):
+                raise
+            raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
+
+    async def close(self) -> None:
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _work(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while (entry := self._jobs.get()) is not None:
+            job, future = entry
+            try:
+                connection = connection or self._connect()
+                outcome = job(connection)
+            except Exception as error:
+                if connection is not None and isinstance(error, sqlite3.Error) and _spoils_connection(error):
+                    with suppress(sqlite3.Error):
+                        connection.close()
+                    connection = None
+                self._loop.call_soon_threadsafe(_fail, future, error)
+            else:
+                self._loop.call_soon_threadsafe(_resolve, future, outcome)
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._file, timeout=_BUSY_TIMEOUT_SECS, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        try:
+            for pragma in self._pragmas:
+                connection.execute(pragma)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+
+class _Sqlite(Database):
+    def __init__(self, file: Path, writer: _Worker, reader: _Worker) -> None:
+        self._file, self._writer, self._reader = file, writer, reader
+        self._writing = asyncio.Lock()  # held by the transaction that is open on the writer's connection
+        self._claim: int | None = None
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        return await self._reader.run(lambda connection: _fetch(connection, sql, args))
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        async with self._writing:
+            return await self._writer.run(lambda connection: _execute(connection, sql, args))
+
+    def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
+        return self._transaction(durable)
+
+    @asynccontextmanager
+    async def _transaction(self, durable: bool) -> AsyncIterator[Sql]:
+        async with self._writing:
+            try:
+                await self._writer.run(lambda connection: _begin(connection, durable))
+                yield _Transaction(self._writer)
+                await self._writer.run(_commit)
+            except BaseException:
+                # The thread works in order, so this comes after whatever was under way; after a commit it does nothing.
+                await asyncio.shield(self._writer.run(_roll_back))
+                raise
+
+    async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        async with self._writing:
+            return await self._writer.run(lambda connection: _write(connection, guard, steps))
+
+    async def claim(self) -> Path:
+        # A file of its own: to open and close the database's file here would drop the locks SQLite holds on it.
+        lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise HelexaError(
+                f"another gateway uses the ledger {self._file}; several gateways need one PostgreSQL"
+            ) from error
+        self._claim = lock
+        return self._file
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._writer.close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def _dialect(self, statement: str) -> str:
+        return statement
+
+    async def _lock_schema(self, sql: Sql) -> None:
+        """Nothing: the transaction began as the only writer."""
+
+
+class _Transaction:
+    def __init__(self, writer: _Worker) -> None:
+        self._writer = writer
+
+    async def fetch(self, sql: str, *args: Any) -> list[Row]:
+        return await self._writer.run(lambda connection: _fetch(connection, sql, args))
+
+    async def execute(self, sql: str, *args: Any) -> int:
+        return await self._writer.run(lambda connection: _execute(connection, sql, args))
+
+
+def _of_statement(error: sqlite3.Error) -> bool:
+    return isinstance(error, _STATEMENT_ERRORS) or _code(error) == sqlite3.SQLITE_ERROR
+
+
+def _spoils_connection(error: sqlite3.Error) -> bool:
+    return not _of_statement(error) and _code(error) not in _PASSING_ERRORS
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    """Return SQLite's primary result code, or None for an error of Python's module."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _named(args: Args) -> dict[str, Any]:
+    return dict(zip(_NAMES, args, strict=False))
+
+
+def _begin(connection: sqlite3.Connection, durable: bool) -> None:
+    if durable:
+        connection.execute(_FULL)  # outside of transactions only
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _commit(connection: sqlite3.Connection) -> None:
+    connection.commit()
+    connection.execute(_NORMAL)
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    connection.rollback()
+    connection.execute(_NORMAL)
+
+
+def _fetch(connection: sqlite3.Connection, sql: str, args: Args) -> list[Row]:
+    return [dict(row) for row in connection.execute(sql, _named(args))]
+
+
+def _execute(connection: sqlite3.Connection, sql: str, args: Args) -> int:
+    return max(connection.execute(sql, _named(args)).rowcount, 0)
+
+
+def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not _execute(connection, *guard):
+            connection.rollback()
+            return False
+        for sql, runs in steps:
+            _run(connection, sql, runs)
+        connection.commit()
+    except BaseException:
+        connection.rollback()
+        raise
+    return True
+
+
+def _run(connection: sqlite3.Connection, sql: str, runs: Sequence[Args]) -> None:
+    """Run a statement for each row of arguments.
+
+    Rows to be added go many to a statement: the driver lets go of the interpreter once for each, and to get it back
+    from a busy event loop costs more than the row.
+    """
+    whole = 0
+    insert = _many_rows(sql)
+    if insert is not None:
+        whole = len(runs) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
+        for begin in range(0, whole, _ROWS_AT_ONCE):
+            connection.execute(insert, [value for row in runs[begin : begin + _ROWS_AT_ONCE] for value in row])
+    connection.executemany(sql, map(_named, runs[whole:]))
+
+
+@cache
+def _many_rows(sql: str) -> str | None:
+    """The same INSERT for `_ROWS_AT_ONCE` rows; None for any other statement."""
+    found = _INSERT.fullmatch(sql)
+    if found is None:
+        return None
+    head, row, tail = found.groups()
+    count = row.count("$")
+    if row != ", ".join(f"${number}" for number in range(1, count + 1)):
+        return None
+    rows = ", ".join([f"({', '.join('?' * count)})"] * _ROWS_AT_ONCE)
+    return f"{head}{rows}{tail}"
+
+
+def _resolve(future: asyncio.Future[Any], outcome: Any) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,1 @@
+"""Request records and Prometheus metrics."""

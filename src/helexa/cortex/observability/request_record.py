@@ -1,0 +1,157 @@
+"""The record of one request: filled while it runs, observed once when it ends, however it ends."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from helexa.cortex.access.principal import Principal
+from helexa.cortex.ledger.activity import Activity
+from helexa.cortex.routing.router import Warm
+from helexa.cortex.usage.meter import Meter, Usage
+
+UNRESOLVED = "unknown"
+NO_NODE = "none"
+CLIENT_CLOSED_REQUEST = 499
+"""Status, in the logs, of a request whose client hung up; the number is nginx's."""
+UPSTREAM_TIMEOUT = "upstream_timeout"
+"""Error code of a request whose node was silent for too long, and may still be working on it."""
+_SHORTEST_WINDOW_SECS = 0.1
+
+
+class Exchange(msgspec.Struct):
+    """One request and its answer.
+
+    Attributes:
+        request_id: names it in headers, logs and the ledger.
+        api: the path it came by.
+        principal: who asks; None is anonymous.
+        name: the model as the client named it, empty before that is known.
+        model: the model id, `unknown` until the name resolves to a known model.
+        node: who was asked last, `none` before that.
+        route: why that node.
+        target: that node and where it serves the model, None before a node was asked.
+        usage_id: the name under which that node keeps the token counts of this request, empty if it need not.
+        status: HTTP status sent to the client, 0 before that, 499 once the client has hung up.
+        code: the error code of a refusal or a failure, None without one.
+        failed: the answer was refused, or ended early on the node's side.
+        client_gone: the client hung up before the answer was complete.
+        estimated: the usage is counted here, since the node did not come to say it.
+        prompt_estimate: about how many tokens the prompt has.
+        started: when the request came (`time.perf_counter`).
+        started_at: the same in Unix seconds.
+        read: when its body was there (`time.perf_counter`), 0 before that.
+        loading: seconds of waiting for a model to load.
+        waited: seconds until the node was asked; a cold load makes them many.
+        answered: seconds that the node took from being asked to the first byte of its answer.
+        duration: seconds from the request to its end.
+    """
+
+    request_id: str = ""
+    api: str = ""
+    principal: Principal | None = None
+    name: str = ""
+    model: str = UNRESOLVED
+    node: str = NO_NODE
+    route: str = ""
+    target: Warm | None = None
+    usage_id: str = ""
+    status: int = 0
+    code: str | None = None
+    failed: bool = False
+    client_gone: bool = False
+    estimated: bool = False
+    prompt_estimate: int = 0
+    meter: Meter | None = None
+    usage: Usage | None = None
+    started: float = msgspec.field(default_factory=time.perf_counter)
+    started_at: float = msgspec.field(default_factory=time.time)
+    read: float = 0.0
+    loading: float = 0.0
+    waited: float | None = None
+    answered: float | None = None
+    duration: float = 0.0
+
+    @property
+    def overhead(self) -> float | None:
+        """Seconds that the gateway itself took before it asked a node; None when it asked none."""
+        if self.waited is None:
+            return None
+        return max(0.0, self.started + self.waited - self.read - self.loading)
+
+    def end(self) -> None:
+        """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event.
+
+        If nobody paid for a request whose client hung up, its usage is estimated here.
+        """
+        self.duration = time.perf_counter() - self.started
+        if self.meter is not None:
+            self.usage = self.usage or self.meter.usage()
+            self.failed |= self.meter.failed()
+        if self.client_gone:
+            self.status = CLIENT_CLOSED_REQUEST
+            if self.usage is None and self.target is not None:
+                produced = 0 if self.meter is None else self.meter.estimated_tokens()
+                self.usage, self.estimated = Usage(self.prompt_estimate, produced), True
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """Seconds from the request to the first content of a stream."""
+        if self.meter is None or self.meter.first_at is None:
+            return None
+        return self.meter.first_at - self.started
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Completion tokens over the time in which they came, or since the node was asked if that was too short."""
+        window = self.duration - (self.waited or 0.0)
+        if self.usage is None or not self.usage.completion or window <= 0:
+            return None
+        if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:
+            spoken = self.meter.last_at - self.meter.first_at
+            window = spoken if spoken >= _SHORTEST_WINDOW_SECS else window
+        return self.usage.completion / window
+
+    def activity(self) -> Activity:
+        """Its row in the activity log."""
+        usage, ttft = self.usage or Usage(), self.time_to_first_token
+        return Activity(
+            request_id=self.request_id,
+            started_ms=round(self.started_at * 1000),
+            api=self.api,
+            model=self.model,
+            status=self.status,
+            duration_ms=self.duration * 1000,
+            account_id=self.principal.account_id if self.principal else None,
+            key_id=self.principal.key_id if self.principal else None,
+            alias=self.name if self.name != self.model else None,
+            node=self.node,
+            route=self.route or None,
+            error_code=self.code,
+            prompt=usage.prompt,
+            completion=usage.completion,
+            cached=usage.cached,
+            ttft_ms=None if ttft is None else ttft * 1000,
+            waited_ms=(self.waited or 0.0) * 1000,
+            tokens_per_second=self.tokens_per_second,
+            client_gone=self.client_gone,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What its line in the log says, beside its id."""
+        ttft, usage = self.time_to_first_token, self.usage or Usage()
+        return {
+            "api": self.api,
+            "key": self.principal.key_id if self.principal else None,
+            "model": self.model,
+            "node": self.node,
+            "status": self.status,
+            "code": self.code,
+            "failed": self.failed,
+            "ttft_ms": None if ttft is None else round(ttft * 1000),
+            "duration_ms": round(self.duration * 1000),
+            "prompt_tokens": usage.prompt,
+            "completion_tokens": usage.completion,
+            "estimated": self.estimated,
+            "client_gone": self.client_gone,
+        }

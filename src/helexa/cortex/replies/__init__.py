@@ -1,0 +1,1 @@
+"""Responses to clients, streamed or whole."""

@@ -1,0 +1,30 @@
+"""The answer to a client of Responses: bytes as they come, and an error event of that dialect if they stop."""
+
+import re
+
+import orjson
+from starlette.types import Message, Send
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import frame
+from helexa.cortex.replies.reply import Reply
+
+_EVENT = re.compile(rb"^data:", re.MULTILINE)
+
+
+class ResponseReply(Reply):
+    """One response on its way to the client. It counts the events of a stream, which are numbered."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__(self._count_and_send)
+        self._send_on = send
+        self._events = 0
+
+    async def _count_and_send(self, message: Message) -> None:
+        self._events += len(_EVENT.findall(message.get("body", b"")))
+        await self._send_on(message)
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last event of a stream that cannot go on."""
+        event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+        return frame(orjson.dumps(event | {"sequence_number": self._events}), "error")

@@ -1,0 +1,1 @@
+"""Request bodies and headers: parsing, limits, rewriting, error responses."""

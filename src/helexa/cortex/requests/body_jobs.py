@@ -1,0 +1,55 @@
+"""The work on request bodies that may be done in another process: each function takes and returns plain values."""
+
+from msgspec.structs import replace
+
+from helexa.cortex.anthropic.count import CountRequest
+from helexa.cortex.anthropic.requests.strict import strict_body
+from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.requests.body_bounds import check_containers
+from helexa.cortex.requests.body_workers import BodyWorkers, is_large
+from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.usage.token_limit import CHAT
+from helexa.http.connections.request_head import Headers
+
+
+async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> Question:
+    """Return what `parse_question` does.
+
+    Raises:
+        ApiError: as `parse_question`; 400 for too many objects and arrays.
+    """
+    if not is_large(body):
+        return parse_question(path, headers, body)
+    return replace(await workers.run(_parse_large, path, headers, body), body=body, large=True)
+
+
+async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, Question]:
+    """Return a request of the Messages API and the chat request that it is translated to."""
+    return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
+
+
+async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
+    """Return what `CountRequest.parse` does."""
+    return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
+
+
+def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
+    """Do the work of `read_message`."""
+    translation = Translation.parse(body)
+    question = parse_question(CHAT, headers, translation.body)
+    return translation, replace(question, strict=strict_body, large=is_large(translation.body))
+
+
+def _parse_large(path: str, headers: Headers, body: bytes) -> Question:
+    check_containers(body)
+    return replace(parse_question(path, headers, body), body=b"")  # the caller has the body
+
+
+def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, Question]:
+    check_containers(body)
+    return translate(headers, body)
+
+
+def _parse_large_count(body: bytes) -> CountRequest:
+    check_containers(body)
+    return CountRequest.parse(body)

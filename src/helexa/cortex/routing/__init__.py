@@ -1,0 +1,1 @@
+"""Picks the node that answers a request."""

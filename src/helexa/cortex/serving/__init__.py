@@ -1,0 +1,1 @@
+"""The stages of a request: authorization, limits, budget, forwarding, settlement."""

@@ -1,0 +1,96 @@
+"""Holds the budget of a request: the most tokens that a node can use to answer it.
+
+1. The cheap bound: the bytes of the body, the number of images and the output limit.
+2. If the budget has not that much left, a node with the model counts the prompt's tokens.
+3. If that is still too much, and the client states no output limit, the output limit is what the budget has left.
+"""
+
+from msgspec.structs import replace
+
+from helexa.core.errors import ApiError
+from helexa.core.fleet import Limit
+from helexa.cortex.access.principal import Principal
+from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.requests.request import Question
+from helexa.cortex.usage.media_tokens import media_tokens
+
+DEFAULT_OUTPUT = 8192
+"""Output limit for a key with a cap whose client states none.
+
+Nodes would use all that the context leaves. One answer would hold as much of the budget, and others had to wait.
+"""
+THIRD_PARTY_OUTPUT = 4096
+LEAST_OUTPUT = 256
+"""An answer is not cut to fewer tokens than this to fit a budget."""
+
+_COUNT_MARGIN = 64  # a node counts the prompt without thinking, whose marks a chat template may add
+_LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
+
+
+async def hold_budget(
+    gateway: Gateway,
+    view: FleetView,
+    principal: Principal,
+    request_id: str,
+    model: str,
+    question: Question,
+    limit: Limit | None,
+) -> tuple[Reservation, Question]:
+    """Reserve what `question` can use of the key's budget; return the question with the output limit that is held.
+
+    A key without a cap holds an estimate, and its requests are forwarded as they are.
+
+    Raises:
+        ApiError: 429 if the budget does not suffice, 503 if the ledger does not answer.
+    """
+    ledger = gateway.ledger
+    if principal.hard_cap is None:
+        return await ledger.reserve(principal, request_id, model, question.tokens(limit)), replace(
+            question, metered=True
+        )
+    spending, context = question.spending, None if limit is None else limit.context
+    if not spending.fills(context):
+        media = await gateway.body_workers.run_if(question.large, media_tokens, question.body)
+        if media:
+            spending = replace(spending, prompt=spending.prompt + media)
+    output = default_output(view, model, question, context) if spending.output is None else spending.output
+    tokens = spending.most_tokens(output, context)
+    try:
+        reservation = await ledger.reserve(principal, request_id, model, tokens)
+        return reservation, replace(question, metered=True, enforced=output)
+    except ApiError as error:
+        if "tokens_left" not in error.extras:
+            raise
+        refusal, left = error, int(error.extras["tokens_left"])
+    if spending.output is not None and replace(spending, prompt=1, continues=False).most_tokens(output, None) > left:
+        raise refusal
+    counted = await gateway.counter.count(view, model, question)
+    if counted is not None:
+        spending = replace(spending, prompt=min(counted + _COUNT_MARGIN, spending.prompt), continues=False)
+    least = spending.most_tokens(output, context)
+    if least > left and spending.output is None and spending.limit_field is not None:
+        prompt = spending.most_tokens(0, context)
+        output = min(output, max(left - prompt, 0) // spending.answers)
+        least = spending.most_tokens(output, context)
+        if output < LEAST_OUTPUT:
+            raise refusal
+    if least == tokens:
+        raise refusal
+    reservation = await ledger.reserve(principal, request_id, model, least)
+    return reservation, replace(question, metered=True, enforced=output)
+
+
+def default_output(view: FleetView, model: str, question: Question, context: int | None) -> int:
+    """Return the output limit of a request that states none.
+
+    Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the
+    prompt there. Nodes of our own lower it by themselves.
+    """
+    if not any(model in node.models and node.kind != "neuron" for node in view.nodes):
+        return DEFAULT_OUTPUT
+    if context is None:
+        return THIRD_PARTY_OUTPUT
+    room = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
+    return min(max(room, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

@@ -1,0 +1,141 @@
+"""What a request goes through between being read and being answered: permission, limits, budget, a node."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from helexa.core.errors import model_not_found
+from helexa.core.fleet import Limit
+from helexa.cortex.access.auth import authorise
+from helexa.cortex.access.limits import Pass
+from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.forwarding.load_wait import wait_for_load
+from helexa.cortex.forwarding.proxy import NoAnswer, Settle
+from helexa.cortex.gateway import Gateway
+from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.replies.reply import Reply
+from helexa.cortex.requests.prompt_check import advice, check_prompt, may_exceed
+from helexa.cortex.requests.request import Question
+from helexa.cortex.routing.affinity import affinity_key
+from helexa.cortex.routing.router import Outcome, Warm, failing, may_retry, route
+from helexa.cortex.serving.budget_hold import hold_budget
+from helexa.cortex.serving.settlement import Bill
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request that waits for its model: those with a key come first."""
+
+    priority: int
+    enqueued: float = field(default_factory=time.monotonic)
+
+
+async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange, admitted: Pass) -> None:
+    """Answer one question.
+
+    Args:
+        admitted: the request's pass of its key's limits, entered before the body was read.
+
+    Raises:
+        ApiError: refused or failed; the caller ends the reply with it.
+    """
+    exchange.name, exchange.prompt_estimate = question.model, question.prompt_estimate
+    model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
+    known = is_known(gateway, view, model)
+    if known:
+        exchange.model = model
+    authorise(exchange.principal, model, question.model)
+    if not known and any(node.healthy for node in view.nodes):
+        raise model_not_found(question.model[:200])
+    limit = _widest_limit(view, model)
+    if limit is not None and may_exceed(question.body, limit.context):
+        await gateway.body_workers.run_if(question.large, check_prompt, question.body, limit.context)
+    hint = advice(question.headers)
+    if hint is not None:
+        reply.headers.append((b"x-helexa-advice", hint))
+    tokens = question.tokens(limit)
+    admitted.hold_tokens(tokens)
+    reply.headers += admitted.headers
+    try:
+        if exchange.principal is None:
+            await _ask(gateway, model, question, reply, exchange, None)
+        else:
+            reservation, question = await hold_budget(
+                gateway, view, exchange.principal, exchange.request_id, model, question, limit
+            )
+            async with Bill(reservation, question, exchange, gateway.calls) as bill:
+                try:
+                    await _ask(gateway, model, question, reply, exchange, bill.settle)
+                finally:
+                    admitted.answered()
+    finally:
+        if exchange.usage is not None:
+            admitted.spent(exchange.usage.prompt + exchange.usage.completion)
+
+
+def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
+    """Return whether the catalogue or a node has the model of this id."""
+    return gateway.catalogue.profile(model) is not None or view.knows(model)
+
+
+async def _ask(
+    gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
+) -> None:
+    """Put the question to the right node, and to another while that may help."""
+    routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
+    view = gateway.fleet.view()
+    outcomes: list[Outcome] = []
+    tried: set[str] = set()
+    if question.previous is not None and (holder := view.holder(question.previous)) is not None:
+        tried = {node.name for node in view.nodes} - {holder.name}  # no other node knows what was said
+    target = (
+        route(view, model, key, routing, avoid=tried)
+        or route(view, model, key, routing)
+        or await _loaded(gateway, model, question, reply, exchange)
+    )
+    while True:
+        tried.add(target.node)
+        last = len(view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
+        try:
+            await gateway.proxy.ask(target, question, reply, exchange, settle, last=last)
+            return
+        except NoAnswer as error:
+            log.warning("node=%s no answer: %s", target.node, error)
+            outcomes.append(error.outcome)
+            other = route(gateway.fleet.view(), model, key, routing, avoid=tried) if may_retry(outcomes) else None
+            if other is None:
+                raise error.refusal from error
+            target = other
+
+
+async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange) -> bytes | None:
+    """Return the request's affinity key, None where it is of no use."""
+    routing = gateway.config.routing
+    if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
+        return None
+    account = exchange.principal.account_id if exchange.principal else ""
+    return await gateway.body_workers.run_if(
+        question.large, affinity_key, question.body, question.headers, account, routing.affinity_min_bytes
+    )
+
+
+async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
+    """Where the model serves once it is loaded."""
+    refusal = failing(gateway.fleet.view(), model)
+    if refusal is not None:
+        raise refusal
+    began = asyncio.get_running_loop().time()
+    try:
+        load = gateway.lifecycle.serve(model, Waiter(1 if exchange.principal else 0))
+        return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
+    finally:
+        exchange.loading = asyncio.get_running_loop().time() - began
+
+
+def _widest_limit(view: FleetView, model: str) -> Limit | None:
+    """The largest limit that any node advertises: what exceeds it fits nowhere."""
+    limits = [node.models[model].limit for node in view.nodes if model in node.models]
+    return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

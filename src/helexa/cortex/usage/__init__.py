@@ -1,0 +1,1 @@
+"""Token counts: limits read from requests, usage read from responses."""

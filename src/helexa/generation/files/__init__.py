@@ -1,0 +1,1 @@
+"""Prompts and results in files of JSON lines."""

@@ -1,0 +1,164 @@
+"""Results in a file of JSON lines: written as they come, kept whatever happens, in the order of the prompts in the end.
+
+A line has the `index` of its prompt, its `key` and its `id` if it has one, and either what `Completion` says or an
+`error`. Only what a whole line says counts, so a process may be killed at any time; the next one goes on.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
+from typing import Any, Self
+
+from helexa.generation.completion import Completion
+from helexa.generation.errors import GenerationError, InvalidRequestError
+from helexa.generation.files.prompt_file import Item
+
+_OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # where they say nothing
+
+
+class ResultFile:
+    """A file of results, which this process alone writes to; a context manager.
+
+    Raises:
+        InvalidRequestError: another process writes to it, or it holds something else.
+        OSError: it cannot be written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = _locked(path)
+        self._finished: dict[int, str] = {}
+        self._ordered = True
+        self._last = -1
+        try:
+            self._take_up()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def is_finished(self, item: Item) -> bool:
+        """Whether the file has the answer to a prompt.
+
+        Raises:
+            InvalidRequestError: it has one to another prompt in its place.
+        """
+        key = self._finished.get(item.index)
+        if key is not None and key != item.key:
+            raise InvalidRequestError(
+                f"{self._path}: its answer number {item.index} is to another prompt, or to the same one asked "
+                "otherwise; name another file, or remove this one"
+            )
+        return key is not None
+
+    def write(self, item: Item, result: Completion | GenerationError) -> None:
+        """Add a result; it is in the file when this returns."""
+        record = result_record(item, result)
+        if isinstance(result, Completion):
+            self._finished[item.index] = item.key
+        self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        self._note(item.index)
+
+    def put_in_order(self) -> None:
+        """Sort the lines by their prompts, and leave out errors that an answer has followed."""
+        if self._ordered:
+            return
+        places: dict[int, tuple[int, int]] = {}
+        for start, line in self._lines():
+            if (record := _record(line)) is not None:
+                places[record["index"]] = (start, len(line))
+        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            with beside.open("xb") as sorted_file, self._path.open("rb") as file:
+                for _, (start, size) in sorted(places.items()):
+                    file.seek(start)
+                    sorted_file.write(file.read(size))
+                sorted_file.flush()
+                os.fsync(sorted_file.fileno())
+            beside.replace(self._path)
+        finally:
+            with suppress(FileNotFoundError):
+                beside.unlink()
+        self._ordered = True
+
+    def _take_up(self) -> None:
+        """Learn what is finished; what was cut off in the midst of a line is cut off whole."""
+        end = 0
+        for start, line in self._lines():
+            record = _record(line)
+            if record is None:
+                if line.endswith(b"\n"):
+                    raise InvalidRequestError(f"{self._path} holds something else than results; name another file")
+                break
+            end = start + len(line)
+            self._note(record["index"])
+            if "error" not in record:
+                self._finished[record["index"]] = record["key"]
+        self._file.truncate(end)
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        start = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                yield start, line
+                start += len(line)
+
+    def _note(self, index: int) -> None:
+        self._ordered = self._ordered and index > self._last
+        self._last = index
+
+
+def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
+    """A result as JSON values, with what tells its prompt from others."""
+    record: dict[str, Any] = {"index": item.index, "key": item.key}
+    if item.id is not None:
+        record["id"] = item.id
+    if isinstance(result, Completion):
+        return record | completion_record(result)
+    return record | {"error": {"type": type(result).__name__, "code": result.code, "message": str(result)}}
+
+
+def completion_record(completion: Completion) -> dict[str, Any]:
+    """A completion as JSON values: all of it that says something."""
+    record = asdict(completion) | {"parsed": _plain(completion.parsed)}
+    record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
+    if completion.others:
+        record["others"] = [completion_record(other) for other in completion.others]
+    return {name: value for name, value in record.items() if value or name not in _OMITTED}
+
+
+def _plain(parsed: Any) -> Any:
+    return parsed.model_dump(mode="json") if hasattr(parsed, "model_dump") else parsed
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    with suppress(ValueError, RecursionError):
+        record = json.loads(line)
+        if isinstance(record, dict) and type(record.get("index")) is int and isinstance(record.get("key"), str):
+            return record
+    return None
+
+
+def _locked(path: Path) -> FileIO:
+    file = FileIO(path, "ab")  # unbuffered: what is written is the system's, and outlives this process
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:
+        pass  # a system without such locks
+    except OSError:
+        file.close()
+        raise InvalidRequestError(f"{path}: another process is writing results to it") from None
+    return file

@@ -1,0 +1,149 @@
+"""Accepts connections within limits, so that this process never runs out of file descriptors."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections import Counter
+from functools import partial
+
+from helexa.http.connections.connection import Connection
+from helexa.http.connections.connection_limits import ConnectionLimits
+from helexa.http.service import Service
+
+log = logging.getLogger(__name__)
+
+IDLE_SECS = 1.0
+PAUSE_SECS = 0.1
+
+_AT_ONCE = 32
+_WARN_SECS = 60.0
+
+
+class Acceptor:
+    """Turns what connects to a listening socket into connections.
+
+    Above the limits, in this order:
+
+    1. The connection that is idle for longest, and for at least `IDLE_SECS`, is closed to make room. If the new
+       connection's address is over its limit, only an idle connection of the same address is closed.
+    2. The new connection is rejected: its first request gets a 503.
+    3. If too many connections are being rejected, no more are accepted until one of them ends.
+
+    An error of `accept` (EMFILE above all) pauses accepting for `PAUSE_SECS`.
+    """
+
+    def __init__(
+        self, service: Service, kind: type[Connection], limits: ConnectionLimits, bound: socket.socket
+    ) -> None:
+        self._service = service
+        self._kind = kind
+        self._limits = limits
+        self._socket = bound
+        self._loop = asyncio.get_running_loop()
+        self._served = 0
+        self._rejected = 0
+        self._by_address = Counter[str]()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._accepting = False
+        self._closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._warned_at = -_WARN_SECS
+
+    def start(self) -> None:
+        """Accept from now on."""
+        self._socket.setblocking(False)
+        self._resume()
+
+    async def close(self) -> None:
+        """Accept no more. Open connections stay open."""
+        self._closed = True
+        self._pause()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+
+    def _resume(self) -> None:
+        self._timer = None
+        if not self._accepting and not self._closed:
+            self._accepting = True
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _pause(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._loop.remove_reader(self._socket.fileno())
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._rejected >= self._limits.rejected:
+                self._pause()
+                return
+            try:
+                client, peer = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._warn("cannot accept connections for now: %s", os.strerror(error.errno or 0))
+                self._evict(None)
+                self._pause()
+                self._timer = self._loop.call_later(PAUSE_SECS, self._resume)
+                return
+            self._take(client, str(peer[0]))
+
+    def _take(self, client: socket.socket, address: str) -> None:
+        rejected = not self._has_room(address)
+        if rejected:
+            self._rejected += 1
+            own = self._by_address[address]
+            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, own, address)
+        else:
+            self._served += 1
+            self._by_address[address] += 1
+        released = partial(self._release, address, rejected)
+        connection = self._kind(self._service, self._loop, address, released, rejected=rejected)
+        task = self._loop.create_task(self._connect(client, connection, released))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, client: socket.socket, connection: Connection, released: partial[None]) -> None:
+        try:
+            client.setblocking(False)
+            await self._loop.connect_accepted_socket(lambda: connection, client)
+        except OSError as error:
+            client.close()
+            released()
+            log.info("a connection was lost while it was accepted: %s", error)
+
+    def _has_room(self, address: str) -> bool:
+        if self._by_address[address] >= self._limits.per_address:
+            return self._evict(address)
+        return self._served < self._limits.total or self._evict(None)
+
+    def _evict(self, address: str | None) -> bool:
+        """Close the connection that is idle for longest, of this address if one is given."""
+        before = self._loop.time() - IDLE_SECS
+        for connection, since in self._service.idle.items():
+            if since > before:
+                return False
+            if address in (None, connection.address) and connection.evict():
+                return True
+        return False
+
+    def _release(self, address: str, rejected: bool) -> None:
+        if rejected:
+            self._rejected -= 1
+        else:
+            self._served -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+        if self._timer is None:
+            self._resume()
+
+    def _warn(self, text: str, *details: object) -> None:
+        now = self._loop.time()
+        if now - self._warned_at >= _WARN_SECS:
+            self._warned_at = now
+            log.warning(text, *details)

@@ -1,0 +1,174 @@
+"""The runner: a loaded model, its KV cache and its kernels; runs one step at a time."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.execution.buckets import buckets
+from helexa.neuron.engine.execution.device_errors import is_device_fault
+from helexa.neuron.engine.execution.model_facts import ModelFacts
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_in_flight import Launched, begin_sums
+from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs
+from helexa.neuron.engine.sampling.logprobs import Logprobs
+from helexa.neuron.engine.sampling.sampler import launch
+from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, begin_scores
+from helexa.neuron.engine.step.step_input import Int32, StepInput, int32
+from helexa.neuron.engine.step.step_output import StepOutput
+from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.processes import heartbeat
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+
+class Runner:
+    """Runs steps of a model on one device. It knows of sequences nothing but what a step's input says.
+
+    Args:
+        ops: the kernels that the model was built with.
+        asked: sizes of the model.
+        grant: how many pages, sequences and snapshots to make room for.
+
+    Attributes:
+        facts: of the model, when it has been loaded.
+        buckets: sizes of steps that are recorded, or will be by `warm_up`.
+    """
+
+    facts: ModelFacts
+
+    def __init__(self, model: Decoder, ops: Ops, options: EngineOptions, asked: Needs, grant: Grant) -> None:
+        self.device = ops.device
+        self.ops = ops
+        self.buckets: list[Bucket] = []
+        self._model = model
+        self._most_scored = min(MOST_ROWS, options.max_sequences)
+        mixers = [block.mixer for block in model.blocks]
+        slots = grant.sequences + grant.snapshots if asked.state else 0
+        self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
+        self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
+        rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
+        width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
+        self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
+        if ops.tabled and options.graphs and (model.recorded or ops.records_state):
+            drafting = options.speculation_max_sequences if options.speculation else 0
+            self.buckets = buckets(grant.sequences, drafting)
+
+    def run(self, step: StepInput) -> StepOutput:
+        """Run one step."""
+        return self.launch(step).read()
+
+    @torch.inference_mode()
+    def launch(self, step: StepInput, after: Launched | None = None) -> Launched:
+        """Have the device run one step; on a GPU this returns before it has.
+
+        Args:
+            after: the step before, whose tokens stand in this one as numbers below 0.
+        """
+        self._copy_states(step.restores)
+        last = None if after is None or after.sampled is None else after.sampled.tokens
+        logits, hidden = self.compute(step, last)
+        self._copy_states(step.saves)
+        sums = begin_sums(step.hidden, hidden)
+        scores = begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
+        if step.sampling is None:
+            return Launched(hidden=sums, scores=scores)
+        logprobs = Logprobs(logits, step.sampling.logprobs)
+        sampled = launch(self.ops, logits, step.sampling, last)
+        logprobs.begin(sampled.tokens)
+        return Launched(sampled, logprobs, sums, scores)
+
+    def forward(self, step: StepInput) -> Tensor:
+        """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to the cache."""
+        return self.compute(step)[0]
+
+    @torch.inference_mode()
+    def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """What `forward` returns, and the hidden states [P, H] that are pooled or scored, if any.
+
+        Args:
+            last: int64 [N], the tokens that the step before yields, if any are still to come from there.
+        """
+        model = self._model
+        batch = self._buffers.load(step)
+        if last is not None:
+            batch.take_tokens(last)
+        if batch.pooled:
+            hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
+            return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
+        recorded = model.recorded and batch.embeddings is None and batch.positions.dim() == 1
+        logits = self.ops.run(self._forward, batch, recorded)
+        return logits[: batch.samples] if batch.bucket else logits, None
+
+    @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Record the steps that are to be recorded, the largest first, whose memory the others share.
+
+        Args:
+            on_progress: called with (recorded, in all).
+        """
+        sizes = sorted(self.buckets, reverse=True)
+        for done, bucket in enumerate(sizes):
+            on_progress(done, len(sizes))
+            try:
+                self.ops.record(self._forward, self._buffers.load(StepInput.blank(bucket)))
+            except RuntimeError as error:
+                refused = "captur" in str(error)  # it does what a recording must not, and no harm is done
+                if not refused and is_device_fault(error):
+                    raise
+                _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
+                self.buckets = []
+                self.ops.forget()
+                return
+
+    def touch_caches(self) -> None:
+        """Write to all of the KV cache, so that memory which is not there is missed now."""
+        for cache in self._caches:
+            if isinstance(cache, Tensor):
+                cache.zero_()
+            heartbeat.beat()
+
+    def clear(self, pages: list[int]) -> None:
+        """Make zeros of what pages hold: what is no number would spread, even from behind a mask."""
+        for cache in self._caches:
+            if isinstance(cache, Tensor):  # the native kernels' pages lie one after another
+                by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
+                by_page[pages] = 0
+
+    @torch.inference_mode()
+    def computes_finite_logits(self, page: int, slot: int | None) -> bool:
+        """Compute one token; return whether all its logits are finite.
+
+        Args:
+            page: a KV page that no sequence reads any more; it is zero afterwards.
+            slot: a slot for recurrent state that no sequence reads any more, where the model has such state.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # a step in flight still reads its inputs
+        logits = self.forward(
+            StepInput(
+                tokens=int32([self._model.bos_token]),
+                positions=int32([0]),
+                slots=int32([page * PAGE_SIZE]),
+                sample_rows=int32([0]),
+                starts=int32([0, 1]),
+                prefixes=int32([0]),
+                settled=int32([1]),
+                state_slots=int32([slot or 0]),
+                pages=int32([[page]]),
+            )
+        )
+        self.clear([page])
+        return bool(logits.isfinite().all())
+
+    def _forward(self, batch: Batch) -> Tensor:
+        return self._model.forward(batch, self._caches)
+
+    def _copy_states(self, pairs: Int32) -> None:
+        for source, target in pairs.tolist():
+            for state in self._states:
+                state.copy(source, target)

@@ -1,0 +1,131 @@
+"""Memory that the numbers of steps lie in while kernels read them."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.execution.buckets import FEW
+from helexa.neuron.engine.step.step_input import Int32, StepInput
+from helexa.neuron.ops.batch import Batch, Capacity, SpanTable
+
+_ALIGNED = 16  # numbers: every part begins at a multiple, so that kernels may read several at once
+_AXES = 3  # of positions, at most
+_NOWHERE = -1  # the slot of a row that pads
+
+
+class StepBuffers:
+    """Makes batches of steps. Steps of the same shape lie at the same addresses, as recorded steps need it.
+
+    Args:
+        packed: parts lie one behind the other in pinned host memory, from where one copy takes them to the device, and
+            batches are padded to their buckets. Otherwise, host and device are one, each part has a place of its own
+            whatever the step's shape, and spans stay where they are.
+    """
+
+    def __init__(self, capacity: Capacity, device: torch.device, packed: bool) -> None:
+        self._capacity = capacity
+        self._packed = packed
+        spans = capacity.sequences if packed else 0
+        parts = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
+        size = sum(_rounded(part) for part in parts)
+        pinned = packed and device.type == "cuda"
+        # Two, as the device may still copy from one while the other is filled.
+        self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(1 + packed)]
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if pinned else []
+        self._device = torch.zeros(size, dtype=torch.int32, device=device) if packed else self._hosts[0]
+        self._turn = 0
+
+    def load(self, step: StepInput) -> Batch:
+        """The batch of a step; it is good until the next one is loaded."""
+        bucket, capacity = step.bucket, self._capacity
+        if bucket is None:
+            rows, samples, (spans, width) = len(step.tokens), len(step.sample_rows), step.pages.shape
+            lengths = np.diff(step.starts)
+            singles = spans if rows == spans else int(np.count_nonzero(lengths == 1))
+            most_rows = int(lengths[singles:].max()) if singles < spans else 0
+        else:
+            (rows, spans), samples, width = bucket, bucket.rows, capacity.pages_per_sequence
+            singles = spans if rows == spans else 0
+            most_rows = 0 if singles else FEW
+        axes = step.positions.shape[:-1]
+        parts = _Parts(self._next_host(), self._device, self._packed)
+        tokens = parts.add(step.tokens, rows, capacity.rows)
+        slots = parts.add(step.slots, rows, capacity.rows, _NOWHERE)
+        sample_rows = parts.add(step.sample_rows, samples, capacity.rows)
+        positions = parts.add(step.positions.ravel(), rows * (*axes, 1)[0], capacity.rows * _AXES)
+        table = None
+        if self._packed:
+            table = SpanTable(
+                starts=parts.add(step.starts, spans + 1, capacity.sequences + 1, int(step.starts[-1])),
+                prefixes=parts.add(step.prefixes, spans, capacity.sequences),
+                settled=parts.add(step.settled, spans, capacity.sequences),
+                state_slots=parts.add(step.state_slots, spans, capacity.sequences),
+                pages=parts.add_table(step.pages, spans, _rounded(width)),
+            )
+            parts.send()
+        if self._copied:
+            self._copied[self._turn].record()
+        on_device = self._device.device
+        return Batch(
+            tokens=tokens,
+            positions=positions.view(*axes, rows),
+            slots=slots,
+            sample_rows=sample_rows,
+            host_spans=SpanTable(step.starts, step.prefixes, step.settled, step.state_slots, step.pages),
+            device_spans=table,
+            singles=singles,
+            most_rows=most_rows,
+            samples=step.samples,
+            pooled=step.pooled,
+            capacity=capacity,
+            bucket=bucket,
+            embeddings=None if step.embeddings is None else torch.from_numpy(step.embeddings).to(on_device),
+            embedding_rows=None if step.embedding_rows is None else torch.from_numpy(step.embedding_rows).to(on_device),
+        )
+
+    def _next_host(self) -> Tensor:
+        self._turn = (self._turn + 1) % len(self._hosts)
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        return self._hosts[self._turn]
+
+
+class _Parts:
+    """Parts one behind the other, at the same places on the host and on the device.
+
+    Args:
+        packed: each begins where the one before ends; else where that would end at its largest.
+    """
+
+    def __init__(self, host: Tensor, device: Tensor, packed: bool) -> None:
+        self._host, self._device, self._packed = host, device, packed
+        self._numbers: Int32 = host.numpy()
+        self._end = 0
+
+    def add(self, values: Int32, size: int, most: int, filler: int = 0) -> Tensor:
+        """Where these values will lie on the device, followed by fillers if they are fewer than `size`.
+
+        Args:
+            most: the largest size of this part.
+        """
+        start, count = self._end, len(values)
+        self._end += _rounded(size if self._packed else most)
+        self._numbers[start : start + count] = values
+        if count < size:
+            self._numbers[start + count : start + size] = filler
+        return self._device[start : start + size]
+
+    def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
+        """The same for the last part, a table; what is behind the values of a line is undefined."""
+        start, count = self._end, lines * width
+        self._end += count
+        self._numbers[start : self._end].reshape(lines, width)[: len(values), : values.shape[1]] = values
+        return self._device[start : self._end].view(lines, width)
+
+    def send(self) -> None:
+        """Copy all of it, in one piece."""
+        self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,149 @@
+"""Turns a plan, whose sequences live in the scheduler, into the input of a step, which stands alone."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from helexa.neuron.engine.execution.buckets import fitting
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import Adjustments, HiddenRows, Int32, Sampling, StepInput, int32
+from helexa.neuron.ops.batch import Bucket
+from helexa.neuron.ops.constants import PAGE_SIZE
+
+_MASK64 = (1 << 64) - 1
+_NONE = Adjustments()
+
+
+def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
+    """The step that computes a plan.
+
+    Args:
+        buckets: sizes of recorded steps.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    ends: list[int] = []
+    samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
+    hidden: dict[int, range] = {}  # the same for the rows whose hidden states it needs
+    order = sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages)))
+    width = max(-(-(e.sequence.computed + e.count + len(e.drafts)) // PAGE_SIZE) for e in plan)
+    pages = np.zeros((len(plan), width), np.int32)
+    for entry, line in zip(order, pages, strict=True):
+        sequence, drafts, start = entry.sequence, entry.drafts, len(tokens)
+        computed = sequence.computed
+        end = computed + entry.count + len(drafts)
+        own = sequence.pages[: -(-end // PAGE_SIZE)]
+        line[: len(own)] = own
+        if end - computed == 1:  # by far the most are such
+            tokens.append(sequence.tokens[computed])
+            positions.append(computed)
+            slots.append(own[-1] * PAGE_SIZE + computed % PAGE_SIZE)
+        else:
+            tokens += sequence.tokens[computed : end - len(drafts)]
+            tokens += drafts
+            positions += range(computed, end)
+            slots += [own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
+        ends.append(len(tokens))
+        samples[sequence.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
+        if wanted := _wanted(entry):
+            hidden[sequence.id] = range(start + wanted.start - computed, start + wanted.stop - computed)
+    sampling = [entry for entry in plan if entry.samples]
+    pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
+    rows = chain(*(samples[entry.sequence.id] for entry in sampling), *(hidden[entry.sequence.id] for entry in pooled))
+    longest = max(entry.count + len(entry.drafts) for entry in plan)
+    return StepInput(
+        tokens=int32(tokens),
+        positions=int32(positions),
+        slots=int32(slots),
+        sample_rows=int32(list(rows)),
+        starts=int32([0, *ends]),
+        prefixes=int32([entry.sequence.computed for entry in order]),
+        settled=int32([entry.count for entry in order]),
+        state_slots=int32([entry.sequence.slot or 0 for entry in order]),
+        pages=pages,
+        hidden=[_hidden_rows(entry) for entry in pooled],
+        sampling=sampling_of(list(sampled_rows(sampling))) if sampling else None,
+        restores=_copies((entry.restore, entry.sequence.slot) for entry in plan),
+        saves=_copies((entry.sequence.slot, entry.save) for entry in plan),
+        bucket=None if pooled else fitting(len(tokens), len(plan), longest, buckets),
+    )
+
+
+def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
+    """Of each row of logits of entries that sample, the sequence and the drafts that come before the row's token."""
+    for entry in sampling:
+        for count in range(len(entry.drafts) + 1):
+            yield entry.sequence, entry.drafts[:count]
+
+
+def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
+    """How tokens are chosen for rows of logits; see `sampled_rows`."""
+    params = [sequence.request.sampling for sequence, _ in rows]
+    settings = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32).T
+    bias, repetition, presence = _Adjusting(), _Adjusting(), _Adjusting()
+    for row, ((sequence, drafts), p) in enumerate(zip(rows, params, strict=True)):
+        if p.logit_bias:
+            bias.add(row, list(p.logit_bias), list(p.logit_bias.values()))
+        if p.repetition_penalty != 1.0:
+            repetition.add(row, sequence.distinct.array(), p.repetition_penalty)
+            repetition.add(row, [token for token in (sequence.tokens[-1],) if token < 0], p.repetition_penalty)
+            repetition.add(row, drafts, p.repetition_penalty)
+        if (p.frequency_penalty or p.presence_penalty) and (output := [*sequence.said, *drafts]):
+            tokens, times = np.unique(output, return_counts=True)
+            presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * times)
+    return Sampling(
+        *settings,
+        seeds=np.array([p.seed & _MASK64 for p in params], np.uint64),
+        positions=np.array([len(sequence.tokens) + len(drafts) for sequence, drafts in rows], np.int64),
+        logprobs={row: p.logprobs for row, p in enumerate(params) if p.logprobs is not None},
+        bias=bias.joined(),
+        repetition=repetition.joined(),
+        presence=presence.joined(),
+    )
+
+
+class _Adjusting:
+    """Gathers the adjustments of one kind, row by row."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, Int32, NDArray[np.float32]]] = []
+
+    def add(
+        self, row: int, tokens: Rows[int] | NDArray[np.int64], values: Rows[float] | NDArray[np.floating] | float
+    ) -> None:
+        """Tokens of a row, each once."""
+        if len(tokens):
+            self._parts.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
+
+    def joined(self) -> Adjustments:
+        """All of them."""
+        if not self._parts:
+            return _NONE
+        rows, tokens, values = zip(*self._parts, strict=True)
+        return Adjustments(
+            np.repeat(int32(rows), [len(part) for part in tokens]), np.concatenate(tokens), np.concatenate(values)
+        )
+
+
+def _wanted(entry: PlanEntry) -> range:
+    sequence = entry.sequence
+    return sequence.wanted(sequence.computed, sequence.computed + entry.count)
+
+
+def _hidden_rows(entry: PlanEntry) -> HiddenRows:
+    sequence, wanted = entry.sequence, _wanted(entry)
+    alternatives = sequence.request.prompt_logprobs
+    if sequence.pooled is not None or alternatives is None:
+        return HiddenRows(sequence.id, len(wanted))
+    followers = int32(sequence.tokens[wanted.start + 1 : wanted.stop + 1])
+    return HiddenRows(sequence.id, len(wanted), followers, alternatives)
+
+
+def _copies(pairs: Iterator[tuple[int | None, int | None]]) -> Int32:
+    copies = [pair for pair in pairs if None not in pair]
+    return int32(copies) if copies else np.empty((0, 2), np.int32)

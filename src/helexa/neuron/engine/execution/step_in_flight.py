@@ -1,0 +1,57 @@
+"""A step that the device computes: what it brings is read when it is wanted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.sampling.logprobs import Logprobs
+from helexa.neuron.engine.sampling.sampler import Refused, Sampled
+from helexa.neuron.engine.step.prompt_scores import ScoresReadback
+from helexa.neuron.engine.step.readback import Readback
+from helexa.neuron.engine.step.step_input import HiddenRows
+from helexa.neuron.engine.step.step_output import StepOutput
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step under way.
+
+    Attributes:
+        sampled: the tokens, if any sequence gets one.
+        logprobs: what is said of them.
+        hidden: what `begin_sums` returned.
+        scores: what `begin_scores` returned.
+    """
+
+    sampled: Sampled | None = None
+    logprobs: Logprobs | None = None
+    hidden: Mapping[int, Readback] = field(default_factory=dict[int, Readback])
+    scores: Mapping[int, ScoresReadback] = field(default_factory=dict[int, ScoresReadback])
+
+    @torch.inference_mode()
+    def read(self, refused: Refused | None = None) -> StepOutput:
+        """Wait for the step, and for none after it.
+
+        Args:
+            refused: see `Sampled.read`.
+        """
+        sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
+        scores = {number: copy.wait() for number, copy in self.scores.items()}
+        if self.sampled is None or self.logprobs is None:
+            return StepOutput([], hidden=sums, scores=scores)
+        tokens = self.sampled.read(refused)
+        return StepOutput(tokens, self.logprobs.of(tokens), sums, scores)
+
+
+def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
+    """By sequence, the sums of hidden states that are wanted, in float32.
+
+    Args:
+        hidden: [P, H], if there are any.
+    """
+    if hidden is None:
+        return {}
+    parts = zip(rows, hidden.split([part.count for part in rows]), strict=True)
+    return {part.sequence: Readback(own.float().sum(0)) for part, own in parts if part.followers is None}

@@ -1,0 +1,1 @@
+"""Messages between the server process and an engine process. No torch."""

@@ -1,0 +1,1 @@
+"""KV pages and state slots: allocation and prefix reuse."""

@@ -1,0 +1,1 @@
+"""Loads a model: memory estimate, device choice, weights."""

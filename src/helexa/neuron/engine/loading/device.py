@@ -1,0 +1,82 @@
+"""Where an engine computes, with which kernels, and what weights become there."""
+
+import logging
+import os
+from typing import Any
+
+import psutil
+import torch
+
+from helexa.core.errors import HelexaError
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.memory_request import free_memory
+from helexa.neuron.ops.choice import choose
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.weights.checkpoint import Checkpoint
+from helexa.neuron.weights.quantization.quant_form import AUTO, quant_named
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy, automatic
+
+_log = logging.getLogger("helexa.neuron.engine")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class DeviceError(HelexaError):
+    """This machine, or its torch, has no such device that works."""
+
+
+def usable_device(name: str) -> torch.device:
+    """The device of this name, made the current one.
+
+    Raises:
+        DeviceError: it cannot be used, and why.
+    """
+    try:
+        device = torch.device(name)
+        found = torch.zeros(1, device=device).device  # a kernel runs, which not every torch has for every device
+        if device.type == "cuda":
+            device = found  # torch wants its number, which `cuda` alone does not say
+            torch.cuda.set_device(device)  # kernels are launched there
+    except (AssertionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
+        raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
+    return device
+
+
+def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
+    """The kernels that suit the device, the options and the model's `config` (see `ops.choose`)."""
+    kv_bits = 8 if options.kv_dtype == "int8" else 16
+    x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
+    choice = choose(
+        device,
+        _DTYPES.get(options.dtype),
+        config,
+        kv_bits=kv_bits,
+        x_bits=x_bits,
+        half=half,
+        kernels=options.kernels,
+    )
+    _log.info("kernels: %s (%s)", choice.ops.name, choice.reason)
+    if kv_bits == 8 and choice.ops.kv_bits != 8:
+        _log.warning("kv_dtype int8 needs native kernels or those of a GPU; K and V are kept in %s", choice.ops.dtype)
+    return choice.ops
+
+
+def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
+    """What becomes of plain weights while they load."""
+    quant = quant_named(options.quant) if options.quant else ""
+    if quant == AUTO:
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
+        free = free_memory(ops.device)
+        free = min(free, options.memory_limit_mb * 2**20 or free)
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
+        _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
+    policy = QuantPolicy(quant, layers)
+    if policy.quant and not ops.quantised:
+        _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)
+    return policy
+
+
+def physical_cores() -> int:
+    """Of the machine, as many as this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

@@ -1,0 +1,81 @@
+"""Does a model fit, and how large may its cache be: pure arithmetic on what it needs and on the room there is."""
+
+from helexa.core.errors import DoesNotFitError
+from helexa.neuron.engine.ipc.messages import Grant, Needs
+
+LEAST_CONTEXT = 2048
+"""Positions without which a model is of no use; a cache shrinks to so many before a load is refused."""
+
+_CONTEXT_SHARE = 0.5  # of what is left, for one full context; for more it is `Needs.share`
+_SLOTS_SHARE = 0.5  # of what the weights leave, for the recurrent state of sequences that run
+
+
+def divide(needs: Needs, room: int) -> Grant:
+    """Divide `room` bytes: weights and the largest step first, then states, the KV cache and snapshots.
+
+    Raises:
+        DoesNotFitError: not even the smallest cache has room.
+    """
+    least = min(needs.pages, needs.pages_for(min(needs.context, LEAST_CONTEXT)))
+    fixed = needs.weights + needs.step
+    required = max(fixed + _cache(needs, least) + needs.state, needs.weights + needs.loading)
+    if required > room:
+        raise _refusal(needs, required, room, _cache(needs, least) + needs.state)
+    left = room - fixed
+    sequences = needs.sequences
+    if needs.state:
+        slots = min(int(left * _SLOTS_SHARE), left - _cache(needs, least)) // needs.state
+        sequences = min(sequences, max(slots, 1))
+    left -= sequences * needs.state
+    whole = min(_cache(needs, needs.pages_for(needs.context)), int(left * _CONTEXT_SHARE))
+    pages = _pages(needs, least, max(int(left * needs.share), whole, _cache(needs, least)))
+    left -= _cache(needs, pages)
+    snapshots = min(needs.snapshots, left // needs.state) if needs.state else 0
+    kept = (sequences + snapshots) * needs.state
+    total = max(fixed + _cache(needs, pages) + kept, needs.weights + needs.loading)
+    return Grant(total=total, pages=pages, sequences=sequences, snapshots=snapshots)
+
+
+def alone(needs: Needs) -> Grant:
+    """What an engine may take that nobody else shares the memory with."""
+    return divide(needs, min(needs.free, needs.limit or needs.free))
+
+
+def _cache(needs: Needs, pages: int) -> int:
+    """Bytes of so many pages, and of what a step takes for the positions in them."""
+    longest = min(pages * needs.page_size, needs.context)
+    return pages * (needs.page + needs.page_step) + longest * needs.position_step
+
+
+def _pages(needs: Needs, least: int, room: int) -> int:
+    """The most pages that are wanted and fit into `room`, where `least` do."""
+    low, high = least, max(needs.pages, least)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _cache(needs, middle) <= room else (low, middle - 1)
+    return low
+
+
+def _refusal(needs: Needs, required: int, room: int, cache: int) -> DoesNotFitError:
+    loading = max(required - needs.weights - needs.step - cache, 0)
+    parts = {"weights": needs.weights, "kv": cache, "activations": needs.step, "loading": loading}
+    numbers = {f"{name}_mb": _mb(size) for name, size in parts.items() if size}
+    said = ", ".join(f"{name.removesuffix('_mb')} {number}" for name, number in numbers.items())
+    helps = ["a smaller quant"]
+    if required - cache <= room:
+        helps += [f"a context_length below {min(needs.context, LEAST_CONTEXT)}", 'kv_dtype = "int8"']
+    if needs.weights + needs.step > room >= needs.weights:
+        helps += ["fewer max_step_tokens", "fewer max_sequences"]
+    suggestion = " or ".join([", ".join(helps[:-1]), helps[-1]] if len(helps) > 1 else helps)
+    return DoesNotFitError(
+        f"the model does not fit: it needs {_mb(required)} MiB ({said}) of {needs.device}, "
+        f"{room >> 20} MiB are free for it; {suggestion} would help",
+        required_mb=_mb(required),
+        free_mb=room >> 20,
+        **numbers,
+        suggestion=suggestion,
+    )
+
+
+def _mb(size: int) -> int:
+    return -(-size >> 20)

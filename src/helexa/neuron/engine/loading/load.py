@@ -1,0 +1,125 @@
+"""Loads a model: opens its files, asks for memory, builds it, and checks that it computes numbers."""
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.engine.execution.model_facts import ModelFacts
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs
+from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
+from helexa.neuron.engine.loading.fit import alone
+from helexa.neuron.engine.loading.memory_estimate import outline
+from helexa.neuron.engine.loading.memory_measurement import measured_on_device
+from helexa.neuron.engine.loading.memory_request import needs
+from helexa.neuron.layers.loader import Loader
+from helexa.neuron.models import model_class
+from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.weights.checkpoint import open_checkpoint
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+
+class NotFiniteError(ModelFileError):
+    """A loaded model computes logits that are not finite numbers."""
+
+
+def load(
+    model_path: Path,
+    options: EngineOptions,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ask: Callable[[Needs], Grant] = alone,
+) -> Runner:
+    """A runner of a model, which computes finite numbers: in float32 if nothing else does.
+
+    Args:
+        model_path: a model file or folder (see `open_checkpoint`).
+        on_progress: called with (bytes read, bytes in all) while the weights load.
+        ask: for memory, before any weight is read.
+
+    Raises:
+        DoesNotFitError: there is not enough memory, with the numbers.
+        ModelFileError: the model cannot be loaded, and why.
+        NotFiniteError: it can, but what it computes, even in float32, are no numbers.
+        DeviceError: the device cannot be used.
+    """
+    try:
+        return load_once(model_path, options, on_progress, ask)
+    except NotFiniteError as error:
+        if options.dtype == "float32":
+            raise
+        _log.warning("%s; it is loaded again in float32", str(error))  # whoever kept the error would keep the model
+    gc.collect()
+    torch.cuda.empty_cache()  # else torch keeps what the first one held, and there seems to be no room for the second
+    return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
+
+
+def load_once(
+    model_path: Path,
+    options: EngineOptions,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ask: Callable[[Needs], Grant] = alone,
+) -> Runner:
+    """The same in the dtype that the options ask for; raises `NotFiniteError` if that yields no numbers."""
+    device = usable_device(options.device)
+    with open_checkpoint(model_path) as checkpoint:
+        model_type = str(checkpoint.config.get("model_type"))
+        architecture = model_class(model_type)
+        config = {**architecture.defaults, **checkpoint.config}
+        try:
+            ops = kernels_for(device, options, config, architecture.half)
+            policy = policy_for(options, checkpoint, int(config.get("num_hidden_layers") or 0), ops)
+            asked = needs(outline(checkpoint, architecture, config, ops, policy), options, ops)
+            grant = ask(asked)
+            store = ops.store(model_path, policy.quant)
+
+            def on_read(done: int) -> None:
+                on_progress(done, checkpoint.total_bytes)
+
+            model = architecture(config, Loader(checkpoint, ops, on_read, store, policy))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
+        if store is not None:
+            store.save()
+        weight_bytes = checkpoint.total_bytes
+        parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
+    if device.type == "cuda":
+        asked = measured_on_device(
+            model, ops, options, asked, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes)
+        )
+        grant = ask(asked)
+    facts = ModelFacts(
+        model_type=model_type,
+        vocab_size=model.vocab_size,
+        context_length=min(asked.context, grant.pages * PAGE_SIZE),
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        step_bytes=ops.step_bytes,
+        token_bytes=asked.page // PAGE_SIZE,
+        kv_bytes=grant.pages * asked.page,
+        kv_pages=grant.pages,
+        state_bytes=asked.state,
+        snapshots=grant.snapshots,
+        max_sequences=grant.sequences,
+        memory_bytes=grant.total,
+        quant=policy.quant,
+    )
+    if model.recurrent:
+        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", asked.state / 2**20, grant.snapshots)
+    runner = Runner(model, ops, options, asked, grant)
+    if options.kv_cache_mb:  # whoever states a size is not to find out later that it is not there
+        runner.touch_caches()
+    begun = time.perf_counter()
+    if not runner.computes_finite_logits(0, 0):
+        dtype = str(ops.dtype).removeprefix("torch.")
+        raise NotFiniteError(f"{model_path.name}: its logits are not finite numbers in {dtype}")
+    runner.facts = replace(facts, token_seconds=time.perf_counter() - begun)
+    return runner

@@ -1,0 +1,169 @@
+"""The outline of a model: the memory that it takes, found by building it without reading a weight."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.layers.embedding import Embedding
+from helexa.neuron.layers.loader import Loader, require_shape
+from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.weights.checkpoint import Checkpoint
+from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
+from helexa.neuron.weights.quantization.quantize import quantize
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Sizes of a model, in bytes.
+
+    Attributes:
+        weights: as kernels hold them.
+        loading: how far the load peak is above the weights.
+        page: of K and V of one page in all layers.
+        state: of what recurrent layers keep of one sequence.
+        hidden, widest: numbers in a row of the residual stream, and at most in a row that goes into a product or comes
+            out of it, the head apart.
+        heads, kv_heads, head_dim: of attention.
+        sinks: heads that have one, in a layer.
+        vocab_size: numbers in a row of logits.
+        layers: how many keep pages.
+        context: positions that the model was trained for.
+    """
+
+    weights: int
+    loading: int
+    page: int
+    state: int
+    hidden: int
+    widest: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    sinks: int
+    vocab_size: int
+    layers: int
+    context: int
+
+
+def outline(
+    checkpoint: Checkpoint,
+    architecture: Callable[[dict[str, Any], Loader], Decoder],
+    config: dict[str, Any],
+    ops: Ops,
+    policy: QuantPolicy,
+) -> Outline:
+    """Return the memory that a model takes with the kernels `ops`.
+
+    Raises:
+        ModelFileError: the model cannot be built; the same that loading it would say.
+    """
+    sizes = _WeightSizes(checkpoint, ops, policy)
+    model = architecture(config, sizes)
+    mixers = [block.mixer for block in model.blocks]
+    settings = model.settings
+    return Outline(
+        weights=sizes.held,
+        loading=sizes.peak - sizes.held,
+        page=sum(mixer.page_bytes for mixer in mixers),
+        state=sum(mixer.state_bytes for mixer in mixers),
+        hidden=settings.hidden,
+        widest=sizes.widest,
+        heads=settings.heads,
+        kv_heads=settings.kv_heads,
+        head_dim=settings.head_dim,
+        sinks=settings.heads if any(name.endswith(".sinks") for name in checkpoint.names()) else 0,
+        vocab_size=model.vocab_size,
+        layers=sum(mixer.page_bytes > 0 for mixer in mixers),
+        context=settings.context,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Matrix:
+    """Stands for a prepared matrix.
+
+    Attributes:
+        weight: what the matrix is made of, on torch's meta device.
+        nbytes: bytes of the matrix.
+    """
+
+    weight: Weight
+    nbytes: int
+
+
+class _WeightSizes(Loader):
+    """A loader that reads no weight, and counts the bytes that loading the model would allocate and free.
+
+    Attributes:
+        held: bytes allocated now.
+        peak: most bytes allocated at a time.
+        widest: most numbers that a product reads and writes for one row, the head apart.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
+        super().__init__(checkpoint, ops, lambda done: None)
+        self.held = self.peak = self.widest = 0
+        self._quantization = policy
+        self._embedding: Embedding | None = None
+
+    def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
+        """See `Loader`."""
+        weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
+        beside = weight.nbytes
+        form = self._quantization.form(key, shape[-1])
+        if form is not None and isinstance(weight, Tensor):
+            weight = quantize(weight, form) or weight
+            beside += weight.nbytes
+        matrix = _Matrix(weight, self.ops.matrix_bytes(weight))
+        self._take(matrix.nbytes, beside)
+        return matrix
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `Loader`; ones that share one number's memory."""
+        require_shape(name, self.checkpoint.shape(name), shape)
+        ones = torch.ones((), device=self.ops.device).expand(shape)
+        self._take(ones.nbytes)
+        return ones
+
+    def embedding(self, name: str, width: int) -> Embedding:
+        """See `Loader`."""
+        self._embedding = super().embedding(name, width)
+        return self._embedding
+
+    def product(self, parts: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """See `Loader`."""
+        outputs = _outputs(parts)
+        if self._embedding is None or outputs != self._embedding.vocab_size:
+            self.widest = max(self.widest, outputs + parts[0].weight.shape[1])
+        self._multiply(parts)
+        return lambda x: x
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """See `Loader`."""
+        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        self.widest = max(self.widest, routing.chosen * (_outputs(experts[0].gate_up) + _outputs(downs[:1])))
+        self._multiply(gate_ups, downs)
+        return lambda x, scores: x
+
+    def _multiply(self, *products: Sequence[_Matrix]) -> None:
+        """Count products, then free the matrices that have copies in products; the embedding keeps its matrix."""
+        copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
+        kept = None if self._embedding is None else self._embedding.matrix
+        self.held -= sum(part.nbytes for parts in copied for part in parts if part is not kept)
+
+    def _take(self, size: int, beside: int = 0) -> int:
+        """Allocate `size` bytes, and `beside` bytes that are freed at once; return `size`."""
+        self.held += size
+        self.peak = max(self.peak, self.held + beside)
+        return size
+
+
+def _outputs(parts: Sequence[_Matrix]) -> int:
+    return sum(part.weight.shape[0] for part in parts)

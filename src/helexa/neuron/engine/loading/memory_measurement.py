@@ -1,0 +1,102 @@
+"""What a loaded model takes of an accelerator's memory, measured: what is asked for, in place of what was reckoned."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
+from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
+from helexa.neuron.engine.scheduling.plan import PlanEntry
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.models.decoder import Decoder
+from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.protocol import Ops
+
+_log = logging.getLogger("helexa.neuron.engine")
+_ALLOWANCE = 1.1  # of a step, for blocks of memory that no tensor fits into
+_DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # takes more than the likeliest token does
+_SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
+"""Rows whose products are others' than those of few rows, and of many; and what else there are kernels for."""
+
+
+def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda) -> Needs:
+    """The same needs, with the weights as they lie in memory now, and steps as they were seen to be.
+
+    Args:
+        weights: bytes of tensors when the model had been loaded, and nothing else was there.
+        run: computes the largest steps, one after the other.
+        graphs: steps of decoding will be recorded, and keep what they take for themselves.
+        cuda: tells of memory; `torch.cuda`.
+    """
+    cuda.empty_cache()
+    cuda.reset_peak_memory_stats()
+    before = cuda.memory_allocated()
+    run()
+    cuda.synchronize()
+    step = int((cuda.max_memory_allocated() - before) * _ALLOWANCE)
+    cuda.empty_cache()
+    return msgspec.structs.replace(
+        asked,
+        free=cuda.mem_get_info()[0] + cuda.memory_reserved(),
+        weights=weights,
+        loading=0,
+        step=step * (2 if graphs else 1),
+        page_step=0,
+        position_step=0,
+    )
+
+
+def measured_on_device(
+    model: Decoder,
+    ops: Ops,
+    options: EngineOptions,
+    asked: Needs,
+    sequences: int,
+    on_step: Callable[[], None] = lambda: None,
+) -> Needs:
+    """Needs by what the largest steps take, with a cache just large enough for them.
+
+    Args:
+        on_step: called after each, which may have taken minutes: the first time, kernels are compiled.
+    """
+    weights = torch.cuda.memory_allocated()
+    tokens = min(options.max_step_tokens, asked.context)
+    pages = max(asked.pages_for(tokens), asked.pages_for(min(asked.context, LEAST_CONTEXT)))
+    runner = Runner(model, ops, options, asked, Grant(total=0, pages=pages, sequences=sequences, snapshots=0))
+
+    def run() -> None:
+        for step in largest(tokens, sequences):
+            runner.run(step)
+            on_step()
+
+    graphs = bool(runner.buckets)
+    found = measured(asked, weights, run, graphs)
+    settings = model.settings  # contexts were short, and have few parts
+    parts = ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
+    found = msgspec.structs.replace(found, step=found.step + parts * (2 if graphs else 1))
+    if ops.gathers:
+        found = msgspec.structs.replace(found, page_step=asked.page_step, position_step=asked.position_step)
+    mebibytes = [size >> 20 for size in (weights, found.step, found.free)]
+    _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
+    return found
+
+
+def largest(step_tokens: int, sequences: int) -> list[StepInput]:
+    """Steps than which none takes more: a piece of a prompt, and a token drawn for each of so many sequences.
+
+    Before them come shorter pieces, so that all kernels are compiled before anybody waits for them.
+    """
+    pieces = {**{length: how for length, how in _SHORTER.items() if length < step_tokens}, step_tokens: _DRAWN}
+    prompts = [[PlanEntry(_sequence(0, length, how), length)] for length, how in pieces.items()]
+    return [build_step(plan) for plan in (*prompts, [PlanEntry(_sequence(n, 1), 1) for n in range(sequences)])]
+
+
+def _sequence(number: int, length: int, sampling: SamplingParams = _DRAWN) -> Sequence:
+    request = Generate(id=number, prompt=[0] * length, max_tokens=1, sampling=sampling)
+    return Sequence(request, pages=list(range(-(-length // PAGE_SIZE))), slot=0)

@@ -1,0 +1,86 @@
+"""What a model needs of the device's memory: its outline and the engine's options, in the terms of `fit`."""
+
+import os
+
+import torch
+
+from helexa.neuron.engine.ipc.messages import EngineOptions, Needs
+from helexa.neuron.engine.loading.memory_estimate import Outline
+from helexa.neuron.hardware.host_memory import host_memory, own_bytes
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
+from helexa.neuron.ops.protocol import Ops
+
+_RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
+_CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
+_SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs want memory of a CPU's, too
+_SNAPSHOT_PART = 8  # of what is free
+_MOST_SNAPSHOTS = 4096
+_SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
+
+
+def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
+    """What to ask for. A cache of a stated size is asked for as such, else one for four contexts."""
+    free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
+    room = min(free, limit or free)
+    context = min(options.context_length or found.context, found.context)
+    cuda = ops.device.type == "cuda"
+    if options.kv_cache_mb:
+        pages, share = options.kv_cache_mb * 2**20 // found.page, 1.0
+    elif cuda:
+        pages, share = room // found.page, _CUDA_SHARE
+    else:
+        pages, share = _CONTEXTS * -(-context // PAGE_SIZE), _SHARE
+    snapshots = 0
+    if found.state and options.prefix_reuse != "off":
+        snapshots = min((options.snapshot_mb * 2**20 or room // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
+    rows = max(options.max_step_tokens, options.max_sequences)
+    page_step, position_step = _attention(found, ops, rows)
+    return Needs(
+        device=str(ops.device),
+        free=free,
+        limit=limit,
+        held=own_bytes(os.getpid()) or 0,
+        weights=found.weights,
+        loading=found.loading,
+        step=_step(found, options, ops, rows),
+        page_step=page_step,
+        position_step=position_step,
+        page=found.page,
+        page_size=PAGE_SIZE,
+        pages=max(pages, 1),
+        share=share,
+        context=context,
+        state=found.state,
+        sequences=options.max_sequences,
+        snapshots=snapshots,
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
+
+
+def _step(found: Outline, options: EngineOptions, ops: Ops, rows: int) -> int:
+    """Bytes that the largest step takes, whatever is in the cache."""
+    parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
+    return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
+
+
+def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
+    """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
+    drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
+    rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
+    if ops.quantised:
+        rows += options.max_sequences  # memory is lent in powers of two
+    return rows * found.vocab_size * 4
+
+
+def _attention(found: Outline, ops: Ops, rows: int) -> tuple[int, int]:
+    """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
+    if not ops.gathers:
+        return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SPAN_POSITIONS)
+    # Plain torch gathers the pages of one layer, padded; keys and values of each query head; scores, and a mask.
+    gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE
+    repeated = 2 * (found.heads + found.kv_heads) * found.head_dim * ops.dtype.itemsize
+    return gathered, repeated + rows * (5 + 12 * found.sinks)

@@ -1,0 +1,1 @@
+"""Records plans and replays them."""

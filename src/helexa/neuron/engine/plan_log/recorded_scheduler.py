@@ -1,0 +1,123 @@
+"""A scheduler that writes a plan log, if the environment variable `NEURON_DEBUG_PLAN_LOG` names a folder for it."""
+
+import errno
+import logging
+import os
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import msgspec
+
+from helexa.neuron.engine.ipc.messages import PLAN_LOG, Cancel, Logprob, SamplingParams, TokenOutput
+from helexa.neuron.engine.plan_log.records import Added, Failed, Finished, GrammarResult, Planned, Record, Setup, encode
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import Float32
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+_MAX_BYTES = 256 << 20
+
+
+class RecordedScheduler(Scheduler):
+    """A scheduler that writes a log.
+
+    Args:
+        folder: for the log, which gets a name of its own and is readable by its owner alone.
+
+    Raises:
+        OSError: the log cannot be created.
+    """
+
+    def __init__(self, setup: Setup, folder: Path) -> None:
+        super().__init__(*setup.parts())
+        self._principals = {"": ""}
+        self._bytes_left = _MAX_BYTES
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.plans"
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        weakref.finalize(self, os.close, self._fd)
+        _log.warning("writing a plan log of up to %d MiB path=%s", _MAX_BYTES >> 20, self.path)
+        self._write(setup)
+
+    def add(self, sequence: Sequence) -> TokenOutput | None:
+        """See `Scheduler`."""
+        salt = self._principals.setdefault(sequence.principal, f"principal-{len(self._principals)}")
+        request = msgspec.structs.replace(sequence.request, salt=salt, grammar="", sampling=SamplingParams())
+        pooled, guided = sequence.pooled is not None, sequence.guide is not None
+        self._write(Added(request=request, pooled=pooled, guided=guided))
+        return super().add(sequence)
+
+    def cancel(self, sequence_id: int) -> bool:
+        """See `Scheduler`."""
+        self._write(Cancel(sequence_id))
+        return super().cancel(sequence_id)
+
+    def plan(self) -> Plan:
+        """See `Scheduler`."""
+        plan = super().plan()
+        self._write(Planned.of(plan, ahead=False))
+        return plan
+
+    def plan_after(self) -> Plan:
+        """See `Scheduler`."""
+        plan = super().plan_after()
+        self._write(Planned.of(plan, ahead=True))
+        return plan
+
+    def commit(
+        self,
+        plan: Plan,
+        sampled: list[int],
+        seconds: float | None = None,
+        logprobs: Mapping[int, Logprob] = MappingProxyType({}),
+        hidden: Mapping[int, Float32] = MappingProxyType({}),
+        scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
+    ) -> list[TokenOutput]:
+        """See `Scheduler`."""
+        guides = {
+            entry.sequence.id: (guide, guide.ahead)
+            for entry in plan
+            if entry.samples and entry.sequence.pages and (guide := entry.sequence.guide) is not None
+        }
+        outputs = super().commit(plan, sampled, seconds, logprobs, hidden, scores)
+        kept = {output.id: len(output.tokens) for output in outputs}
+        grammars = [
+            GrammarResult(number, ahead, kept[number], guide.ended, bool(guide.error))
+            for number, (guide, ahead) in guides.items()
+        ]
+        errors = {output.id for output in outputs if output.finish == "error"}
+        not_finite = errors - {result.id for result in grammars if result.failed}
+        record = Finished(sampled=sampled, seconds=seconds, grammars=grammars, not_finite=sorted(not_finite))
+        self._write(record)
+        return outputs
+
+    def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
+        """See `Scheduler`."""
+        self._write(Failed())
+        return super().isolate(plan, error, after)
+
+    def _write(self, record: Record) -> None:
+        """Append a record, unless the log has ended: at its size limit, or because it cannot be written."""
+        if not self._bytes_left:
+            return
+        frame = encode(record)
+        self._bytes_left = max(self._bytes_left - len(frame), 0)
+        try:
+            if not self._bytes_left:
+                raise OSError(errno.EFBIG, f"it has reached {_MAX_BYTES} bytes")
+            if os.write(self._fd, frame) < len(frame):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._bytes_left = 0
+            _log.warning("the plan log ends path=%s reason=%s", self.path, error.strerror)
+
+
+def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
+    """Return a scheduler, which writes a log if the environment asks for it."""
+    folder = environ.get(PLAN_LOG)
+    return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.parts())

@@ -1,0 +1,157 @@
+"""The plan log: everything that a scheduler received, and the plans that it made.
+
+`recorded_scheduler` writes a log, and `replay` compares its plans with those of a new scheduler. A log holds token ids,
+but no text, no grammars and no names: principals are numbered.
+"""
+
+import zlib
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from helexa.neuron.engine.ipc.messages import Cancel, EngineOptions, Generate
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.step_controller import StepController
+
+_LENGTH_BYTES = 4
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
+    """What a scheduler is made from; the first record of a log.
+
+    Attributes:
+        pages, page_size: of the KV cache.
+        snapshots: slots for copies of recurrent state; None for a model without recurrent layers.
+        step_seconds, token_seconds: see `StepController`.
+    """
+
+    options: EngineOptions
+    pages: int
+    page_size: int
+    snapshots: int | None = None
+    step_seconds: float = float("inf")
+    token_seconds: float = 0.0
+
+    def parts(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
+        """Return new arguments for a scheduler."""
+        states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
+        controller = StepController(self.options, self.step_seconds, self.token_seconds)
+        return self.options, PagePool(self.pages, self.page_size), states, controller
+
+
+class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_defaults=True):
+    """A request arrived, to be embedded if `pooled`, with a grammar if `guided`."""
+
+    request: Generate
+    pooled: bool = False
+    guided: bool = False
+
+
+class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A `PlanEntry`.
+
+    Attributes:
+        guessed: the drafts are a drafter's.
+        pages: checksum of the sequence's page numbers.
+    """
+
+    id: int
+    computed: int
+    count: int
+    drafts: tuple[int, ...]
+    guessed: bool
+    restore: int | None
+    save: int | None
+    slot: int | None
+    pages: int
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_defaults=True):
+    """A plan, by `Scheduler.plan_after` if `ahead`."""
+
+    entries: list[PlannedEntry]
+    ahead: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan, *, ahead: bool) -> "Planned":
+        """Return the record of a plan whose sequences stand as they were planned."""
+        return cls(
+            entries=[
+                PlannedEntry(
+                    entry.sequence.id,
+                    entry.sequence.computed,
+                    entry.count,
+                    entry.drafts,
+                    entry.drafter is not None,
+                    entry.restore,
+                    entry.save,
+                    entry.sequence.slot,
+                    zlib.crc32(array("I", entry.sequence.pages)),
+                )
+                for entry in plan
+            ],
+            ahead=ahead,
+        )
+
+
+class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
+    """What the grammar of a sequence made of a step's tokens.
+
+    Attributes:
+        ahead: see `Guide`.
+        kept: tokens that the sequence got.
+        ended: the grammar is complete.
+        failed: the sequence cannot continue.
+    """
+
+    id: int
+    ahead: int
+    kept: int
+    ended: bool
+    failed: bool
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
+    """The oldest step under way was committed.
+
+    Attributes:
+        sampled, seconds: see `Scheduler.commit`.
+        not_finite: sequences that ended because their numbers were not finite.
+    """
+
+    sampled: list[int]
+    seconds: float | None
+    grammars: list[GrammarResult] = []
+    not_finite: list[int] = []
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The oldest step under way failed, and the one launched after it was dropped."""
+
+
+Record = Setup | Added | Cancel | Planned | Finished | Failed
+
+
+def encode(record: Record) -> bytes:
+    """Return a record as a log holds it: its length and its msgpack."""
+    body = msgspec.msgpack.encode(record)
+    return len(body).to_bytes(_LENGTH_BYTES, "little") + body
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Yield the records of a log up to the last complete one.
+
+    Raises:
+        OSError: the file cannot be read.
+        msgspec.DecodeError: the file is not a plan log.
+    """
+    decoder = msgspec.msgpack.Decoder(Record)
+    with path.open("rb") as file:
+        while len(head := file.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
+            length = int.from_bytes(head, "little")
+            if len(body := file.read(length)) == length:
+                yield decoder.decode(body)

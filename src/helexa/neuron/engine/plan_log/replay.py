@@ -1,0 +1,186 @@
+"""Replay a plan log: give a new scheduler what the log says, and compare the plans.
+
+usage: python -m helexa.neuron.engine.plan_log.replay FILE
+
+Prints the number of plans, or the first plan that differs, with exit status 1.
+"""
+
+import argparse
+import sys
+from collections import deque
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from helexa.neuron.engine.ipc.messages import Cancel
+from helexa.neuron.engine.plan_log.records import (
+    Added,
+    Failed,
+    Finished,
+    GrammarResult,
+    Planned,
+    PlannedEntry,
+    Setup,
+    read,
+)
+from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.scheduling.overlap import as_after
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.pooling import PooledVector
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The outcome of a replay.
+
+    Attributes:
+        plans: number of plans that were compared.
+        recorded, replayed: the last of them if the two differ, else None.
+    """
+
+    plans: int
+    recorded: Planned | None = None
+    replayed: Planned | None = None
+
+
+def replay(path: Path) -> Replay:
+    """Replay a log up to its end or the first plan that differs.
+
+    Raises:
+        OSError: the file cannot be read.
+        msgspec.DecodeError: the file is not a plan log.
+    """
+    records = read(path)
+    setup = next(records, None)
+    if not isinstance(setup, Setup):
+        raise msgspec.DecodeError("no setup in the first record")
+    repeated = _Repeated(setup)
+    plans = 0
+    for record in records:
+        match record:
+            case Added():
+                repeated.add(record)
+            case Cancel():
+                repeated.scheduler.cancel(record.id)
+            case Planned():
+                plans += 1
+                if (replayed := repeated.plan(record)) != record:
+                    return Replay(plans, record, replayed)
+            case Finished():
+                repeated.finish(record)
+            case Failed():
+                repeated.fail()
+            case Setup():
+                raise msgspec.DecodeError("a second setup")
+    return Replay(plans)
+
+
+class _Repeated:
+    """A new scheduler, and its plans that are not finished."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.scheduler = Scheduler(*setup.parts())
+        self._guides: dict[int, _RecordedGuide] = {}
+        self._launched: deque[Plan] = deque()
+
+    def add(self, record: Added) -> None:
+        """Add a request."""
+        request = record.request
+        sequence = Sequence(request, pooled=PooledVector("last", len(request.prompt)) if record.pooled else None)
+        if record.guided:
+            sequence.guide = self._guides[request.id] = _RecordedGuide()
+        self.scheduler.add(sequence)
+
+    def plan(self, record: Planned) -> Planned:
+        """Make the next plan; of the record, only the drafts that a grammar allowed or forced are taken."""
+        for entry in record.entries:
+            if entry.id in self._guides:
+                self._guides[entry.id].planned = entry
+        with as_after(self._launched[0]) if record.ahead else nullcontext():
+            plan = self.scheduler.plan_after() if record.ahead else self.scheduler.plan()
+            replayed = Planned.of(plan, ahead=record.ahead)
+        if plan:
+            self._launched.append(plan)
+        return replayed
+
+    def finish(self, record: Finished) -> None:
+        """Commit the oldest plan."""
+        plan = self._launched.popleft()
+        for result in record.grammars:
+            self._guides[result.id].take(result)
+        pooled = [entry.sequence.id for entry in plan if entry.sequence.pooled is not None]
+        hidden = {number: np.array([_NAN if number in record.not_finite else 1.0], np.float32) for number in pooled}
+        self.scheduler.commit(
+            plan, record.sampled, record.seconds, {}, hidden, {number: [(_NAN, [])] for number in record.not_finite}
+        )
+
+    def fail(self) -> None:
+        """Isolate the sequences of the oldest plan, and drop the plan after it."""
+        plan = self._launched.popleft()
+        self.scheduler.isolate(plan, "", self._launched.popleft() if self._launched else None)
+
+
+class _RecordedGuide(Guide):
+    """Stands in for a grammar: answers what the grammar answered.
+
+    Attributes:
+        planned: the entry of its sequence in the plan to be made.
+    """
+
+    def __init__(self) -> None:
+        self.error = ""
+        self.bad_grammar = False
+        self.ahead = 0
+        self.planned: PlannedEntry | None = None
+        self._result: GrammarResult | None = None
+        self._advanced = 0
+
+    @property
+    def ended(self) -> bool:
+        return self._result is not None and self._result.ended and self._advanced == self._result.kept
+
+    def take(self, result: GrammarResult) -> None:
+        """Answer as recorded while a step is committed."""
+        self._result, self._advanced, self.ahead = result, 0, result.ahead
+        self.error = "recorded" if result.failed else ""
+
+    def advance(self, token: int) -> None:
+        self._advanced += 1
+
+    def forced(self, limit: int) -> tuple[int, ...]:
+        return self.planned.drafts[:limit] if self.planned is not None and not self.planned.guessed else ()
+
+    def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
+        return drafts[: len(self.planned.drafts)] if self.planned is not None and self.planned.guessed else ()
+
+
+def main() -> None:
+    """Replay the file that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    path = parser.parse_args().file
+    try:
+        outcome = replay(path)
+    except (OSError, msgspec.DecodeError) as error:
+        sys.exit(f"{path} cannot be replayed: {error}")
+    if outcome.recorded is None or outcome.replayed is None:
+        print(f"{outcome.plans} plans are identical")
+        return
+    print(f"plan {outcome.plans} differs")
+    pairs = dict.fromkeys((*outcome.recorded.entries, *outcome.replayed.entries))
+    for entry in pairs:
+        recorded, replayed = entry in outcome.recorded.entries, entry in outcome.replayed.entries
+        if recorded != replayed:
+            print(f"{'recorded' if recorded else 'replayed'}: {entry}")
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Picks tokens from logits, under grammars."""

@@ -1,0 +1,118 @@
+"""The sampler: logits of several rows to one token each, every row with settings of its own.
+
+Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw (see `ops.sampling` for the last five). The
+number that a draw takes depends on the row's seed and position alone, so neither the batch nor a preemption changes
+what a seed yields.
+
+A token that a row's grammar refuses is chosen again, with another such number, from what the grammar leaves. So without
+top-k and the like every draw is one from the distribution over that (rejection sampling); with them, a token that they
+keep of the whole vocabulary is not lost to those that they would keep of what the grammar leaves.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from helexa.neuron.engine.sampling.grammar_matcher import Mask
+from helexa.neuron.engine.step.readback import Readback
+from helexa.neuron.engine.step.step_input import Adjustments, Sampling
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.sampling import Settings
+from helexa.neuron.ops.upload import upload
+
+Refused = Callable[[list[int]], dict[int, Mask]]
+"""Takes a token for each row; returns, by row, what may be chosen instead of those that may not."""
+
+_MASK64 = (1 << 64) - 1
+
+
+class Sampled:
+    """Tokens that are chosen on the device, whether or not it has come to that yet.
+
+    Attributes:
+        tokens: int64 [S] on the device; `NON_FINITE` where the largest logit is no finite number.
+    """
+
+    def __init__(self, ops: Ops, logits: Tensor, sampling: Sampling, tokens: Tensor) -> None:
+        self.tokens = tokens
+        self._ops = ops
+        self._logits = logits
+        self._sampling = sampling
+        self._copy = Readback(tokens)
+
+    def read(self, refused: Refused | None = None) -> list[int]:
+        """The tokens, as soon as they are there.
+
+        Args:
+            refused: which of them may not be chosen; none if None. Where there are such, the logits must still be what
+                they were.
+        """
+        tokens: list[int] = self._copy.wait().tolist()
+        masks = refused(tokens) if refused is not None else {}
+        if masks:
+            settings = _settings(self._sampling, again=True)[:, list(masks)]
+            for place, token in zip(masks, self._ops.choose_of(self._logits, masks, settings), strict=True):
+                tokens[place] = token
+        return tokens
+
+
+def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Sampled:
+    """Choose a token for each row, without waiting for the device.
+
+    Args:
+        logits: [S, vocabulary], any float dtype; may be changed, and is kept for what a grammar refuses.
+        last: int64 [N], the tokens of the step before, if adjustments name any of them.
+    """
+    logits = _adjust(logits, sampling, last)
+    return Sampled(ops, logits, sampling, ops.choose(logits, _settings(sampling)))
+
+
+def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: bool = False) -> NDArray[np.float64]:
+    """Numbers in [0, 1), and others `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
+    state = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    state += np.uint64((0x632BE59BD9B4E019 + again * 0xD6E8FEB86659FD93) & _MASK64)
+    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+        state = (state ^ (state >> np.uint64(shift))) * np.uint64(multiplier)
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) / float(1 << 53)
+
+
+def _settings(sampling: Sampling, again: bool = False) -> Settings:
+    settings = np.zeros((5, len(sampling.seeds)), np.float32)
+    drawn = sampling.temperature > 0
+    if drawn.any():
+        rows = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        settings[:] = *rows, uniforms(sampling.seeds, sampling.positions, again)
+        settings[:, ~drawn] = 0
+    return settings
+
+
+def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
+    """Bias and penalties, only on rows that ask for them; float32 if there is any."""
+    bias, repetition, presence = sampling.bias, sampling.repetition, sampling.presence
+    if not (len(bias.rows) or len(repetition.rows) or len(presence.rows)):
+        return logits
+    logits = logits.float().contiguous()
+    if len(bias.rows):
+        cells, values = _cells(bias, logits, last)
+        logits.view(-1)[cells] += values
+    if len(repetition.rows):
+        cells, values = _cells(repetition, logits, last)
+        found = logits.view(-1)[cells]
+        logits.view(-1)[cells] = torch.where(found > 0, found / values, found * values)
+    if len(presence.rows):
+        cells, values = _cells(presence, logits, last)
+        logits.view(-1)[cells] -= values
+    return logits
+
+
+def _cells(adjustments: Adjustments, logits: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which numbers of the logits, counted through all rows, and by what they are adjusted."""
+    tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
+    if last is not None and (adjustments.tokens < 0).any():
+        coming = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not reach the row before
+        tokens = torch.where(tokens < 0, coming, tokens)
+    starts = upload(adjustments.rows.astype(np.int64) * logits.shape[1], logits.device)
+    return starts + tokens, upload(adjustments.values, logits.device)

@@ -1,0 +1,1 @@
+"""Decides what each step computes, and applies the results of steps to sequences."""

@@ -1,0 +1,162 @@
+"""The committer: what becomes of the sequences of a step that has been computed."""
+
+import logging
+from collections.abc import Mapping
+
+from helexa.neuron.engine.ipc.messages import FinishReason, Logprob, TokenOutput
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.prompt_scores import are_finite
+from helexa.neuron.engine.step.step_input import Float32
+from helexa.neuron.ops.constants import NON_FINITE
+
+_log = logging.getLogger("helexa.neuron.engine")
+
+
+class Committer:
+    """Advances the sequences of finished steps, and ends those that are complete or failed.
+
+    Args:
+        most_tokens: of a sequence, by the context and by what the cache could hold.
+        recurrent: the model has recurrent layers, whose state cannot go back: right drafts are computed once more.
+    """
+
+    def __init__(self, queues: Queues, most_tokens: int, recurrent: bool) -> None:
+        self._queues = queues
+        self._memory = queues.memory
+        self._most_tokens = most_tokens
+        self._recurrent = recurrent
+        self._to_clear: list[int] = []
+
+    def commit(
+        self,
+        plan: Plan,
+        sampled: list[int],
+        logprobs: Mapping[int, Logprob],
+        hidden: Mapping[int, Float32],
+        scores: Mapping[int, list[Logprob]],
+    ) -> list[TokenOutput]:
+        """See `Scheduler.commit`."""
+        row = 0
+        outputs: list[TokenOutput] = []
+        for entry in plan:
+            sequence = entry.sequence
+            first, row = row, row + entry.samples * (len(entry.drafts) + 1)
+            if not sequence.pages:  # it has ended, or was cancelled, since the step was planned
+                self._memory.unreserve(entry.save)
+                continue
+            self._memory.take_snapshot(entry)
+            scored = scores.get(sequence.id, [])
+            sequence.scored += len(scored)
+            output = None
+            if sequence.pooled is not None:
+                sequence.pooled.add(sequence.computed, hidden.get(sequence.id))
+                if entry.completes:
+                    output = self._end_pooled(sequence, sequence.pooled.finish())
+                else:
+                    self._memory.advance(sequence, entry.count)
+            elif not are_finite(scored):
+                output = self._end_non_finite(sequence)
+            elif not entry.samples:
+                output = self._advance_prompt(entry, scored)
+            else:
+                output = self._append(entry, sampled[first:row], logprobs, first, scored)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def take_pages_to_clear(self) -> list[int]:
+        """Free pages that may hold numbers that are not finite; to be cleared before the next step."""
+        pages, self._to_clear = self._to_clear, []
+        return pages
+
+    def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
+        """Advance a sequence by a chunk of its prompt, and end it if it wants no output."""
+        sequence = entry.sequence
+        self._memory.advance(sequence, entry.count)
+        if entry.completes:
+            self._queues.end(sequence)
+            return TokenOutput(
+                id=sequence.id,
+                prompt_logprobs=scored,
+                cached_tokens=sequence.cached,
+                finish="length",
+                timing=sequence.timing(),
+            )
+        if sequence.request.reports_start and not sequence.cached_reported:
+            sequence.cached_reported = True
+            return TokenOutput(id=sequence.id, prompt_logprobs=scored, cached_tokens=sequence.cached, started=True)
+        return TokenOutput(id=sequence.id, prompt_logprobs=scored) if scored else None
+
+    def _append(
+        self, entry: PlanEntry, sampled: list[int], logprobs: Mapping[int, Logprob], first: int, scored: list[Logprob]
+    ) -> TokenOutput:
+        """Append the sampled tokens of an entry whose drafts before them were right; end the sequence if one ends it.
+
+        Args:
+            first: place of the entry's first token among those of the step.
+        """
+        sequence = entry.sequence
+        ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
+        kept = _kept(entry.drafts[:ahead], sampled)
+        self._queues.clear_suspicion(sequence)
+        if kept[-1] == NON_FINITE:
+            return self._end_non_finite(sequence)
+        if entry.drafter is not None:
+            entry.drafter.learn(len(entry.drafts), len(kept) - 1)
+        cached = 0 if sequence.cached_reported else sequence.cached
+        sequence.cached_reported = True
+        tokens: list[int] = []
+        finish: FinishReason | None = None
+        for token in kept:
+            tokens.append(token)
+            finish = sequence.append(token) or ("length" if len(sequence.tokens) >= self._most_tokens else None)
+            if finish is not None:
+                break
+        if finish == "error":
+            return self._end_guide_error(sequence)
+        sequence.fresh = len(tokens)
+        self._memory.advance(sequence, entry.count + (0 if self._recurrent else len(tokens) - 1))
+        timing = None
+        if finish is not None:
+            timing = sequence.timing()
+            self._queues.end(sequence)
+        return TokenOutput(
+            id=sequence.id,
+            tokens=tokens,
+            logprobs=[logprobs[first + i] for i in range(len(tokens))] if first in logprobs else [],
+            prompt_logprobs=scored,
+            cached_tokens=cached,
+            finish=finish,
+            timing=timing,
+        )
+
+    def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
+        """End a sequence whose logits were not finite; its pages and snapshots are of no use to others."""
+        self._to_clear += self._queues.discard(sequence)
+        return sequence.failure("the model computed no numbers for this request")
+
+    def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
+        """End a sequence whose vector is complete, or empty because it was not finite."""
+        if not vector:
+            return self._end_non_finite(sequence)
+        self._queues.end(sequence)
+        return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
+
+    def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
+        """End a sequence whose guide has an error."""
+        guide = sequence.guide
+        assert guide is not None
+        self._queues.end(sequence)
+        if not guide.bad_grammar:
+            _log.error("sequence failed id=%d error=%s", sequence.id, guide.error)
+        return sequence.failure(guide.error, bad_grammar=guide.bad_grammar)
+
+
+def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
+    """The sampled tokens whose drafts before them were all right: one at least."""
+    right = 0
+    while right < len(drafts) and sampled[right] == drafts[right]:
+        right += 1
+    return sampled[: right + 1]

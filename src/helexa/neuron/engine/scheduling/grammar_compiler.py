@@ -1,0 +1,155 @@
+"""Grammars: compiled for the sequences that bring one, in a thread of its own, before they wait for their turn."""
+
+import queue
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helexa.core.errors import HelexaError
+from helexa.neuron.engine.sampling.grammar_matcher import Guide, said
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.processes import heartbeat
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_KEPT = 8  # some are tens of megabytes
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a sequence gets no guide.
+
+    Attributes:
+        bad_grammar: it is what the grammar asks for.
+    """
+
+    error: str
+    bad_grammar: bool = False
+
+
+class Grammars:
+    """Compiles. Whoever serves the engine's socket gives sequences in and fetches them when they are ready.
+
+    Args:
+        model: the model's file or folder; its vocabulary is read when the first grammar comes, since it takes as much
+            memory as the weights of a small model, and seconds.
+        width: how many logits a row has.
+    """
+
+    def __init__(self, model: Path, width: int) -> None:
+        self._model = model
+        self._width = width
+        self._open: set[int] = set()
+        self._changed = threading.Condition()  # for the two that the thread looks at, too
+        self._new: dict[int, Sequence] = {}
+        self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
+        self._closed = False
+        self._done: queue.SimpleQueue[tuple[Sequence, Guide | Failure]] = queue.SimpleQueue()
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        threading.Thread(target=self._work, name="grammars", daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def fileno(self) -> int:
+        """Readable when there is something to fetch."""
+        return self._ours.fileno()
+
+    def begin(self, sequence: Sequence) -> None:
+        """Compile the grammar of a sequence."""
+        self._open.add(sequence.id)
+        with self._changed:
+            self._new[sequence.id] = sequence
+            self._changed.notify()
+
+    def cancel(self, sequence_id: int) -> None:
+        """Forget a sequence if it is here."""
+        self._open.discard(sequence_id)
+        with self._changed:
+            self._new.pop(sequence_id, None)
+
+    def fetch(self) -> list[tuple[Sequence, Failure | None]]:
+        """Sequences that have got their guides, or could not; never waits."""
+        with suppress(BlockingIOError):
+            self._ours.recv(4096)
+        ready: list[tuple[Sequence, Failure | None]] = []
+        while not self._done.empty():
+            sequence, result = self._done.get()
+            if sequence.id not in self._open:
+                continue
+            self._open.remove(sequence.id)
+            if isinstance(result, Failure):
+                ready.append((sequence, result))
+            else:
+                sequence.guide = result
+                ready.append((sequence, None))
+        return ready
+
+    def close(self) -> None:
+        """End the thread when it has done what it is doing."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._ours.close()
+        self._theirs.close()
+
+    def _work(self) -> None:
+        compiled: Callable[[str], LLMatcher] | None = None
+        kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        while sequence := self._next(kept):
+            grammar = sequence.request.grammar
+            try:
+                compiled = compiled or self._compiler()
+                heartbeat.beat()
+                matcher = kept.pop(grammar, None) or compiled(grammar)
+                heartbeat.beat()
+                kept[grammar] = matcher
+                if len(kept) > _KEPT:
+                    kept.popitem(last=False)
+                if matcher.is_error():
+                    result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
+                else:
+                    result = Guide(matcher, on_limit=partial(self._discard, grammar))
+            except HelexaError as problem:
+                result = Failure(str(problem))
+            except BaseException as problem:  # a panic in llguidance is no Exception
+                result = Failure(f"the grammar cannot be compiled: {type(problem).__name__}")
+            self._done.put((sequence, result))
+            with suppress(OSError):  # it is closed, or full, and whoever is to wake has plenty to wake of
+                self._theirs.send(b"\0")
+
+    def _compiler(self) -> "Callable[[str], LLMatcher]":
+        """Begins a grammar. What it takes is long to import, and most engines never need it."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
+        from helexa.neuron.grammar.limits import PARSER_LIMITS
+
+        tokenizer = read_vocabulary(self._model, self._width)
+        return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+
+    def _discard(self, grammar: str) -> None:
+        """Have the grammar compiled anew for later sequences."""
+        with self._changed:
+            self._exhausted.add(grammar)
+
+    def _next(self, kept: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
+        """Whose turn it is, once there is anybody: those whose grammars are known cost nothing and come first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._new or self._closed)
+            if self._closed:
+                return None
+            while self._exhausted:
+                kept.pop(self._exhausted.pop(), None)
+            known = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
+            sequence = next(known, None) or next(iter(self._new.values()))
+            return self._new.pop(sequence.id)

@@ -1,0 +1,266 @@
+"""The planner: what the next step computes.
+
+Prompts are read in the order of arrival. A prompt that does not fit into a step is cut, and leaves half of the step's
+prompt tokens to the other prompts, the shortest first. So a short prompt does not wait for the end of a long one, and
+no prompt starves: the oldest gets half of every step at least.
+
+When there are sequences of several principals, each one's first comes first, then each one's second; and a step may
+leave out some of those that decode (see `step_controller`).
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.scheduling.ngram import Drafter
+from helexa.neuron.engine.scheduling.overlap import foreseeable
+from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
+from helexa.neuron.engine.scheduling.queues import Queues
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.step_controller import StepController, StepLimits
+from helexa.neuron.ops.constants import MAX_DRAFTS
+
+
+class Planner:
+    """Plans steps within the limits of a step controller, which learns from their times.
+
+    Args:
+        most_tokens: of a sequence, by the context and by what the cache could hold.
+    """
+
+    def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, controller: StepController) -> None:
+        self._options = options
+        self._queues = queues
+        self._memory = queues.memory
+        self._most_tokens = most_tokens
+        self._controller = controller
+        self._apart = False  # it is the suspects' turn
+        self._ahead = False  # a plan is made before the step before it is committed
+        self._left_out = False  # it left a sequence out that found no page
+        self._most_drafting = options.speculation_max_sequences if options.speculation else 0
+
+    def plan(self) -> Plan:
+        """The next step: one token of every sequence that decodes, then prompts, until the budget is spent.
+
+        No sequence starves: those that decode are in every step, or take turns, and prompts share the rest of the
+        budget, at least one token.
+        """
+        self._left_out = False
+        if self._queues.suspects:
+            self._apart = not self._apart
+            if not self._apart and (others := self._plan_together()):
+                return others
+            if alone := self._plan_suspect():
+                return alone
+            self._queues.suspects.clear()
+        return self._plan_together()
+
+    def plan_after(self) -> Plan:
+        """The step after one that is not committed yet, while its sequences stand `as_after` it; may be empty.
+
+        No sequence is preempted for it: one that finds no page is left out, and the step after it waits.
+        """
+        self._ahead = True
+        try:
+            return self._plan_together()
+        finally:
+            self._ahead = False
+
+    def foresees(self, plan: Plan) -> bool:
+        """Whether `plan_after` can be asked for: nothing that it needs depends on the tokens that `plan` yields."""
+        if self._queues.suspects or self._left_out or not foreseeable(plan):
+            return False
+        decoding = [entry.sequence for entry in plan if entry.samples]
+        return len(decoding) > self._most_drafting or not any(self._drafter(one).may_draft for one in decoding)
+
+    def learn(self, plan: Plan, seconds: float) -> None:
+        """Record what a finished step took."""
+        by_principal: Counter[str] = Counter()
+        for entry in plan:
+            if not entry.decoding:
+                by_principal[entry.sequence.principal] += entry.count
+        prompts = by_principal.total()
+        rows = sum(entry.count + len(entry.drafts) for entry in plan if entry.decoding)
+        self._controller.learn(rows, by_principal, seconds)
+        if not rows:
+            for entry in plan:
+                entry.sequence.read_tokens += entry.count
+                entry.sequence.read_seconds += seconds * entry.count / prompts
+
+    def _plan_together(self) -> Plan:
+        """A step of all; as long as there are suspects, of those who run beside them."""
+        plan: dict[Sequence, int] = {}
+        limits = self._controller.limits(self._queues.running, self._queues.waiting)
+        decoding = [
+            s for s in self._queues.running if s.decoding and s not in self._queues.suspects and not self._ends(s)
+        ]
+        for sequence in self._controller.choose(decoding, limits.rows):
+            self._place(sequence, sequence.pending, plan)
+        if not self._queues.suspects:
+            self._add_prompts(plan, limits)
+            if not plan:
+                self._add_prompts(plan, StepLimits())
+        drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
+        if len(decoding) <= self._most_drafting and not self._ahead:
+            room = self._options.max_step_tokens - sum(plan.values())
+            for sequence in decoding:
+                if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
+                    drafts[sequence] = self._draft(sequence, room)
+                    room -= len(drafts[sequence][0])
+        return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
+
+    def _plan_suspect(self) -> Plan:
+        """A step of the next suspect alone; they take turns. Empty if there is no room for any."""
+        plan: dict[Sequence, int] = {}
+        for _ in range(len(self._queues.suspects)):
+            sequence = self._queues.suspects[0]
+            self._queues.suspects.rotate(-1)
+            if sequence not in self._queues.running:
+                if sequence is not self._queues.waiting[0]:
+                    continue  # an older one was preempted
+                self._queues.waiting.popleft()
+                self._queues.start(sequence, self._memory.computed_before(sequence))
+            if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
+                break
+        return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
+
+    def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
+        """Plan chunks of prompts beside what is planned already."""
+        width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
+        room = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
+        prompts = self._prompts(limits)
+        while room and (sequence := next(prompts, None)):
+            allowed = limits.tokens_for(sequence)
+            if sequence.pending > room and allowed >= room:
+                limits.widen(sequence, room // 2)
+                room -= self._add_shortest(room // 2, sequence, plan, limits)
+                self._place(sequence, room, plan)
+                break
+            room -= self._take(sequence, min(sequence.pending, allowed, room), plan, limits)
+
+    def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
+        """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first.
+
+        Of several principals each one's first comes first, whether it runs or is new.
+        """
+        places: Counter[str] = Counter()
+        begun: deque[tuple[int, Sequence]] = deque()
+        for sequence in self._queues.running:
+            if not sequence.decoding:
+                begun.append((places[sequence.principal], sequence))
+            places[sequence.principal] += 1
+        begun = deque(sorted(begun, key=lambda pair: pair[0]))
+        full = False
+        while True:
+            new = None if full else self._newcomer(places, limits)
+            if new is not None and (not begun or places[new.principal] < begun[0][0]):
+                prefix = self._prefix_to_start(new)
+                if prefix is None:
+                    full = True
+                    continue
+                self._queues.waiting.remove(new)
+                self._queues.start(new, prefix)
+                places[new.principal] += 1
+                yield new
+            elif begun:
+                _, sequence = begun.popleft()
+                if limits.tokens_for(sequence):
+                    yield sequence
+            else:
+                return
+
+    def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
+        """Who starts next, if anybody may: of the principal that has fewest running, whoever waits longest."""
+        candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
+        return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
+
+    def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
+        """Give `room` tokens to prompts other than `cut`, the shortest first; return how many tokens they took."""
+        left = room
+        shortest = self._shortest(cut, plan, limits)
+        while left and (sequence := next(shortest, None)):
+            left -= self._take(sequence, min(sequence.pending, left, limits.tokens_for(sequence)), plan, limits)
+        return room - left
+
+    def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
+        """Yield prompts other than `cut` that are not in `plan`, those with the fewest tokens to compute first.
+
+        Waiting prompts start when their turn comes. None of them starts while the first of them finds no pages: others
+        would take the pages that it waits for.
+        """
+        begun = [one for one in self._queues.running if not one.decoding and one is not cut and one not in plan]
+        may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
+        missing = {one: self._memory.missing(one) for one in self._queues.waiting} if may_start else {}
+        for sequence in sorted([*begun, *missing], key=lambda one: missing.get(one, one.pending)):
+            if not limits.tokens_for(sequence):
+                continue
+            if sequence in missing:
+                prefix = self._prefix_to_start(sequence)
+                if prefix is None:
+                    continue
+                self._queues.waiting.remove(sequence)
+                self._queues.start(sequence, prefix)
+            yield sequence
+
+    def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
+        """Return the pages that a waiting sequence can start with, or None if there is no place or no memory for it."""
+        if len(self._queues.running) >= self._options.max_sequences:
+            return None
+        prefix = self._memory.computed_before(sequence)
+        return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
+
+    def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
+        """Plan `count` tokens of a prompt, and count them in the limits."""
+        taken = self._place(sequence, count, plan)
+        limits.take(sequence, taken)
+        return taken
+
+    def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
+        """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""
+        if sequence not in self._queues.running:
+            return 0  # it was preempted for an older one just now
+        count = self._memory.until_mark(sequence, count)
+        while not self._memory.grow(sequence, count):
+            if self._ahead:
+                self._left_out = True
+                return 0
+            victim = self._queues.running[-1]
+            plan.pop(victim, None)
+            self._queues.preempt(victim)
+            if victim is sequence:
+                return 0
+        plan[sequence] = count
+        return count
+
+    def _entry(self, sequence: Sequence, count: int, drafts: tuple[int, ...], drafter: Drafter | None) -> PlanEntry:
+        restore, sequence.restore = sequence.restore, None
+        save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
+        return PlanEntry(sequence, count, drafts, restore, save, drafter)
+
+    def _draft(self, sequence: Sequence, room: int) -> tuple[tuple[int, ...], Drafter | None]:
+        """Drafts for a sequence in the plan, as far as there is a use, `room` and a page; and who guessed them."""
+        left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
+        limit = min(room, left - 1, MAX_DRAFTS)  # the last token needs no draft: it is sampled after the others
+        if limit <= 0:
+            return (), None
+        drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None
+        if not drafts:
+            drafter = self._drafter(sequence)
+            drafts = drafter.draft(limit)
+            if sequence.guide is not None:
+                drafts = sequence.guide.fitting(drafts)
+        if not drafts or not self._memory.grow(sequence, sequence.pending + len(drafts)):
+            return (), None
+        return drafts, drafter
+
+    @staticmethod
+    def _drafter(sequence: Sequence) -> Drafter:
+        sequence.drafter = sequence.drafter or Drafter(sequence.tokens)
+        return sequence.drafter
+
+    def _ends(self, sequence: Sequence) -> bool:
+        """Whether it ends with the token that is under way, whichever that is."""
+        return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
+
+    def _tokens_left(self, sequence: Sequence) -> int:
+        return self._most_tokens - len(sequence.tokens)

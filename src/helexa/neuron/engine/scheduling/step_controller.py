@@ -1,0 +1,217 @@
+"""The step controller: how many prompt tokens and decode rows a step may carry, by the learned cost of steps.
+
+* A step is short, since requests that arrive wait for its end: see `StepController.max_prompt_tokens`.
+* Prompt tokens beside decode rows stretch a step to `_MIXED_STRETCH` times a step in which all sequences decode.
+* With several principals, a step takes at most `_FAIR_STRETCH` times a *fair step*, in which every principal has as
+  many rows as the principal with the fewest sequences. A principal with more sequences is *heavy*: its sequences
+  alternate if they do not all fit, and its prompt tokens get what the decode rows leave of the time. If rows cost next
+  to nothing, all of them fit. A step that took longer than predicted is followed by fair steps, until the time is made
+  up.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.scheduling.step_cost import StepCost
+
+# Duration of a step.
+_LIMIT_SHARE = 1 / 8  # of the time without progress after which an engine counts as hung
+_MIN_TOKENS = 16  # such a step takes hardly longer than one of a single token
+_SHORT_SECONDS = 0.5
+_MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 as in one of 512
+
+# Prompt tokens beside decode rows.
+_MIXED_STRETCH = 2.0
+_FIRST_MIXED_TOKENS = 32  # until their cost is known
+_MIN_MIXED_TOKENS = 8
+_MAX_MIXED_RUN = 32  # steps in a row; then one is decode-only, to measure decoding
+_ROW_MULTIPLE = 8  # of rows in a mixed step, since a step of a new size takes longer
+
+# Fair share.
+_FAIR_STRETCH = 1.6
+_FAIR_STEP_EVERY = 16  # steps, to measure a fair step
+_LIGHT_STEP_EVERY = 8  # steps without prompt tokens of heavy principals, to measure decoding
+_FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until their cost is known
+_MIN_HEAVY_TOKENS = 16  # a step with prompt tokens has costs that do not depend on their number
+_MAX_OVERRUN = 8.0  # fair steps
+
+# Nominal seconds of a step, with `step_timing = "fixed"`.
+_FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
+
+
+@dataclass
+class StepLimits:
+    """What one step may carry. The default is no limit.
+
+    Attributes:
+        rows: most sequences that decode; None for all.
+        heavy: principals that have more sequences than the lightest.
+        heavy_tokens: most prompt tokens of the heavy principals together.
+        prompt_tokens: most prompt tokens; None for no limit by fair share.
+    """
+
+    rows: int | None = None
+    heavy: frozenset[str] = frozenset()
+    heavy_tokens: int = 0
+    prompt_tokens: int | None = None
+
+    def tokens_for(self, sequence: Sequence) -> int:
+        """Return how many prompt tokens of a sequence the limits leave."""
+        return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
+
+    def widen(self, cut: Sequence, tokens: int) -> None:
+        """Allow heavy principals `tokens` beside `cut`, if that is the prompt of a light one that fills the step."""
+        if cut.principal not in self.heavy:
+            self.heavy_tokens = max(self.heavy_tokens, tokens)
+
+    def take(self, sequence: Sequence, tokens: int) -> None:
+        """Count planned prompt tokens."""
+        if sequence.principal in self.heavy:
+            self.heavy_tokens -= tokens
+
+
+class StepController:
+    """Limits the steps of one scheduler.
+
+    Args:
+        step_seconds: seconds without progress after which an engine counts as hung; infinite for no limit by time.
+        token_seconds: measured time of a step with one token; 0 if it was not measured.
+    """
+
+    def __init__(self, options: EngineOptions, step_seconds: float = float("inf"), token_seconds: float = 0.0) -> None:
+        self._max_step_tokens = options.max_step_tokens
+        self._max_mixed_tokens = options.max_prefill_beside_decode
+        self._fixed = options.step_timing == "fixed"
+        self._cost = StepCost(_FIXED_TOKEN if self._fixed else token_seconds)
+        self._max_seconds = step_seconds * _LIMIT_SHARE
+        self._step = 0
+        self._mixed_run = 0  # steps with decode rows and prompt tokens since the last decode-only one
+        self._rows = 0
+        self._heavy: frozenset[str] = frozenset()
+        self._fair_seconds: float | None = None
+        self._overrun = 0.0  # seconds
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Most prompt tokens of the next step: a power of two, so that step sizes recur, or `max_step_tokens`."""
+        by_limit = max(self._within(self._max_seconds), _MIN_TOKENS)
+        return min(by_limit, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
+
+    def prompt_tokens(self, planned: int, rows: int, width: int, limits: StepLimits) -> int:
+        """Return how many prompt tokens the next step may carry.
+
+        Args:
+            planned: tokens planned already.
+            rows: sequences planned already, which decode.
+            width: sequences that will decode when all prompts are read. The seconds of such a step are the measure, so
+                that a few sequences that came first do not hold up many.
+        """
+        most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
+        if not rows or not self._max_mixed_tokens:
+            return most
+        most = min(most, self._max_mixed_tokens)
+        tokens = min(most, self._mixed_tokens(rows, width), limits.prompt_tokens or most)
+        if tokens >= 2 * _ROW_MULTIPLE:  # to the nearest multiple, so that prompts lose nothing on average
+            tokens = min(most, (rows + tokens + _ROW_MULTIPLE // 2) // _ROW_MULTIPLE * _ROW_MULTIPLE - rows)
+        return tokens
+
+    def limits(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> StepLimits:
+        """Return the limits of the next step by fair share."""
+        self._step += 1
+        prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
+        prompts.update(sequence.principal for sequence in waiting)
+        present = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
+        self._fair_seconds, self._heavy = None, frozenset()
+        if len(present) < 2:
+            self._overrun = 0.0
+            return StepLimits()
+        lightest = min(present.values())
+        fair_rows = lightest * len(present)
+        heavy = self._heavy = frozenset(principal for principal, count in present.items() if count > lightest)
+        fair = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
+        if self._step % _FAIR_STEP_EVERY == 0 or self._overrun > 0:
+            return StepLimits(fair_rows, heavy)
+        light_step = self._step % _LIGHT_STEP_EVERY == 0
+        if fair is None:
+            self._rows = int(_FAIR_STRETCH * fair_rows)
+            return StepLimits(self._rows, heavy, 0 if light_step else self._first_heavy_tokens())
+        allowed = _FAIR_STRETCH * fair
+        if light_step or heavy.isdisjoint(prompts):
+            return StepLimits(self._rows_within(allowed, fair_rows), heavy, prompt_tokens=self._tokens_within(fair))
+        rows = self._rows_within((allowed + fair) / 2, fair_rows)
+        decode = self._cost.decode(min(rows, sum(sequence.decoding for sequence in running))) or fair
+        tokens = max(self._tokens_within(allowed - decode), _MIN_HEAVY_TOKENS)
+        return StepLimits(rows, heavy, tokens, self._tokens_within(fair))
+
+    def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
+        """Return at most `rows` of the sequences: each principal's that has waited longest, then its second, ..."""
+        chosen = decoding
+        if rows is not None and len(decoding) > rows:
+            places: Counter[str] = Counter()
+            order: list[tuple[int, Sequence]] = []
+            for sequence in sorted(decoding, key=lambda sequence: sequence.stepped):
+                order.append((places[sequence.principal], sequence))
+                places[sequence.principal] += 1
+            order.sort(key=lambda pair: pair[0])
+            picked = {sequence for _, sequence in order[:rows]}
+            chosen = [sequence for sequence in decoding if sequence in picked]
+        for sequence in chosen:
+            sequence.stepped = self._step
+        return chosen
+
+    def learn(self, rows: int, prompts: Mapping[str, int], seconds: float) -> None:
+        """Learn from a finished step.
+
+        Args:
+            rows: its decode rows.
+            prompts: its prompt tokens by principal. Heavy principals do not make up for the time of a light one's.
+        """
+        tokens = sum(prompts.values())
+        if self._fixed:
+            seconds = _FIXED_BASE + _FIXED_ROW * rows + _FIXED_TOKEN * tokens
+        # A step far below the limit says little about one at the limit, unless it took longer than any step may.
+        if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
+            self._cost.learn_worst(rows + tokens, seconds)
+        if self._fair_seconds is not None:
+            spent = min(seconds, self._fair_seconds) if prompts.keys() - self._heavy else seconds
+            overrun = self._overrun + spent - _FAIR_STRETCH * self._fair_seconds
+            self._overrun = min(max(overrun, 0.0), _MAX_OVERRUN * self._fair_seconds)
+        if rows:
+            self._mixed_run = self._mixed_run + 1 if tokens else 0
+            self._cost.learn(rows, tokens, seconds)
+
+    def _within(self, seconds: float) -> int:
+        """Return how many tokens take at most `seconds`: a power of two, or `max_step_tokens`."""
+        worst = self._cost.worst_token
+        affordable = seconds / worst if worst > 0 else float("inf")
+        return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
+
+    def _mixed_tokens(self, rows: int, width: int) -> int:
+        """Return how many prompt tokens stretch a step of `rows` to `_MIXED_STRETCH` times one of `width` rows."""
+        if self._mixed_run >= _MAX_MIXED_RUN:
+            return 0
+        alone, together = self._cost.decode(rows), self._cost.decode(width)
+        if alone is None or together is None or self._cost.token is None:
+            return _FIRST_MIXED_TOKENS
+        return max(int((_MIXED_STRETCH * together - alone) / max(self._cost.token, 1e-9)), _MIN_MIXED_TOKENS)
+
+    def _tokens_within(self, seconds: float) -> int:
+        """Return how many prompt tokens add `seconds` to a step; at least one, so that every prompt advances."""
+        token = self._cost.token
+        tokens = _FIRST_MIXED_TOKENS if token is None else int(seconds / max(token, 1e-9))
+        return min(max(tokens, 1), self._max_mixed_tokens or tokens)
+
+    def _first_heavy_tokens(self) -> int:
+        """Return the prompt tokens of heavy principals while the cost of rows is unknown."""
+        average = self._cost.decode(0)
+        if average is None or self._cost.token is None:
+            return _FIRST_HEAVY_TOKENS
+        return max(self._tokens_within((_FAIR_STRETCH - 1) * average), _FIRST_HEAVY_TOKENS)
+
+    def _rows_within(self, seconds: float, fair_rows: int) -> int:
+        """Return how many rows take `seconds`: at most twice as many as before, since a distant estimate is a guess."""
+        self._rows = int(min(max(self._cost.rows(seconds), fair_rows), max(2 * self._rows, fair_rows)))
+        return self._rows

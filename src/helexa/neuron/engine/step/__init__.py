@@ -1,0 +1,1 @@
+"""Input and output of one step as plain values."""

@@ -1,0 +1,1 @@
+"""CPU, accelerators and memory of this machine."""

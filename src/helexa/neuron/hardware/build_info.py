@@ -1,0 +1,83 @@
+"""What runs here: the versions of helexa and of what it stands on, found without importing any of it."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from helexa.core.version import __version__
+
+UNKNOWN = "unknown"
+_ROOT = Path(__file__).parents[4]
+_GIT_SECONDS = 5
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+
+
+@cache
+def build_facts() -> dict[str, Any]:
+    """`GET /version`. May take a moment the first time: a checkout is asked for its commit."""
+    sha, dirty = _commit()
+    torch = _torch_facts()
+    return {
+        "package_version": __version__,
+        "git_sha": sha if sha == UNKNOWN else sha[:7],
+        "git_sha_long": sha,
+        "git_dirty": dirty,
+        "python_version": platform.python_version(),
+        "torch_version": installed_version("torch"),
+        "torch_cuda": torch.get("cuda"),
+        "torch_hip": torch.get("hip"),
+        "triton_version": installed_version("triton") or None,
+        "target": f"{platform.machine()}-{sys.platform}",
+    }
+
+
+def installed_version(package: str) -> str:
+    """The installed version of a package, empty when there is none."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _commit() -> tuple[str, bool | None]:
+    """The commit, and whether files differ from it (None: nobody knows): what was said at the build, what pip noted
+    when it installed from a repository, or what the checkout says that this runs from."""
+    said = os.environ.get("HELEXA_BUILD_SHA") or _noted_by_pip()
+    if said and _SHA.fullmatch(said):
+        return said, None
+    if not ((_ROOT / ".git").exists() and (_ROOT / "pyproject.toml").exists()):
+        return UNKNOWN, None
+    try:
+        return _git("rev-parse", "HEAD"), bool(_git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return UNKNOWN, None
+
+
+def _noted_by_pip() -> str | None:
+    try:
+        text = metadata.distribution("helexa").read_text("direct_url.json")
+        return json.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(_ROOT), *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_SECONDS)
+    return run.stdout.strip()
+
+
+def _torch_facts() -> dict[str, str]:
+    """The strings in torch's `version.py`."""
+    try:
+        text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
+    except (OSError, metadata.PackageNotFoundError):
+        return {}
+    return dict(re.findall(r"^(\w+)(?:: [^=]+)? = '([^']*)'", text, re.MULTILINE))

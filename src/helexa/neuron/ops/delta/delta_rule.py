@@ -1,0 +1,157 @@
+"""The heart of a Gated DeltaNet layer, between its projections: what the rows of a step do to the states of sequences.
+
+Queries, keys and values pass a short convolution, the gated delta rule goes over them (see `gated_delta`), and what
+each head finds is normalised and gated.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.ops.batch import Batch, Span
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.delta.gated_delta import convolve, gated_delta, log_decay
+from helexa.neuron.ops.norm import NormOp
+
+_PIECE = 1024  # rows of a sequence that are computed at once, so that memory does not grow with its prompt
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Hk heads of queries and keys, Dk wide; Hv of values, Dv wide, Hv / Hk for each; K tokens in the convolution."""
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        """Width of the queries of all heads, and of the keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """C, width of queries, keys and values side by side."""
+        return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    """All float32.
+
+    Attributes:
+        kernel: [K, C] of the convolution; the last row is for the token itself.
+        rate, bias: [Hv], of the decay (see `log_decay`).
+        norm: [Dv] of what each head finds.
+        eps: of that norm.
+    """
+
+    kernel: Tensor
+    rate: Tensor
+    bias: Tensor
+    norm: Tensor
+    eps: float
+
+
+class DeltaOp(Protocol):
+    """The rule, prepared with the weights of one layer."""
+
+    def new_cache(self, slots: int) -> DeltaCache:
+        """Room for the states of `slots` sequences, of any content."""
+        ...
+
+    def __call__(
+        self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
+    ) -> Tensor:
+        """Take a step; the settled rows of each span change its state, and one that begins finds it all zeros.
+
+        Args:
+            mixed: [T, C], queries, keys and values before the convolution.
+            z: [T, Hv * Dv], the gate of what is found.
+            b, a: [T, Hv], what beta and the decay are made of.
+            rows: [S] rows that are wanted; None for all.
+
+        Returns:
+            [S, Hv * Dv] of the activation dtype.
+        """
+        ...
+
+
+class DeltaRule:
+    """The rule in plain torch, span by span.
+
+    Args:
+        norm: the weights' own, prepared.
+        device: of the states.
+    """
+
+    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, norm: NormOp, device: torch.device) -> None:
+        self._weights = weights
+        self._norm = norm
+        self._device = device
+        self._state = (sizes.kernel - 1, sizes.mixed), (sizes.heads, sizes.key_dim, sizes.value_dim)
+        keys = (sizes.key_heads, sizes.key_dim)
+        self._parts = (keys, keys, (sizes.heads, sizes.value_dim))
+        self._widths = [sizes.keys, sizes.keys, sizes.values]
+        # On a CPU each state stays in cache while it is read several times; elsewhere few kernels are what counts.
+        self._together = device.type != "cpu"
+
+    @staticmethod
+    def state_bytes(sizes: DeltaSizes) -> int:
+        """Of one sequence in one layer."""
+        return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
+
+    def new_cache(self, slots: int) -> DeltaCache:
+        """See `DeltaOp`."""
+        return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._state))
+
+    def __call__(
+        self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
+    ) -> Tensor:
+        """See `DeltaOp`."""
+        inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), b.float().sigmoid())
+        out = torch.empty(len(mixed), *self._parts[-1], device=mixed.device)
+        spans = batch.span_list
+        for span in spans:
+            if span.prefix == 0:
+                cache.clear(span.slot)
+        if self._together and (count := batch.singles):
+            slots = batch.spans.state_slots[:count].long()
+            states = cache.gather(slots)
+            out[:count] = self._advance([part[:count, None] for part in inputs], states)[:, 0]
+            cache.scatter(slots, states)
+            spans = spans[count:]
+        for span in spans:
+            for piece, state in _pieces(span, cache):
+                out[piece] = self._advance([part[None, piece] for part in inputs], state)[0]
+        if rows is not None:
+            out, z = out[rows], z[rows]
+        found = self._norm(out.flatten(0, 1)).view(z.shape)
+        return (found * F.silu(z.float())).to(mixed.dtype)
+
+    def _advance(self, inputs: list[Tensor], state: DeltaCache) -> Tensor:
+        """Projections, decay and beta of T tokens in each of B sequences, [B, T, ..] -> float32 [B, T, Hv, Dv]."""
+        mixed, g, beta = inputs
+        parts = convolve(mixed, self._weights.kernel, state.conv).split(self._widths, dim=-1)
+        q, k, v = (part.unflatten(-1, shape) for part, shape in zip(parts, self._parts, strict=True))
+        return gated_delta(q, k, v, g, beta, state.state)
+
+
+def _pieces(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
+    """Rows that are computed at once, each with the state that they change; drafts change a copy."""
+    state, settled = cache.at(span.slot), span.start + span.settled
+    for start in range(span.start, settled, _PIECE):
+        yield slice(start, min(start + _PIECE, settled)), state
+    if settled < span.stop:
+        yield slice(settled, span.stop), state.clone()

@@ -1,0 +1,1 @@
+"""CUDA kernels: Triton and captured graphs."""

@@ -1,0 +1,229 @@
+"""The kernels of GPUs: Triton where it pays, torch's own for the rest; their twins are in `reference`."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops import sampling
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, again
+from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.norm import HeadNorms, NormOp
+from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.reference.reference import ReferenceOps
+from helexa.neuron.ops.triton import sampling as draws
+from helexa.neuron.ops.triton.attention import attention, kv_cache
+from helexa.neuron.ops.triton.attention.rotation import rotate_store
+from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.delta.delta_rule import DeltaRule
+from helexa.neuron.ops.triton.gate import gate_mul
+from helexa.neuron.ops.triton.mixture import GpuMixture, stacked
+from helexa.neuron.ops.triton.norm import RmsNorm
+from helexa.neuron.ops.triton.products.dequantize import dequantize, dequantize_rows
+from helexa.neuron.ops.triton.products.linear import SCRATCH_BYTES, PackedLinear
+from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack, packed_bytes
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quantization.quant_form import QuantForm
+from helexa.neuron.weights.quantization.quantize import quantize
+
+
+class GpuOps(Ops):
+    """Kernels for a CUDA device, or for a CPU in Triton's interpreter.
+
+    Args:
+        kv_bits: of each number in the KV cache, 16 or 8; where attention has no kernels, as many as the dtype's.
+        card: to build kernels for; None for the device's own.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
+        self.card = card or Card.of(device)
+        # Products of prompts are torch's where Triton would add up number by number.
+        gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
+        super().__init__(
+            device,
+            dtype,
+            kv_bits=8 if kv_bits == 8 and not gathers else dtype.itemsize * 8,
+            quantised=True,
+            joins=True,
+            tabled=True,
+            records_state=True,
+            gathers=gathers,
+        )
+        self._torch = ReferenceOps(device, dtype)
+        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else again)
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """See `Ops`."""
+        self._graphs.record(forward, blank)
+
+    def forget(self) -> None:
+        """See `Ops`."""
+        self._graphs.forget()
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+        """Run what is recorded for the batch's bucket, if there is such; the logits are good until the next run."""
+        return self._graphs.run(forward, batch)
+
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """One program for a row."""
+        return RmsNorm(weight, eps, self.dtype)
+
+    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+        """See `Ops`; nothing is kept."""
+        return None
+
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> Tensor | PackedMatrix:
+        """In codes if it has them or gets them here, on the device; else in the activation dtype."""
+        if form is not None and isinstance(weight, Tensor):
+            weight = quantize(weight.to(self.device), form) or weight
+        packed = pack(weight.to(self.device)) if isinstance(weight, GroupwiseTensor) else None
+        return packed or self._torch.dense(weight)
+
+    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """Matrices in codes stay as they are; plain ones are cuBLAS's."""
+        packed = [isinstance(part, PackedMatrix) for part in parts]
+        shift = None if bias is None else bias.to(self.device, self.dtype)
+        if all(packed):
+            product = PackedLinear(parts, bias, self._scratch, self.card)
+            self.step_bytes += product.nbytes
+        elif any(packed):
+            product = SideBySide([self.linear([part], None) for part in parts], shift)
+        else:
+            weight = torch.cat([*parts]) if len(parts) > 1 else parts[0]
+            product = DenseLinear(weight, shift)
+            self.step_bytes += weight.nbytes
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        packed = packed_bytes(weight) if isinstance(weight, GroupwiseTensor) else None
+        return self._torch.dense_bytes(weight) if packed is None else packed
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`; several matrices are joined."""
+        return ProductBytes(sum(self.matrix_bytes(part) for part in parts) if len(parts) > 1 else 0)
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """All experts in a few kernels; those of several forms are plain."""
+        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        gate_up, down = self._stacked(gate_ups), self._stacked(downs)
+        if gate_up is None or down is None:
+            return expert_by_expert(self, experts, routing, clamp)
+        self.step_bytes += (gate_up.nbytes + down.nbytes) * routing.chosen // len(experts)
+        biases = _joined([e.gate_up_bias for e in experts]), _joined([e.down_bias for e in experts])
+        return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.card)
+
+    def dense(self, weight: Weight | PackedMatrix) -> Tensor:
+        """Return the weight as a plain tensor of the activation dtype."""
+        if not isinstance(weight, PackedMatrix):
+            return self._torch.dense(weight)
+        out = torch.empty(weight.shape, dtype=self.dtype, device=self.device)
+        dequantize(weight, 0, out)
+        return out
+
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """See `Ops`."""
+        if not isinstance(matrix, PackedMatrix):
+            return self._torch.embedding(matrix, tokens, factor)
+        out = torch.empty((tokens.shape[0], matrix.shape[1]), dtype=torch.float32, device=self.device)
+        dequantize_rows(matrix, tokens, factor, out)
+        return out
+
+    def _stacked(self, parts: Sequence[Any]) -> PackedMatrix | Tensor | None:
+        found = stacked(parts)
+        return stacked([self.dense(part) for part in parts]) if found is None else found
+
+    @cached_property
+    def _scratch(self) -> Tensor:
+        return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
+
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """See `Ops`."""
+        return draws.choose(logits, settings)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """See `Ops`."""
+        return draws.choose(draws.masked(logits, masks), settings).tolist()
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """See `Ops`; plain torch."""
+        return self._torch.add_gated(out, x, gate)
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x[rows]
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `Ops`."""
+        return DeltaRule.state_bytes(sizes, self.dtype)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """One kernel for all that decode, four more for prompts."""
+        return DeltaRule(sizes, weights, self.dtype, self.card)
+
+    def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """See `Ops`; plain torch."""
+        return self._torch.rope_tables(positions, frequencies, factor)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See `Ops`; of rows with the slot -1 nothing is stored."""
+        return rotate_store(qkv, heads, rope, cache, slots, norms)
+
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """See `ReferenceOps.gate_mul`."""
+        return gate_mul(gate_up, gate)
+
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`."""
+        if self._in_bytes(head_dim):
+            return kv_cache.page_bytes(kv_heads, head_dim)
+        return self._torch.page_bytes(kv_heads, head_dim)
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`."""
+        return attention.parts_bytes(sequences, heads, kv_heads, head_dim)
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
+        """See `Ops`; in 8 bits as `triton.kv_cache` says, else plain torch's."""
+        if self._in_bytes(head_dim):
+            return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
+        return self._torch.new_cache(kv_heads, pages, head_dim)
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
+        """See `Ops`; plain torch where the kernels do not take the step, in the cache that both have.
+
+        Raises:
+            RuntimeError: a step is recorded, and the kernels do not take it.
+        """
+        rows, _, dim = queries.shape
+        if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):
+            return attention.attend(queries, cache, batch, kind, self.card)
+        if batch.bucket:
+            raise RuntimeError(f"this GPU has no kernels for {rows} rows of heads of {dim}")
+        return self._torch.attend(queries, cache, batch, kind)
+
+    def _in_bytes(self, head_dim: int) -> bool:
+        return self.kv_bits == 8 and head_dim <= attention.WIDEST
+
+
+def _joined(biases: Sequence[Tensor | None]) -> Tensor | None:
+    found = [bias.float() for bias in biases if bias is not None]
+    return torch.cat(found) if found else None

@@ -1,0 +1,147 @@
+"""The compiled kernels as Python sees them: instructions to put on a tape, and the call that runs one."""
+
+import ctypes
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.constants import ARGUMENT_BYTES, BFLOAT16, FLOAT16, FLOAT32, FORMAT_COUNT, LANES
+from helexa.neuron.ops.kernel_header import STRUCTS
+from helexa.neuron.processes import heartbeat
+
+Argument = Tensor | float | None
+"""What a kernel takes: a tensor, of which it gets the address; a number; or None, which is a null pointer."""
+
+Form = tuple[int, int, bool, int, int, bool, torch.dtype]
+"""Bits, levels of scales, has minimum, zero, group size, has table, unit of scales."""
+
+TYPES = {torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
+"""Numbers of the types of plain weights and of units of scales."""
+
+_NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_POINTEES = {
+    "float": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "uint8_t": torch.uint8,
+    "int32_t": torch.int32,
+    "int64_t": torch.int64,
+    "tile": torch.int64,
+    "split": torch.int64,
+    "void": None,  # of any type
+}
+
+
+class KernelLibrary:
+    """What `kernels/*.c` export.
+
+    Attributes:
+        layout: changes whenever tiles may lie otherwise.
+        formats: numbers of the formats of quantised matrices.
+    """
+
+    def __init__(self, library: ctypes.CDLL, layout: str) -> None:
+        self.layout = layout
+        names = [name.removesuffix("_arguments") for name in STRUCTS if name.endswith("_arguments")]
+        self._kernels = {name: _Kernel(name, ctypes.cast(getattr(library, name), ctypes.c_void_p)) for name in names}
+        self._run = library.run_tape
+        self._run.argtypes = (ctypes.c_char_p, ctypes.c_int64)
+        self._run.restype = ctypes.c_int64
+        self._packed_bytes = library.packed_bytes
+        self._packed_bytes.argtypes = (ctypes.c_int64,) * 3
+        self._packed_bytes.restype = ctypes.c_int64
+        self._start_threads = library.start_threads
+        self._start_threads.argtypes = (ctypes.c_int64,)
+        library.known_formats.restype = ctypes.POINTER(structure("format") * FORMAT_COUNT)
+        units = list(TYPES)
+        self.formats: dict[Form, int] = {
+            (f.bits, f.levels, bool(f.minimum), 0 if f.table else f.zero, f.group, bool(f.table), units[f.unit]): number
+            for number, f in enumerate(library.known_formats().contents)
+        }
+        library.report_progress.argtypes = (ctypes.c_void_p,)
+        library.report_progress.restype = None
+        library.report_progress(heartbeat.kernel_count_address())
+        self.start_threads(1)
+
+    def start_threads(self, count: int) -> None:
+        """Let kernels run on `count` threads from now on; a process's threads are never taken back."""
+        self._start_threads(count)
+
+    def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
+        """Bytes that a matrix takes as tiles of format `number`, or of bfloat16; less than 1 for what cannot be."""
+        if number is None:
+            return -(-outputs // LANES) * LANES * columns * 2
+        return self._packed_bytes(number, outputs, columns)
+
+    def instruction(self, kernel: str, arguments: Mapping[str, Argument], waits: bool = True) -> bytes:
+        """Return a kernel call; instructions one after another are a tape.
+
+        Args:
+            arguments: by their names in kernels.h.
+            waits: whether the next instruction waits for this one.
+
+        Raises:
+            TypeError: an argument is missing, unknown or of a wrong type.
+        """
+        return self._kernels[kernel].instruction(arguments, waits)
+
+    def run(self, tape: bytes) -> None:
+        """Run a tape to its end; every address on it must still be good."""
+        count = len(tape) // INSTRUCTION_BYTES
+        if self._run(tape, count):
+            raise ValueError(f"a tape of {count} instructions is too long")
+
+    def call(self, kernel: str, **arguments: Argument) -> None:
+        """Run one kernel."""
+        self.run(self.instruction(kernel, arguments))
+
+
+def structure(name: str) -> type[ctypes.Structure]:
+    """Return the struct `name` of kernels.h."""
+    fields = [(one.name, ctypes.c_void_p if one.pointer else _NUMBERS[one.type]) for one in STRUCTS[name]]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+class Instruction(ctypes.Structure):
+    """An `instruction` of tape.h."""
+
+    _fields_ = (("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", ctypes.c_uint8 * ARGUMENT_BYTES))
+
+
+INSTRUCTION_BYTES = ctypes.sizeof(Instruction)
+
+
+class _Kernel:
+    """Makes the instructions that call one kernel."""
+
+    def __init__(self, name: str, address: ctypes.c_void_p) -> None:
+        self._name, self._address = name, address
+        self._arguments = structure(f"{name}_arguments")
+        rest = ctypes.c_uint8 * (ARGUMENT_BYTES - ctypes.sizeof(self._arguments))
+        fields = [("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", self._arguments), ("rest", rest)]
+        self._instruction = type(name, (ctypes.Structure,), {"_fields_": fields})
+        self._fields = {
+            one.name: (one.pointer, one.nullable, _POINTEES[one.type] if one.pointer else None)
+            for one in STRUCTS[f"{name}_arguments"]
+        }
+
+    def instruction(self, arguments: Mapping[str, Argument], waits: bool) -> bytes:
+        """See `KernelLibrary.instruction`."""
+        if arguments.keys() != self._fields.keys():
+            odd = ", ".join(sorted(arguments.keys() ^ self._fields.keys()))
+            raise TypeError(f"{self._name}: arguments that are missing or unknown: {odd}")
+        values: list[float | None] = []
+        for name, (pointer, nullable, dtype) in self._fields.items():
+            value = arguments[name]
+            if isinstance(value, Tensor):
+                if not pointer or (dtype is not None and value.dtype != dtype):
+                    raise TypeError(f"{self._name}: {name} is a tensor of {value.dtype}")
+                values.append(value.data_ptr())
+            elif pointer and not (value is None and nullable):
+                raise TypeError(f"{self._name}: {name} is {value}, not a tensor of {dtype}")
+            else:
+                values.append(value)
+        try:
+            return bytes(self._instruction(self._address, waits, self._arguments(*values)))
+        except TypeError as error:
+            raise TypeError(f"{self._name}: {error} among {arguments}") from None

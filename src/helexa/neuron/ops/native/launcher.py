@@ -1,0 +1,52 @@
+"""Launches native kernels, and lends the memory for their results."""
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.constants import BLOCK_BYTES, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
+from helexa.neuron.ops.native.captured_graph import Graphs
+from helexa.neuron.ops.native.kernel_library import Argument
+from helexa.neuron.ops.native.workspace import Workspace
+
+GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
+"""Numbers of gates, by name."""
+
+
+class Launcher:
+    """What the native operators share.
+
+    Attributes:
+        x_bits: to which products with quantised weights round activations, 16 or 8.
+    """
+
+    def __init__(self, workspace: Workspace, graphs: Graphs, x_bits: int) -> None:
+        self.x_bits = x_bits
+        self._workspace = workspace
+        self._graphs = graphs
+
+    def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory for a result."""
+        return self._workspace.take(*shape, dtype=dtype)
+
+    def take_rounded(self, rows: int, columns: int) -> Tensor:
+        """Memory for activations [rows, columns] that are rounded to `x_bits`."""
+        blocks = rows * columns // GROUP + SPARE_BLOCKS
+        return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
+
+    def launch(self, kernel: str, waits: bool = True, /, **arguments: Argument) -> None:
+        """Run a kernel, or record it (see `KernelLibrary.instruction`)."""
+        self._graphs.launch(kernel, waits, arguments)
+
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """See `ReferenceOps.gate_mul`."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = self.take(rows, width)
+        self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
+        return out
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """See `Ops.choose_rows`."""
+        count, width = rows.shape[0], x.shape[1]
+        out = self.take(count, width)
+        self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)
+        return out

@@ -1,0 +1,59 @@
+"""Products with packed weights on the native kernels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.native.launcher import GATES, Launcher
+from helexa.neuron.ops.native.packed import PackedMatrix
+
+
+class NativeLinear:
+    """`x @ weight.T + bias` with the parts' outputs side by side."""
+
+    def __init__(
+        self, launcher: Launcher, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None
+    ) -> None:
+        self._launcher = launcher
+        self._gate = gate
+        self._parts = parts
+        self._columns = parts[0].columns
+        self._widths = [part.outputs for part in parts]
+        self._biases = [None] * len(parts) if bias is None else bias.float().contiguous().split(self._widths)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """float32 [T, K] -> float32 [T, N]."""
+        launcher, rows, columns = self._launcher, x.shape[0], self._columns
+        stride = sum(self._widths)
+        out = launcher.take(rows, stride)
+        if rows == 0:
+            return out
+        x = x.contiguous()
+        inputs: dict[bool, Tensor] = {}
+        for plain in sorted({part.number is None for part in self._parts}):  # `quantise` reads x before it is gated
+            if plain:
+                x = launcher.gate_mul(x, self._gate) if self._gate else x
+                inputs[plain] = launcher.take(rows, columns, dtype=torch.bfloat16)
+                launcher.launch("narrow", x=x, out=inputs[plain], rows=rows, columns=columns)
+            else:
+                inputs[plain] = launcher.take_rounded(rows, columns)
+                how = {"gate": GATES[self._gate], "x_bits": launcher.x_bits}
+                launcher.launch("quantise", x=x, out=inputs[plain], rows=rows, columns=columns, **how)
+        for part, bias, to in zip(self._parts, self._biases, out.split(self._widths, dim=1), strict=True):
+            plain = part.number is None
+            how = {} if plain else {"number": part.number, "x_bits": launcher.x_bits}
+            launcher.launch(
+                "multiply_plain" if plain else "multiply",
+                part is self._parts[-1],
+                x=inputs[plain],
+                matrix=part.data,
+                out=to,
+                bias=bias,
+                rows=rows,
+                columns=columns,
+                outputs=part.outputs,
+                stride=stride,
+                **how,
+            )
+        return out

@@ -1,0 +1,112 @@
+"""Mixtures of experts on the native kernels: choice, products and sums in a few kernels for all experts together."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.constants import MAX_EXPERTS, SILU
+from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.native.launcher import Launcher
+from helexa.neuron.ops.native.packed import PackedMatrix
+
+
+class NativeMixture:
+    """See `Mixture`. Of equal scores those of the first experts win."""
+
+    def __init__(self, launcher: Launcher, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
+        self._launcher = launcher
+        self._count, self._routing, self._clamp = len(experts), routing, clamp
+        self._gate_up = _Products(launcher, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts])
+        self._down = _Products(launcher, [[expert.down] for expert in experts], [e.down_bias for e in experts])
+
+    @staticmethod
+    def fits(experts: Sequence[Expert]) -> bool:
+        """Whether the kernels take them: as many as they can count, and all packed alike."""
+        forms = {tuple((part.number, part.outputs) for part in (*e.gate_up, e.down)) for e in experts}
+        return len(forms) == 1 and len(experts) <= MAX_EXPERTS
+
+    def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
+        """See `MixtureOp`."""
+        launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
+        if rows == 0:
+            return launcher.take(*x.shape)
+        pairs, places = launcher.take(rows * chosen, dtype=torch.int32), launcher.take(rows, chosen, dtype=torch.int64)
+        starts, weights = launcher.take(experts + 1, dtype=torch.int64), launcher.take(rows, chosen)
+        launcher.launch(
+            "route",
+            scores=scores,
+            pairs=pairs,
+            starts=starts,
+            places=places,
+            weights=weights,
+            rows=rows,
+            experts=experts,
+            chosen=chosen,
+            normalised=self._routing.weights != "shares",
+        )
+        gate_up = self._gate_up(launcher.choose_rows(x, pairs), starts, gated=False)
+        if self._clamp is not None:
+            size = {"rows": len(gate_up), "width": gate_up.shape[1] // 2}
+            launcher.launch("clamp_gate_up", gate_up=gate_up, **size, alpha=self._clamp.alpha, limit=self._clamp.limit)
+        made = self._down(gate_up, starts, gated=True)
+        out = launcher.take(*x.shape)
+        size = {"rows": rows, "chosen": chosen, "width": x.shape[1]}
+        launcher.launch("sum_pairs", x=made, places=places, weights=weights, out=out, **size)
+        return out
+
+
+class _Products:
+    """One product for each expert with the pairs that chose it."""
+
+    def __init__(
+        self, launcher: Launcher, parts: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
+    ) -> None:
+        self._launcher = launcher
+        self._parts = parts  # which also keeps the memory at these addresses
+        self._addresses = torch.tensor([[part.data.data_ptr() for part in own] for own in zip(*parts, strict=True)])
+        self._widths = [part.outputs for part in parts[0]]
+        found = [bias.float() for bias in biases if bias is not None]
+        self._biases = torch.stack(found).split(self._widths, dim=1) if found else [None] * len(self._widths)
+
+    def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
+        """float32 [pairs, K], or [pairs, 2 * K] that a gate makes [pairs, K] -> float32 [pairs, N]."""
+        launcher, pairs, experts, columns = self._launcher, x.shape[0], len(self._parts), self._parts[0][0].columns
+        stride = sum(self._widths)
+        out = launcher.take(pairs, stride)
+        inputs: dict[bool, Tensor] = {}
+        for plain in {part.number is None for part in self._parts[0]}:
+            if plain:
+                inputs[plain] = launcher.take(pairs, columns, dtype=torch.bfloat16)
+                once = launcher.gate_mul(x, "silu") if gated else x
+                launcher.launch("narrow", x=once, out=inputs[plain], rows=pairs, columns=columns)
+            else:
+                inputs[plain] = launcher.take_rounded(pairs, columns)
+                launcher.launch(
+                    "quantise_experts",
+                    starts=starts,
+                    x=x,
+                    out=inputs[plain],
+                    experts=experts,
+                    columns=columns,
+                    gate=SILU if gated else 0,
+                    x_bits=launcher.x_bits,
+                )
+        targets = out.split(self._widths, dim=1)
+        for part, addresses, bias, to in zip(self._parts[0], self._addresses, self._biases, targets, strict=True):
+            launcher.launch(
+                "multiply_experts",
+                part is self._parts[0][-1],
+                starts=starts,
+                x=inputs[part.number is None],
+                matrices=addresses,
+                out=to,
+                bias=bias,
+                experts=experts,
+                columns=columns,
+                outputs=part.outputs,
+                stride=stride,
+                number=-1 if part.number is None else part.number,
+                x_bits=launcher.x_bits,
+            )
+        return out

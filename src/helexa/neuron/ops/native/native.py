@@ -1,0 +1,300 @@
+"""CPU kernels compiled on first use: weights stay quantised, activations are rounded group by group, to 16 or 8 bits.
+
+Activations between kernels are float32. Every row goes through the same operations in the same order whatever is beside
+it, so neither the batch, nor a chunk's border, nor a prefix hit changes a sequence's tokens.
+"""
+
+import logging
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.ops import sampling
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, PAGE_SIZE
+from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.linear import LinearOp, ProductBytes
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.native.attention_plan import AttentionPlan
+from helexa.neuron.ops.native.captured_graph import Graphs
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.launcher import Launcher
+from helexa.neuron.ops.native.linear import NativeLinear
+from helexa.neuron.ops.native.loading_code import loading_code_version
+from helexa.neuron.ops.native.mixture import NativeMixture
+from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack, packed_bytes, quantize
+from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
+from helexa.neuron.ops.native.workspace import Workspace
+from helexa.neuron.ops.norm import HeadNorms, NormOp
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.quantization.quant_form import QuantForm
+
+_log = logging.getLogger("helexa.neuron.ops")
+_NO_WINDOW = 1 << 40
+_WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "linear_value_head_dim",
+)
+
+
+class NativeOps(Ops):
+    """Kernels in C on threads of their own.
+
+    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/kernels.h` says how a page lies.
+
+    Args:
+        kv_bits: 16 keeps K and V in bfloat16, 8 in bytes with a scale per token and head.
+        x_bits: to which products with quantised weights round activations, 16 or 8.
+    """
+
+    name = "native"
+
+    def __init__(self, library: KernelLibrary, threads: int, kv_bits: int = 16, x_bits: int = 16) -> None:
+        super().__init__(
+            torch.device("cpu"),
+            torch.bfloat16,
+            kv_bits=kv_bits,
+            quantised=True,
+            joins=False,
+            tabled=False,
+            records_state=False,
+            gathers=False,
+        )
+        library.start_threads(threads)
+        self._library = library
+        workspace = Workspace()
+        self._graphs = Graphs(library, workspace)
+        self._launcher = Launcher(workspace, self._graphs, x_bits)
+        self._take, self._launch = self._launcher.take, self._launcher.launch
+        self._memory = HugeMemory()
+        self.x_bits = x_bits
+        self._batch: Batch | None = None
+        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, as layers ask for them
+
+    @staticmethod
+    def refusal(config: dict[str, Any]) -> str | None:
+        """Why the kernels do not take a model of this shape, or None."""
+        heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
+        dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
+        widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
+        if any(width % LANES for width in widths):
+            return f"widths {tuple(width for width in widths if width)} are not all multiples of {LANES}"
+        if dim % (2 * LANES):
+            return f"heads of {dim} are no multiple of {2 * LANES}"
+        if dim > MAX_DIM or group > MAX_QUERIES:
+            return f"heads of {dim} in groups of {group} are too large"
+        return None
+
+    def store(self, model: Path, quant: str = "") -> PackedStore:
+        """Return the packed weights of the model at this path, kept from one start to the next.
+
+        The key has everything that shapes them: the model's files, the C and Python code, and the quantization.
+        """
+        key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
+        return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
+
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
+        """The weight as tiles."""
+        quantised = None
+        if form is not None and isinstance(weight, Tensor):
+            quantised = quantize(self._library, weight, form, self._memory)
+        return quantised or pack(self._library, weight, self._memory)
+
+    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """One product after another from the same rounded input."""
+        self.step_bytes += sum(part.data.nbytes for part in parts)
+        return NativeLinear(self._launcher, parts, bias, gate)
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        return packed_bytes(self._library, weight)
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`; products work on the tiles."""
+        return ProductBytes(0)
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """All experts in a few kernels, which also choose them."""
+        if not NativeMixture.fits(experts):
+            return expert_by_expert(self, experts, routing, clamp)
+        held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
+        self.step_bytes += held * routing.chosen // len(experts)
+        return NativeMixture(self._launcher, experts, routing, clamp)
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """See `Ops`."""
+        self._launch("add_gated", out=out, x=x, gate=gate, rows=out.shape[0], width=out.shape[1])
+        return out
+
+    def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """Rows of the matrix, from its tiles."""
+        count, columns = tokens.shape[0], matrix.columns
+        out = self._take(count, columns)
+        kernel, number = ("embed_plain", {}) if matrix.number is None else ("embed", {"number": matrix.number})
+        arguments = {"tokens": tokens, "matrix": matrix.data, "out": out, "count": count, "columns": columns}
+        self._launch(kernel, **arguments, **number, factor=factor)
+        return out
+
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """One pass to add and measure, one to scale."""
+        return _RmsNorm(self._launcher, weight, eps)
+
+    def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        rows, half = positions.shape[0], frequencies.shape[0]
+        cos, sin = self._take(rows, half), self._take(rows, half)
+        tables = {"positions": positions, "frequencies": frequencies, "cosines": cos, "sines": sin}
+        self._launch("rope_tables", **tables, rows=rows, half=half, factor=factor)
+        return cos, sin
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See `Ops`; the queries come in bfloat16."""
+        rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
+        queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
+        self._launch(
+            "rotate_store",
+            qkv=qkv,
+            cosines=cosines,
+            sines=sines,
+            queries=queries,
+            cache=cache,
+            slots=slots,
+            query_norm=None if norms is None else norms.query,
+            key_norm=None if norms is None else norms.key,
+            rows=rows,
+            heads=heads,
+            kv_heads=cache.shape[1],
+            dim=dim,
+            half=cosines.shape[1],
+            narrow=self.kv_bits == 8,
+            eps=0.0 if norms is None else norms.eps,
+        )
+        return queries
+
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """See `ReferenceOps.gate_mul`."""
+        return self._launcher.gate_mul(gate_up, gate)
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Rows [S] of x [T, H]."""
+        return self._launcher.choose_rows(x, rows)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """See `sampling.argmax`."""
+        out = self._take(logits.shape[0], dtype=torch.int64)
+        self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
+        return out
+
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """See `Ops`; but for the largest, plain torch chooses."""
+        return sampling.choose(logits.float(), settings, self.argmax)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """See `Ops`; plain torch chooses."""
+        return sampling.choose_of(logits.float(), masks, settings)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `Ops`."""
+        return DeltaRule.state_bytes(sizes)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """See `Ops`; plain torch with the norm of this implementation."""
+        return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
+
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Bytes of one page of one layer."""
+        return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`; the plan of a step keeps them, whatever the heads."""
+        return 0
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
+        """Zeroed pages; memory becomes resident only as they are written."""
+        size = self.page_bytes(kv_heads, head_dim)
+        memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
+        """See `Ops`; `run` has laid the plans for the batch."""
+        assert batch is self._batch, "attention outside `run`"
+        (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
+        plan = self._plans.get(heads // kv_heads)
+        if plan is None:
+            plan = self._plans[heads // kv_heads] = AttentionPlan(batch.capacity, heads // kv_heads)
+            plan.lay(batch)
+        out = self._take(rows, heads, dim)
+        both = {"partials": plan.partials(heads, dim), "out": out, "sinks": kind.sinks, "heads": heads, "dim": dim}
+        self._launch(
+            "attend",
+            queries=queries,
+            cache=cache,
+            tile_count=plan.tile_count,
+            tiles=plan.tiles,
+            page_numbers=plan.pages,
+            kv_heads=kv_heads,
+            narrow=self.kv_bits == 8,
+            window=kind.window or _NO_WINDOW,
+            scale=kind.scale,
+            **both,
+        )
+        self._launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
+        return out
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+        """Record a forward pass and run it, or run what was recorded for its shape; or just run it."""
+        self._batch = batch
+        for plan in self._plans.values():
+            plan.lay(batch)
+        if not recorded:
+            return forward(batch)
+        known = self._graphs.sound
+        inputs = (batch.tokens, batch.positions, batch.slots)
+        logits = self._graphs.run(inputs, batch.sample_rows.shape[0], lambda: forward(batch))
+        if known is None and self._graphs.sound is False:
+            _log.info("the model computes outside the native kernels: steps run kernel by kernel")
+        return logits
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """See `Ops`; not tabled."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """See `Ops`; `run` forgets by itself."""
+
+
+class _RmsNorm:
+    """The norm in one kernel."""
+
+    def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
+        self._launcher = launcher
+        self._weight = weight.float().contiguous()
+        self._eps = eps
+
+    def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See `NormOp`."""
+        rows, width = x.shape
+        out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
+        self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)
+        return out

@@ -1,0 +1,140 @@
+"""Weights in the layout of the native kernels (see `kernels/tiles.h` and `kernels/plain.c`)."""
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.constants import GROUP, LANES, SPAN_GROUPS
+from helexa.neuron.ops.native.kernel_library import TYPES, Form, KernelLibrary
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.quantization.quant_form import QuantForm
+
+_SPAN = SPAN_GROUPS * GROUP
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A matrix [outputs, columns] as tiles.
+
+    Attributes:
+        data: uint8, the tiles.
+        number: of the format in tiles.h, or None for bfloat16.
+    """
+
+    data: Tensor
+    outputs: int
+    columns: int
+    number: int | None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory."""
+        return self.data.nbytes
+
+
+class HugeMemory:
+    """Memory that is read from end to end in every step: in huge pages where the system has them, cut from chunks.
+
+    Args:
+        chunk: bytes asked of the system at once.
+    """
+
+    def __init__(self, chunk: int = 64 << 20) -> None:
+        self._chunk = chunk
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """uint8 [size], zeroed, aligned to 64 bytes."""
+        if len(self._rest) < size:
+            memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+            self._rest = torch.frombuffer(memory, dtype=torch.uint8)
+        taken, self._rest = self._rest[:size], self._rest[-(-size // 64) * 64 :]
+        return taken
+
+
+def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
+    """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
+    outputs, columns = weight.shape
+    form, number = _format(library, weight)
+    data = memory.take(library.packed_bytes(number, outputs, columns))
+    size = {"matrix": data, "outputs": outputs, "columns": columns}
+    if isinstance(weight, GroupwiseTensor) and form is not None:
+        unit, scale = _parts(weight.scale, form[-1])
+        minimum_unit, minimum = _parts(weight.minimum, form[-1])
+        table = None if weight.table is None else (weight.table.int() + 128).byte()
+        parts = {"unit": unit, "scale": scale, "minimum_unit": minimum_unit, "minimum": minimum, "table": table}
+        parts = {name: None if part is None else part.contiguous() for name, part in parts.items()}
+        library.call("pack", codes=weight.codes.contiguous(), **parts, **size, number=number)
+    else:
+        plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
+        library.call("pack_plain", weights=plain.contiguous(), **size)
+    return PackedMatrix(data, outputs, columns, number)
+
+
+def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
+    """Bytes of the tiles that `pack` makes of a weight, which may be on the meta device."""
+    return library.packed_bytes(_format(library, weight)[1], *weight.shape)
+
+
+def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
+    """Lay out a plain weight [N, K] in `form`, which fits K; None as in `weights.quantize.quantize`."""
+    weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
+    outputs, columns = weight.shape
+    levels = 1 if form.stretch is None else 2
+    number = library.formats[form.bits, levels, form.minimum, form.zero, form.group_size, False, torch.float16]
+    data = memory.take(library.packed_bytes(number, outputs, columns))
+    faults = torch.zeros(-(-outputs // LANES), dtype=torch.uint8)
+    size = {"outputs": outputs, "columns": columns, "number": number}
+    source = TYPES[weight.dtype]
+    library.call("quantize_weights", weights=weight, matrix=data, faults=faults, source=source, **size)
+    return None if faults.any() else PackedMatrix(data, outputs, columns, number)
+
+
+def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | None]:
+    """The format of the tiles and its number; None and None for bfloat16."""
+    form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
+    return form, None if form is None else library.formats[form]
+
+
+def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
+    """What the kernels have to know of a matrix; None if they do not know it. Numbers on the meta device suit them."""
+    scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
+    levels = 1 if scale.codes is None else 2
+    if minimum is not None and (minimum.codes is None) != (scale.codes is None):
+        return None
+    if levels == 2:
+        signed = table or weight.group_size < GROUP
+        if scale.unit.shape[-1] * _SPAN != weight.shape[1] or not _is_read_as(scale, signed):
+            return None
+        if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
+            return None
+    units = [part.unit for part in (scale, minimum) if part is not None]
+    for exactly in (True, False):
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # so that powers of two always have the same form
+            form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
+            if form in library.formats and all(_holds(dtype, unit, exactly) for unit in units):
+                return form
+    return None
+
+
+def _is_read_as(scale: GroupScale, signed: bool) -> bool:
+    """Whether 8-bit codes mean the same to a kernel that takes them as signed or as unsigned."""
+    assert scale.codes is not None
+    right = torch.int8 if signed else torch.uint8
+    return scale.codes.dtype == right or scale.codes.is_meta or bool((scale.codes.view(torch.int8) >= 0).all())
+
+
+def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
+    """Whether a type has each unit, or one as near as its precision allows, being neither too large nor too small."""
+    tolerance = 0 if exactly else torch.finfo(dtype).eps / 2
+    if unit.dtype == dtype or unit.is_meta:
+        return True
+    return torch.allclose(unit.to(dtype).float(), unit.float(), rtol=tolerance, atol=0)
+
+
+def _parts(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if scale is None else (scale.unit.to(unit), scale.codes)

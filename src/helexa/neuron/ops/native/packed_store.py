@@ -1,0 +1,166 @@
+"""Packed weights kept on disk, so that a model's next start reads them as they will lie in memory.
+
+A file is one line of JSON, then the tiles. Its name is a digest of the model files' fingerprint, the code that packs
+weights, and the quantization. The folder is bounded: the least recently used files are removed first, which includes
+those of earlier versions of the code.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from helexa.neuron.ops.native.kernel_library import KernelLibrary
+from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix
+from helexa.neuron.processes import heartbeat
+from helexa.neuron.weights.gguf.files import part_names
+
+_log = logging.getLogger("helexa.neuron.ops")
+_LIMIT = 64 << 30
+_SMALLEST = 16 << 20  # smaller models are packed in no time
+_SPARE = 4 << 30  # disk space that is left to others
+_MAX_HEADER = 16 << 20
+_READ = 16 << 20
+_ALIGNMENT = 64
+_STALE_SECONDS = 3600
+
+_Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of the format
+
+
+class PackedStore:
+    """The packed weights of one model: found on disk, or gathered while it loads and then saved.
+
+    Args:
+        folder: where the files of all models are.
+        key: what makes this model's tiles what they are.
+    """
+
+    def __init__(self, library: KernelLibrary, folder: Path, key: str, threads: int) -> None:
+        self._library = library
+        self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.tiles"
+        self._matrices: dict[str, PackedMatrix] = {}
+        self._found = False
+        try:
+            self._matrices = self._read(threads)
+            self._found = bool(self._matrices)
+            if self._found:
+                os.utime(self._path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
+        """The matrix `name` if it is here in that shape."""
+        found = self._matrices.get(name)
+        return found if found is not None and (found.outputs, found.columns) == shape else None
+
+    def add(self, name: str, matrix: PackedMatrix) -> None:
+        """Remember a matrix that was packed just now."""
+        self._matrices[name] = matrix
+
+    def save(self) -> threading.Thread | None:
+        """Write the gathered matrices in a thread of their own, unless they came from disk or are too few."""
+        if self._found or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
+            return None
+        thread = threading.Thread(target=self._write, name="packed-store", daemon=True)
+        thread.start()
+        return thread
+
+    def _read(self, threads: int) -> dict[str, PackedMatrix]:
+        with self._path.open("rb", buffering=0) as file:
+            total = os.fstat(file.fileno()).st_size
+            line = os.pread(file.fileno(), min(total, _MAX_HEADER), 0).partition(b"\n")[0]
+            header = msgspec.json.decode(line, type=dict[str, _Entry])
+            start = _aligned(len(line) + 1)
+            if start > total:
+                raise ValueError("the file ends within its header")
+            matrices: dict[str, PackedMatrix] = {}
+            data = HugeMemory(total - start).take(total - start)
+            for name, (offset, outputs, columns, number) in header.items():
+                size = self._library.packed_bytes(number, outputs, columns)
+                if offset < 0 or size <= 0 or offset + size > len(data):
+                    raise ValueError(f"{name} lies outside the file")
+                matrices[name] = PackedMatrix(data[offset : offset + size], outputs, columns, number)
+            view = data.numpy().data
+
+            def fill(at: int) -> None:
+                part = view[at : at + _READ]
+                while part:
+                    count = os.preadv(file.fileno(), [part], start + at)
+                    if count == 0:
+                        raise ValueError("the file ends early")
+                    at, part = at + count, part[count:]
+                    heartbeat.beat()
+
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(fill, range(0, len(data), _READ)))
+        return matrices
+
+    def _write(self) -> None:
+        partial = self._path.with_suffix(f".partial-{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            size = sum(_aligned(matrix.data.nbytes) for matrix in self._matrices.values())
+            self._make_room(size)
+            header: dict[str, _Entry] = {}
+            offset = 0
+            for name, matrix in self._matrices.items():
+                header[name] = (offset, matrix.outputs, matrix.columns, matrix.number)
+                offset += _aligned(matrix.data.nbytes)
+            line = msgspec.json.encode(header) + b"\n"
+            with partial.open("wb") as file:
+                file.write(line.ljust(_aligned(len(line)), b"\0"))
+                for matrix in self._matrices.values():
+                    file.write(matrix.data.numpy().data)
+                    file.write(bytes(_aligned(matrix.data.nbytes) - matrix.data.nbytes))
+            partial.replace(self._path)
+        except OSError as error:
+            _log.warning("packed weights were not kept: %s", error)
+            partial.unlink(missing_ok=True)
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was not used for longest, until `size` bytes more are within bounds."""
+        for stale in self._path.parent.glob("*.partial-*"):
+            if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
+                stale.unlink(missing_ok=True)
+        kept = sorted(_files(self._path.parent))
+        held = sum(bytes_ for _, bytes_, _ in kept)
+        while kept and (held + size > _LIMIT or shutil.disk_usage(self._path.parent).free < size + _SPARE):
+            _, bytes_, oldest = kept.pop(0)
+            oldest.unlink(missing_ok=True)
+            held -= bytes_
+        if shutil.disk_usage(self._path.parent).free < size + _SPARE or size > _LIMIT:
+            raise OSError("too little disk space")
+
+
+def fingerprint(model: Path) -> str:
+    """What tells a model's files from others without reading them whole: names, sizes, times, and samples of bytes."""
+    digest = hashlib.sha256()
+    files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
+    for path in sorted(files):
+        if not path.is_file():
+            continue
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        with path.open("rb", buffering=0) as file:
+            for at in (0, *range(0, status.st_size, max(status.st_size // 64, 1))):
+                digest.update(os.pread(file.fileno(), 4096, at))
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[tuple[float, int, Path]]:
+    for path in folder.glob("*.tiles"):
+        status = path.stat()
+        yield status.st_mtime, status.st_size, path
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

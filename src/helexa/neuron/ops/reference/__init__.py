@@ -1,0 +1,1 @@
+"""All operations in plain torch."""

@@ -1,0 +1,207 @@
+"""The kernels in plain torch: right on every device, the oracle for all others."""
+
+import math
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from helexa.neuron.ops import sampling
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
+from helexa.neuron.ops.expert_by_expert import expert_by_expert
+from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes
+from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
+from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.reference.attention import SpanGroups
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+from helexa.neuron.weights.quantization.quant_form import QuantForm
+from helexa.neuron.weights.quantization.quantize import quantize
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+"""What a gate lets through, by name."""
+
+
+class ReferenceOps(Ops):
+    """The kernels in plain torch.
+
+    A layer's KV cache is one tensor [2, kv_heads, slots, head_dim]: K and V, heads outermost, so that the positions of
+    one page, and of ascending pages, lie in one piece for each head. On a CPU its memory becomes resident only as pages
+    are written.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(
+            device,
+            dtype,
+            kv_bits=dtype.itemsize * 8,
+            quantised=False,
+            joins=True,
+            tabled=False,
+            records_state=False,
+            gathers=True,
+        )
+        self._grouped: SpanGroups | None = None  # of the latest batch: all layers attend alike
+
+    def store(self, model: Path, quant: str = "") -> MatrixStore | None:
+        """See `Ops`."""
+        return None
+
+    def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
+        """See `Ops`."""
+        if form is not None and isinstance(weight, Tensor):
+            weight = quantize(weight.to(self.device), form) or weight
+        return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
+
+    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """See `Ops`."""
+        weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+        self.step_bytes += weight.nbytes
+        product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def matrix_bytes(self, weight: Weight) -> int:
+        """See `Ops`."""
+        return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """See `Ops`."""
+        if len(parts) == 1 and isinstance(parts[0], Tensor):
+            return ProductBytes(0)
+        return ProductBytes(sum(self.dense_bytes(part) for part in parts), dequantizing_bytes(parts))
+
+    def dense_bytes(self, weight: Weight) -> int:
+        """Bytes of what `dense` returns."""
+        return weight.shape.numel() * self.dtype.itemsize
+
+    def dense(self, weight: Weight) -> Tensor:
+        """The weight as a plain tensor of the activation dtype."""
+        if isinstance(weight, GroupwiseTensor):
+            weight = weight.dequantize(torch.float32)
+        return weight.to(self.device, self.dtype)
+
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
+        """See `Ops`."""
+        if isinstance(matrix, GroupwiseTensor):
+            return matrix.rows(tokens).dequantize(torch.float32).mul_(factor)
+        return F.embedding(tokens, matrix).float() * factor
+
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """See `Ops`."""
+        return RmsNorm(weight, eps, self.dtype)
+
+    def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        angles = positions[:, None].float() * frequencies
+        return angles.cos().mul_(factor), angles.sin().mul_(factor)
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        heads: int,
+        rope: tuple[Tensor, Tensor],
+        cache: Tensor,
+        slots: Tensor,
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See `Ops`."""
+        turning = heads + cache.shape[1]
+        if norms is not None:
+            qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
+            qkv[:, heads:turning] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:turning])
+        cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
+        half = cos.shape[-1]
+        first, second, rest = qkv[:, :turning].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(self.dtype)
+        slots = slots.long()
+        cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
+        cache[1].index_copy_(1, slots, qkv[:, turning:].transpose(0, 1))
+        return rotated[:, :heads]
+
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """`gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        first, second = gate_up.chunk(2, dim=-1)
+        return GATES[gate](first) * second
+
+    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+        """See `Ops`."""
+        return expert_by_expert(self, experts, routing, clamp)
+
+    def state_bytes(self, sizes: DeltaSizes) -> int:
+        """See `Ops`."""
+        return DeltaRule.state_bytes(sizes)
+
+    def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
+        """See `Ops`."""
+        return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
+
+    def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
+        """See `Ops`."""
+        # On a CPU, the sigmoid of a float32 number depends on how many others are beside it. MPS has no float64.
+        wide = gate.float() if self.device.type == "mps" else gate.double()
+        return out.add_(x * wide.sigmoid().to(x.dtype))
+
+    def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x[rows]
+
+    def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
+        """See `Ops`."""
+        return sampling.choose(logits.float(), settings, sampling.argmax)
+
+    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """See `Ops`."""
+        return sampling.choose_of(logits.float(), masks, settings)
+
+    def page_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`."""
+        return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
+
+    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """See `Ops`."""
+        return 0
+
+    def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
+        """See `Ops`."""
+        shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
+        if self.device.type != "cpu":
+            return torch.zeros(shape, device=self.device, dtype=self.dtype)
+        size = math.prod(shape) * self.dtype.itemsize
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of every head
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return torch.frombuffer(memory, dtype=self.dtype).view(shape)
+
+    def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
+        """See `Ops`."""
+        if self._grouped is None or self._grouped.batch is not batch:
+            self._grouped = SpanGroups(batch)
+        return self._grouped.attend(queries, cache, kind)
+
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+        """See `Ops`."""
+        return forward(batch)
+
+    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """See `Ops`."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """See `Ops`."""
+
+
+def dequantizing_bytes(parts: Sequence[Weight]) -> int:
+    """Most bytes of float32 that dequantizing one of the weights takes."""
+    return max((part.shape.numel() * 4 for part in parts if isinstance(part, GroupwiseTensor)), default=0)

@@ -1,0 +1,100 @@
+"""CPU kernels out of the stock torch wheel: packed int4 products for few rows, prepacked oneDNN bfloat16 for many."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.linear import GatedLinear, LinearOp, ProductBytes, SideBySide
+from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
+from helexa.neuron.ops.reference.reference import ReferenceOps, dequantizing_bytes
+from helexa.neuron.weights.formats import GroupwiseTensor, Weight
+
+# Rows up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
+_INT4_ROWS = 6
+
+
+class CpuOps(ReferenceOps):
+    """Plain torch with other products and norms, for a CPU that multiplies bfloat16 in hardware."""
+
+    name = "torch-cpu-bf16"
+
+    @staticmethod
+    def available() -> bool:
+        """Whether this CPU and this torch have what the kernels need."""
+        return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+    def linear(self, parts: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
+        bias = None if bias is None else bias.to(self.dtype)
+        dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+        self.step_bytes += dense.nbytes
+        many = PrepackedLinear(dense, bias)
+        packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
+        product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
+        return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
+
+    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+        """The bfloat16 packing, and the int4 one if there is one."""
+        dense = sum(self.dense_bytes(part) for part in parts)
+        int4 = [part for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
+        packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(parts) else 0
+        return ProductBytes(dense + packed, dense + dequantizing_bytes(parts))
+
+    def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
+        """Small operators cost what their passes cost."""
+        return FewPassRmsNorm(weight, eps, self.dtype)
+
+
+class ByRows:
+    """Two ways to the same product; the number of rows decides."""
+
+    def __init__(self, few: LinearOp, many: LinearOp) -> None:
+        self._few = few
+        self._many = many
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
+
+
+class PrepackedLinear:
+    """A bfloat16 product whose weight lies in oneDNN's blocked layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        self._bias = bias
+        self._run = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return self._run(x, self._weight, self._bias, "none", [], "")
+
+
+class Int4Linear:
+    """A product on 4-bit codes with a bfloat16 scale and offset for each group."""
+
+    def __init__(self, weight: GroupwiseTensor) -> None:
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
+        # torch's form is (q - 8) * scale + zero.
+        scale = weight.scale.values()
+        zeros = (8 - weight.zero) * scale + (0 if weight.minimum is None else weight.minimum.values())
+        self._scales_and_zeros = torch.stack([scale, zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
+        self._group_size = weight.group_size
+        self._run = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    @staticmethod
+    def fits(weight: GroupwiseTensor) -> bool:
+        """Whether torch's kernel takes this shape and grouping."""
+        rows, columns = weight.shape
+        plain = weight.bits == 4 and weight.table is None
+        return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
+
+    @staticmethod
+    def packed_bytes(weight: GroupwiseTensor) -> int:
+        """Bytes of the packing: codes of 4 bits, and a scale and an offset of 16 bits for each group."""
+        return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] -> [T, N]."""
+        return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

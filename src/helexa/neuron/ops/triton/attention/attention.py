@@ -1,0 +1,141 @@
+"""Attention over the paged cache: which kernel takes which spans, and in tiles of what shape."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
+from helexa.neuron.ops.triton.attention.attention_block import LOG2_E
+from helexa.neuron.ops.triton.attention.kv_cache import Paged
+from helexa.neuron.ops.triton.attention.long_attention import attend_long
+from helexa.neuron.ops.triton.attention.short_attention import LEAST_SEGMENT, attend_short, put_together
+from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.launch import launch
+
+WIDEST = 256
+"""Numbers of a head that kernels take."""
+_FEW = 1 + MAX_DRAFTS
+_MOST_DRAFTED = 4 * MAX_DRAFTS  # rows beside one of each span, for all of whose parts there is room
+_NO_WINDOW = 1 << 30
+_SHARES = 256  # of a row's work, all KV heads together, where it is long enough
+_WAVES = 4  # programs for each processor, so that none is idle for long while others end
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a kernel is cut.
+
+    Attributes:
+        rows: queries to a product.
+        block: positions to a step.
+        warps: to a program.
+        stages: steps whose loads are under way at a time.
+    """
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+
+
+def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
+    """See `Ops.attend`; heads and their numbers lie side by side in a row of `queries`.
+
+    A row's result depends on one thing beside its span: whether there is a long one in the batch, or many of a few rows
+    (a sequence and guesses of what follows); then these are taken like long ones.
+    """
+    rows, heads, dim = queries.shape
+    paged = Paged.of(cache)
+    group = heads // paged.kv_heads
+    out = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
+    spans, width = batch.spans.pages.shape
+    few = _few(batch, rows)
+    window, factor = kind.window or _NO_WINDOW, kind.scale * LOG2_E.value
+    where = (batch.spans.starts, batch.spans.prefixes)
+    strides = (queries.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
+    shape = {"PAGE": PAGE_SIZE, "DIM": dim, "GROUP": group}
+
+    if batch.singles or few > 1:
+        most = min(max(batch.most_rows, 1), few)
+        short = short_tile(group, dim, paged.numbers.element_size(), card)
+        limit = segments(paged.kv_heads)
+        held = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
+        split = rows if few > 1 else batch.singles
+        sums = torch.empty((split, heads, held, 2), dtype=torch.float32, device=queries.device)
+        found = torch.empty((split, heads, held, dim), dtype=torch.float32, device=queries.device)
+        tiles = -(-most // (short.rows // group))
+        shares = min(held, max(1, -(-_WAVES * card.processors // (spans * paged.kv_heads))))
+        launch(
+            attend_short, (spans * tiles, paged.kv_heads, shares),
+            queries, sums, found, paged.numbers, paged.scales, batch.spans.pages, *where, width, few, most, held,
+            *strides, window, factor,
+            **shape, TILE=short.rows, BLOCK=short.block, SEGMENTS=limit, warps=short.warps, stages=short.stages,
+        )  # fmt: skip
+        launch(
+            put_together, (spans * most, heads),
+            sums, found, out, kind.sinks, *where, few, most, held, out.stride(0), window,
+            DIM=dim, SEGMENTS=limit, warps=1,
+        )  # fmt: skip
+    if has_long(batch, rows):
+        long = long_tile(group, dim, paged.numbers.element_size(), card)
+        tiles = -(-batch.most_rows // (long.rows // group))
+        launch(
+            attend_long, (tiles, paged.kv_heads, spans),
+            queries, out, paged.numbers, paged.scales, kind.sinks, batch.spans.pages, *where, width, few,
+            strides[0], out.stride(0), *strides[1:], window, factor,
+            **shape, TILE=long.rows, BLOCK=long.block, WINDOWED=kind.window is not None,
+            warps=long.warps, stages=long.stages,
+        )  # fmt: skip
+    return out
+
+
+def has_long(batch: Batch, rows: int) -> bool:
+    """Whether a batch of so many rows has a span that is not a short one."""
+    return batch.most_rows > _few(batch, rows)
+
+
+def _few(batch: Batch, rows: int) -> int:
+    return _FEW if batch.most_rows <= _FEW and rows <= len(batch.spans.pages) + _MOST_DRAFTED else 1
+
+
+def parts_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
+    """The most that `attend` takes for results of segments before they are put together."""
+    return (sequences + _MOST_DRAFTED) * heads * segments(kv_heads) * (dim + 2) * 4
+
+
+def segments(kv_heads: int) -> int:
+    """The most segments that a row of a short span is cut into."""
+    return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
+
+
+def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
+    """The fewest queries that tensor cores take, and much on its way: two programs on a processor where they have room,
+    each with two blocks or three ahead."""
+    rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
+    if not card.tensor_cores or itemsize == 4:  # sums are in registers, and nothing is copied ahead
+        return Tile(rows, 32 if width <= 128 else 16, 4, 1)
+    own = rows * width * (2 + 4)  # queries, and sums on their way out
+    for room in (card.shared_memory // 2 - own, card.shared_memory - own):
+        for block in (PAGE_SIZE, 32) if width <= 128 else (32,):
+            ahead = room // (2 * block * width * itemsize)
+            if ahead >= 2:
+                return Tile(rows, block, 4, min(ahead, 3) + 1)
+    return Tile(rows, 16, 4, 2)
+
+
+def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
+    """As many queries as sums have registers: keys and values are read once for all of them."""
+    width, warps = triton.next_power_of_2(dim), 8
+    large = card.shared_memory > 200 * 1024
+    fit = (128 if large else 64) * 128 // width
+    rows, block = 128 if large or width <= 128 else 64, min(fit, 128 if large else 64)
+    if itemsize == 1:  # bytes take registers, too, while they become numbers
+        rows, block = (rows, block // 2) if large else (64, block)
+    rows = max(rows, triton.next_power_of_2(group))
+    own = rows * width * 2 + (rows * block * 2 if rows < 16 * warps else 0)  # queries; weights that warps exchange
+    ahead = (card.shared_memory - own) // (2 * block * width * itemsize)
+    return Tile(rows, block, warps, max(2, min(3, ahead if large else ahead + 1)))

@@ -1,0 +1,122 @@
+"""What is done with queries, keys and values before attention: norms, rotation and storage, in one kernel."""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.triton.attention.kv_cache import Paged
+from helexa.neuron.ops.triton.launch import launch
+
+_HEADS = 4  # to a program: of 128 numbers each, they are two times 16 bytes for each thread of a warp
+
+
+def rotate_store(
+    qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
+) -> Tensor:
+    """See `Ops.rotate_store`; of a row with the slot -1 nothing is stored."""
+    rows, all_heads, dim = qkv.shape
+    cos, sin = rope
+    paged = Paged.of(cache)
+    queries = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
+    weights = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
+    strides = (qkv.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
+    constants = {"QUERIES": heads, "KV_HEADS": paged.kv_heads, "DIM": dim, "HALF": cos.shape[1]}
+    launch(
+        _rotate_store, (rows, -(-all_heads // _HEADS)),
+        qkv, cos, sin, queries, paged.numbers, paged.scales, slots, *weights, *strides,
+        **constants, PAGE=PAGE_SIZE, HEADS=_HEADS, warps=triton.next_power_of_2(max(1, dim // 128)),
+    )  # fmt: skip
+    return queries
+
+
+@triton.jit(do_not_specialize=("slots",))
+def _rotate_store(
+    qkv,
+    cos,
+    sin,
+    queries,
+    cache,
+    scales,
+    slots,
+    query_norm,
+    key_norm,
+    eps,
+    qkv_stride,
+    head_stride: tl.int64,
+    page_stride,
+    values_offset: tl.int64,
+    QUERIES: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    there = heads < QUERIES + 2 * KV_HEADS
+    source = qkv + row * qkv_stride + heads[:, None] * DIM
+    columns = tl.arange(0, triton.next_power_of_2(HALF))
+    cells = there[:, None] & (columns < HALF)[None, :]
+    first = tl.load(source + columns[None, :], cells, 0.0).to(tl.float32)
+    second = tl.load(source + HALF + columns[None, :], cells, 0.0).to(tl.float32)
+    others = 2 * HALF + tl.arange(0, triton.next_power_of_2(max(DIM - 2 * HALF, 1)))  # what is not rotated
+    other_cells = there[:, None] & (others < DIM)[None, :]
+    rest = tl.load(source + others[None, :], other_cells, 0.0).to(tl.float32)
+
+    asking, turning = (heads < QUERIES)[:, None], (heads < QUERIES + KV_HEADS)[:, None]
+    if query_norm is not None:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
+        scale = tl.rsqrt(squares / DIM + eps)[:, None]
+        dtype: tl.constexpr = qkv.dtype.element_ty
+        first = _normed(first, scale, query_norm, key_norm, columns, HALF, asking, turning, dtype)
+        second = _normed(second, scale, query_norm + HALF, key_norm + HALF, columns, HALF, asking, turning, dtype)
+        rest = _normed(rest, scale, query_norm, key_norm, others, DIM, asking, turning, dtype)
+    cosines = tl.load(cos + row * HALF + columns, columns < HALF, 0.0)[None, :]
+    sines = tl.load(sin + row * HALF + columns, columns < HALF, 0.0)[None, :]
+    turned = first * cosines - second * sines
+    second = tl.where(turning, second * cosines + first * sines, second)
+    first = tl.where(turning, turned, first)
+
+    asked = queries + (row * QUERIES + heads)[:, None] * DIM
+    asking = cells & asking
+    tl.store(asked + columns[None, :], first.to(queries.dtype.element_ty), asking)
+    tl.store(asked + HALF + columns[None, :], second.to(queries.dtype.element_ty), asking)
+    tl.store(asked + others[None, :], rest.to(queries.dtype.element_ty), other_cells & (heads < QUERIES)[:, None])
+
+    slot = tl.load(slots + row).to(tl.int64)
+    stored = there & (heads >= tl.where(slot >= 0, QUERIES, QUERIES + 2 * KV_HEADS))
+    is_value = (heads >= QUERIES + KV_HEADS).to(tl.int64)
+    kv_head = heads - QUERIES - is_value * KV_HEADS
+    at = slot // PAGE * page_stride + kv_head * head_stride
+    inside = slot % PAGE
+    if scales is not None:
+        peak = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        peak = tl.maximum(peak, tl.max(tl.abs(rest), 1))
+        inverse = tl.where(peak > 1e-30, 127.0 / peak, 0.0)[:, None]
+        # What is no number has no peak and no byte: its scale says so, as the number itself does in other caches.
+        total = tl.sum(first, 1) + tl.sum(second, 1) + tl.sum(rest, 1)
+        step = tl.where(total == total, peak / 127.0, total)
+        tl.store(scales + at // 4 + PAGE * DIM // 2 + inside + is_value * PAGE, step, stored)
+        first = tl.floor(first * inverse + 0.5)
+        second = tl.floor(second * inverse + 0.5)
+        rest = tl.floor(rest * inverse + 0.5)
+    kept = cache + (at + inside * DIM + is_value * values_offset)[:, None]
+    storing = cells & stored[:, None]
+    tl.store(kept + columns[None, :], first.to(cache.dtype.element_ty), storing)
+    tl.store(kept + HALF + columns[None, :], second.to(cache.dtype.element_ty), storing)
+    tl.store(kept + others[None, :], rest.to(cache.dtype.element_ty), other_cells & stored[:, None])
+
+
+@triton.jit
+def _normed(x, scale, query_norm, key_norm, columns, end, asking, turning, DTYPE: tl.constexpr):
+    """Heads of queries and of keys times their weights, rounded as they are where the norm is a step of its own."""
+    query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
+    key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
+    normed = (x * scale * tl.where(asking, query_weight, key_weight)).to(DTYPE).to(tl.float32)
+    return tl.where(turning, normed, x)

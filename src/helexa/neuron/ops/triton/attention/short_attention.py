@@ -1,0 +1,160 @@
+"""Attention of spans of few rows: many programs share what a query sees, and others put together what they found.
+
+What is seen is cut into segments by the length of a span alone, so it makes no difference to a row's result how many
+programs there are, and what else is in the batch.
+"""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
+
+import triton
+import triton.language as tl
+
+from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, page_of, take_block, tile_of
+
+LEAST_SEGMENT = tl.constexpr(256)
+_TAKEN = tl.constexpr(16)  # partial results that are put together at a time
+
+
+@triton.jit(do_not_specialize=("pages", "starts", "prefixes", "pages_stride", "few", "most", "segments"))
+def attend_short(
+    queries,
+    sums,
+    found,
+    cache,
+    scales,
+    pages,
+    starts,
+    prefixes,
+    pages_stride,
+    few,
+    most,
+    segments,
+    queries_stride,
+    head_stride: tl.int64,
+    page_stride,
+    values_offset: tl.int64,
+    window,
+    factor,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+):
+    """A program for each tile of each span, each KV head, and each share of the segments.
+
+    Args:
+        sums: [T, heads, segments, 2], of each segment the largest score and the sum of weights.
+        found: [T, heads, segments, DIM], of each segment the weighted values.
+        few: rows up to which a span is a short one.
+        most: rows that any of these has, at most.
+    """
+    W: tl.constexpr = triton.next_power_of_2(DIM)
+    TOKENS: tl.constexpr = TILE // GROUP
+    tiles = tl.cdiv(most, TOKENS)
+    span, kv_head, shares = tl.program_id(0) // tiles, tl.program_id(1), tl.num_programs(2)
+    row = tl.load(starts + span)
+    count = tl.load(starts + span + 1) - row
+    first = tl.program_id(0) % tiles * TOKENS
+    if (count > few) | (first >= count):
+        return
+    prefix = tl.load(prefixes + span)
+    size = _segment_size(prefix + count, SEGMENTS)
+    end = prefix + tl.minimum(first + TOKENS, count)
+    begin = tl.maximum(prefix + first - window + 1, 0)
+    lowest = begin // size
+    own = tl.cdiv(tl.cdiv(end, size) - lowest, shares)
+    lowest += tl.program_id(2) * own
+    begin = tl.maximum(lowest * size, begin // BLOCK * BLOCK)
+    stop = tl.minimum((lowest + own) * size, end)
+
+    tokens, heads, present = tile_of(kv_head, first, count, TILE, GROUP)
+    columns = tl.arange(0, W)
+    cells = present[:, None] & (columns < DIM)[None, :]
+    at = (row + tokens).to(tl.int64)[:, None] * queries_stride + heads[:, None] * DIM + columns[None, :]
+    asked = tl.load(queries + at, cells, 0.0)
+    places = prefix + tokens
+    cache += kv_head.to(tl.int64) * head_stride
+    if scales is not None:
+        scales += kv_head.to(tl.int64) * (head_stride // 4)
+    pages += span.to(tl.int64) * pages_stride
+    parts = ((row + tokens).to(tl.int64) * (tl.num_programs(1) * GROUP) + heads) * segments
+    largest = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    summed = tl.zeros([TILE, W], tl.float32)
+    page = page_of(pages, begin, stop, PAGE, BLOCK)
+    for start in range(begin, stop, BLOCK):
+        largest, total, summed = take_block(
+            (largest, total, summed),
+            asked, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
+            PAGE, DIM, BLOCK, True,
+        )  # fmt: skip
+        page = page_of(pages, start + BLOCK, stop, PAGE, BLOCK)
+        complete = ((start + BLOCK) % size == 0) | (start + BLOCK >= stop)
+        if complete:
+            part = parts + start // size
+            tl.store(sums + 2 * part, largest, present)
+            tl.store(sums + 2 * part + 1, total, present)
+            tl.store(found + part[:, None] * DIM + columns[None, :], summed, cells)
+        largest = tl.where(complete, float("-inf"), largest)  # so that nothing is left of the sums, either
+
+
+@triton.jit(do_not_specialize=("starts", "prefixes", "few", "most", "segments"))
+def put_together(
+    sums,
+    found,
+    out,
+    sinks,
+    starts,
+    prefixes,
+    few,
+    most,
+    segments,
+    out_stride,
+    window,
+    DIM: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+):
+    """A program for each row of each span, and each head."""
+    W: tl.constexpr = triton.next_power_of_2(DIM)
+    span, token, head = tl.program_id(0) // most, tl.program_id(0) % most, tl.program_id(1)
+    row = tl.load(starts + span)
+    count = tl.load(starts + span + 1) - row
+    if (count > few) | (token >= count):
+        return
+    place = tl.load(prefixes + span) + token
+    size = _segment_size(place - token + count, SEGMENTS)
+    columns = tl.arange(0, W)
+    row = row.to(tl.int64) + token
+    parts = (row * tl.num_programs(1) + head) * segments
+    largest = float("-inf")
+    total = 0.0
+    summed = tl.zeros([W], tl.float32)
+    if sinks is not None:
+        largest = tl.load(sinks + head) * LOG2_E
+        total = 1.0
+    for start in range(tl.maximum(place - window + 1, 0) // size, place // size + 1, _TAKEN):
+        number = start + tl.arange(0, _TAKEN)
+        there = number <= place // size
+        scores = tl.load(sums + 2 * (parts + number), there, float("-inf"))
+        weights = tl.load(sums + 2 * (parts + number) + 1, there, 0.0)
+        cells = there[:, None] & (columns < DIM)[None, :]
+        values = tl.load(found + (parts + number)[:, None] * DIM + columns[None, :], cells, 0.0)
+        rising = tl.maximum(largest, tl.max(scores, 0))
+        share = tl.exp2(scores - rising)
+        shrink = tl.exp2(largest - rising)
+        total = total * shrink + tl.sum(share * weights, 0)
+        summed = summed * shrink + tl.sum(share[:, None] * values, 0)
+        largest = rising
+    result = (summed / total).to(out.dtype.element_ty)
+    tl.store(out + row * out_stride + head * DIM + columns, result, columns < DIM)
+
+
+@triton.jit
+def _segment_size(length, SEGMENTS: tl.constexpr):
+    """Positions to a segment, a power of two: as few as make at most SEGMENTS of a span."""
+    size = length * 0 + LEAST_SEGMENT
+    while size * SEGMENTS < length:
+        size *= 2
+    return size

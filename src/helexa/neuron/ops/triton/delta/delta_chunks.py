@@ -1,0 +1,250 @@
+"""The gated delta rule over long spans, chunk by chunk (see `ops.gated_delta.chunked` for the algebra).
+
+Four kernels: what the rule takes of each row; for each chunk, whatever does not depend on the state before it; the
+state through the chunks, one after another; the norm and the gate. A chunk begins where its span does or 64 rows after
+another, so that what is computed of a sequence does not depend on its company.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved, gates
+from helexa.neuron.ops.triton.launch import launch
+
+CHUNK = 64
+_VALUES = 32  # columns of a state that one program carries along: as many programs as can be, for one sequence alone
+
+
+def advance_chunks(
+    inputs: tuple[Any, ...],
+    shared: tuple[Any, ...],
+    cache: DeltaCache,
+    places: tuple[Tensor, ...],
+    batch: Batch,
+    out: Tensor,
+    constants: dict[str, int],
+) -> None:
+    """Take the settled rows of all spans that have more than FEW of them into `out` and into their states."""
+    mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride = inputs
+    kernel, rate, bias, norm, eps = shared
+    rows, heads = len(out), constants["HEADS"]
+    key, value = constants["KEY"], constants["VALUE"]
+    key_block, value_block = constants["KEY_BLOCK"], constants["VALUE_BLOCK"]
+
+    def room(*shape: int, dtype: torch.dtype = out.dtype) -> Tensor:
+        return torch.empty(rows, *shape, dtype=dtype, device=out.device)
+
+    parts = room(2 * constants["KEY_HEADS"] * key + heads * value)
+    wanted, stale, seen = room(heads, value), room(heads, key), room(heads, CHUNK)
+    since, left = room(heads, dtype=torch.float32), room(heads, dtype=torch.float32)
+    spans, chunks = len(batch.spans.state_slots) - batch.singles, triton.cdiv(batch.most_rows, CHUNK)
+    sizes = {name: constants[name] for name in ("KEY_HEADS", "HEADS", "KEY", "VALUE", "FEW")} | {"CHUNK": CHUNK}
+    precision = "tf32x3" if out.dtype == torch.float32 else "tf32"
+    launch(
+        _take_rows,
+        (2 * constants["KEY_HEADS"] + heads, chunks, spans),
+        *(mixed, mixed_stride, kernel, cache.conv, *places, batch.singles, parts),
+        warps=4,
+        KERNEL=constants["KERNEL"],
+        BLOCK=max(key_block, value_block),
+        **sizes,
+    )
+    launch(
+        _solve_chunks,
+        (heads, chunks, spans),
+        *(parts, b, a, b_stride, a_stride, rate, bias, *places[:3], batch.singles, wanted, stale, seen, since, left),
+        warps=8,
+        KEY_BLOCK=key_block,
+        VALUE_BLOCK=value_block,
+        LEVELS=CHUNK.bit_length() - 1,
+        **sizes,
+        PRECISION=precision,
+    )
+    tile = min(_VALUES, value_block)
+    launch(
+        _carry_states,
+        (triton.cdiv(value, tile), heads, spans),
+        *(parts, wanted, stale, seen, since, left, cache.state, *places, batch.singles),
+        warps=8,
+        KEY_BLOCK=key_block,
+        TILE=tile,
+        **sizes,
+        PRECISION=precision,
+    )
+    launch(
+        _gate_rows,
+        (heads, chunks, spans),
+        *(wanted, z, z_stride, norm, eps, *places[:3], batch.singles, out),
+        warps=4,
+        VALUE_BLOCK=value_block,
+        **sizes,
+    )
+
+
+@triton.jit
+def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexpr):
+    """A chunk's first row in the batch, its rows in their span, and which of them there are; none of short spans."""
+    first, own = tl.load(starts + span), tl.load(settled + span)
+    own = tl.where((own > FEW) & (tl.load(starts + span + 1) > first), own, 0)
+    row = chunk * CHUNK + tl.arange(0, CHUNK)
+    return (first + chunk * CHUNK).to(tl.int64), row, row < own
+
+
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
+def _take_rows(
+    mixed, mixed_stride, kernel, ring, starts, prefixes, settled, slots, singles, parts,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+    FEW: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One head's queries or keys of unit length, queries times 1 / sqrt(Dk), or values, in the rows of a chunk."""
+    head, span = tl.program_id(0), singles + tl.program_id(2)
+    at, row, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(there.to(tl.int32)) == 0:
+        return
+    MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
+    is_key = head < 2 * KEY_HEADS
+    start = tl.where(is_key, head * KEY, 2 * KEY_HEADS * KEY + (head - 2 * KEY_HEADS) * VALUE)
+    numbers, places = tl.arange(0, BLOCK), tl.arange(0, CHUNK)
+    columns = (start + numbers)[None, :]
+    within = there[:, None] & (numbers < tl.where(is_key, KEY, VALUE))[None, :]
+    ring += tl.load(slots + span).to(tl.int64) * KERNEL * MIXED
+    here = mixed + at * mixed_stride + places[:, None] * mixed_stride
+    x = convolved(
+        here, mixed_stride, ring, kernel, columns, within, row[:, None], tl.load(prefixes + span), MIXED, KERNEL
+    )
+    length = tl.rsqrt(tl.sum(x * x, 1) + 1e-6) * tl.where(head < KEY_HEADS, KEY**-0.5, 1.0)
+    x *= tl.where(is_key, length, 1.0)[:, None]
+    tl.store(parts + at * MIXED + places[:, None] * MIXED + columns, x.to(parts.dtype.element_ty), within)
+
+
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
+def _solve_chunks(
+    parts, b, a, b_stride, a_stride, rate, bias, starts, prefixes, settled, singles, wanted, stale, seen, since, left,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+    FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    LEVELS: tl.constexpr,
+):  # fmt: skip
+    """Of one value head in one chunk: its changes are `wanted - stale S` for the state S before it, its rows find
+
+        exp(since) q S + seen (wanted - stale S)
+
+    and `left` is how much of each row's change is left behind the chunk.
+    """
+    head, span = tl.program_id(0), singles + tl.program_id(2)
+    at, _, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(there.to(tl.int32)) == 0:
+        return
+    MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
+    keys, values, places = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK), tl.arange(0, CHUNK)
+    key_within = there[:, None] & (keys < KEY)[None, :]
+    value_within = there[:, None] & (values < VALUE)[None, :]
+    a, b = a + at * a_stride + head, b + at * b_stride + head
+    parts, of_head = parts + at * MIXED, at * HEADS + head
+    of_row = tl.load(a + places * a_stride, there, 0.0), tl.load(b + places * b_stride, there, 0.0)
+    g, beta = gates(of_row[0], of_row[1], tl.load(rate + head), tl.load(bias + head))
+    g, beta = tl.where(there, g, 0.0), tl.where(there, beta, 0.0)
+    later = places[:, None] > places[None, :]
+    between = tl.where(later, g[:, None], 0.0)
+    tl.store(left + of_head + places * HEADS, tl.exp(tl.sum(between, 0)), there)
+    grown = tl.exp(tl.cumsum(g, 0))
+    tl.store(since + of_head + places * HEADS, grown, there)
+    # How much of one row is left at a later one: sums from each row on, as differences of sums lose small decays.
+    between = tl.exp(tl.cumsum(between, 0))
+
+    of_keys = parts + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
+    q = tl.load(of_keys, key_within, 0.0)
+    k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = tl.where(places[:, None] >= places[None, :], scores * between, 0.0)
+    tl.store(
+        seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :],
+        scores.to(seen.dtype.element_ty),
+        there[:, None],
+    )
+    system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None]
+    system = tl.where(later, system * between, 0.0)
+    # The inverse of 1 + system: of blocks along the diagonal, and of pairs of them out of those, until one is left.
+    # This is forward substitution by blocks, which stays exact where keys repeat.
+    apart = places[:, None] ^ places[None, :]
+    inverse = tl.where(apart == 0, 1.0, tl.where(apart == 1, -system, 0.0))
+    for level in range(1, LEVELS):
+        part = tl.where(apart >> level == 1, -system, 0.0)
+        part = tl.dot(part, inverse, input_precision=PRECISION)
+        inverse = tl.dot(inverse, part, inverse, input_precision=PRECISION)
+    of_values = parts + 2 * KEY_HEADS * KEY + head * VALUE + places[:, None] * MIXED + values[None, :]
+    v = tl.load(of_values, value_within, 0.0).to(tl.float32) * beta[:, None]
+    found = tl.dot(inverse, v, input_precision=PRECISION).to(wanted.dtype.element_ty)
+    tl.store(wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :], found, value_within)
+    k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0).to(tl.float32) * (beta * grown)[:, None]
+    found = tl.dot(inverse, k, input_precision=PRECISION).to(stale.dtype.element_ty)
+    tl.store(stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :], found, key_within)
+
+
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
+def _carry_states(
+    parts, wanted, stale, seen, since, left, state, starts, prefixes, settled, slots, singles,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+    FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some columns of one head's state through all chunks of a span; what its rows find takes the place of `wanted`."""
+    head, span = tl.program_id(1), singles + tl.program_id(2)
+    first, own = tl.load(starts + span), tl.load(settled + span)
+    if (own <= FEW) | (tl.load(starts + span + 1) == first):
+        return
+    MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
+    keys, places = tl.arange(0, KEY_BLOCK), tl.arange(0, CHUNK)
+    values = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    slot = tl.load(slots + span).to(tl.int64)
+    held_at = state + (slot * HEADS + head) * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
+    within = (keys < KEY)[:, None] & (values < VALUE)[None, :]
+    known = keys < tl.where(tl.load(prefixes + span) > 0, KEY, 0)
+    held = tl.load(held_at, known[:, None] & (values < VALUE)[None, :], 0.0)
+    for chunk in range(tl.cdiv(own, CHUNK)):
+        at, _, there = _rows_of(starts, settled, span, chunk, CHUNK, FEW)
+        key_within = there[:, None] & (keys < KEY)[None, :]
+        value_within = there[:, None] & (values < VALUE)[None, :]
+        of_head = at * HEADS + head
+        of_keys = parts + at * MIXED + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
+        wanted_at = wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :]
+        grown = tl.load(since + of_head + places * HEADS, there, 0.0)
+        stale_at = stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :]
+        gone = tl.load(stale_at, key_within, 0.0).to(tl.float32)
+        change = tl.load(wanted_at, value_within, 0.0) - tl.dot(gone, held, input_precision=PRECISION)
+        q = tl.load(of_keys, key_within, 0.0) * grown[:, None]
+        found = tl.dot(q, held, input_precision=PRECISION)
+        seen_at = seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :]
+        scores = tl.load(seen_at, there[:, None], 0.0).to(tl.float32)
+        found = tl.dot(scores, change, found, input_precision=PRECISION)
+        tl.store(wanted_at, found.to(wanted.dtype.element_ty), value_within)
+        k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0)
+        k *= tl.load(left + of_head + places * HEADS, there, 0.0)[:, None]
+        last = tl.minimum(own - chunk * CHUNK, CHUNK) - 1
+        held *= tl.load(since + of_head + last * HEADS)
+        held = tl.dot(tl.trans(k), change, held, input_precision=PRECISION)
+    tl.store(held_at, held, within)
+
+
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
+def _gate_rows(
+    found, z, z_stride, norm, eps, starts, prefixes, settled, singles, out,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+    FEW: tl.constexpr, VALUE_BLOCK: tl.constexpr,
+):  # fmt: skip
+    head, span = tl.program_id(0), singles + tl.program_id(2)
+    at, _, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(there.to(tl.int32)) == 0:
+        return
+    values = tl.arange(0, VALUE_BLOCK)
+    within = there[:, None] & (values < VALUE)[None, :]
+    places = tl.arange(0, CHUNK)[:, None]
+    of_head, place = (at * HEADS + head) * VALUE, places * (HEADS * VALUE) + values[None, :]
+    x = tl.load(found + of_head + place, within, 0.0).to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x, 1) / VALUE + eps)[:, None] * tl.load(norm + values, values < VALUE, 0.0)[None, :]
+    gate = tl.load(z + at * z_stride + head * VALUE + places * z_stride + values[None, :], within, 0.0).to(tl.float32)
+    tl.store(out + of_head + place, (x * gate * tl.sigmoid(gate)).to(out.dtype.element_ty), within)

@@ -1,0 +1,194 @@
+"""The gated delta rule over the states of sequences, row by row: one program goes through a span for one value head.
+
+What the convolution saw lies in a ring of K rows in each slot, position p in row p mod K: of a span of one row all
+programs can read what they need while one of them stores the row itself. Long spans are computed chunk by chunk
+(see `delta_chunks`).
+"""
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from helexa.neuron.ops.batch import Batch
+from helexa.neuron.ops.delta.delta_cache import DeltaCache
+from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.delta.delta_chunks import advance_chunks
+from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved_row, gates
+from helexa.neuron.ops.triton.launch import launch
+
+FEW_ROWS = 32
+"""Spans of more rows that are no drafts are computed chunk by chunk; whatever is decoded, with drafts, is shorter."""
+_ALL_ROWS = 1 << 30
+_COLUMNS = 1024  # of the ring that a program stores
+
+
+class DeltaRule:
+    """See `DeltaOp`."""
+
+    def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, card: Card) -> None:
+        self._sizes = sizes
+        self._weights = weights
+        self._dtype = dtype
+        self._device = weights.kernel.device
+        self._constants = {
+            "KEY_HEADS": sizes.key_heads,
+            "HEADS": sizes.heads,
+            "KEY": sizes.key_dim,
+            "VALUE": sizes.value_dim,
+            "KERNEL": sizes.kernel,
+            "TAPS": triton.next_power_of_2(sizes.kernel),
+            "KEY_BLOCK": max(triton.next_power_of_2(sizes.key_dim), 16),
+            "VALUE_BLOCK": max(triton.next_power_of_2(sizes.value_dim), 16),
+            "FEW": FEW_ROWS if _multiplies_float32(card) else _ALL_ROWS,
+        }
+
+    @staticmethod
+    def state_bytes(sizes: DeltaSizes, dtype: torch.dtype) -> int:
+        """Of one sequence in one layer."""
+        return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
+
+    def new_cache(self, slots: int) -> DeltaCache:
+        """See `DeltaOp`."""
+        sizes = self._sizes
+        ring = torch.empty(slots, sizes.kernel, sizes.mixed, dtype=self._dtype, device=self._device)
+        state = (slots, sizes.heads, sizes.key_dim, sizes.value_dim)
+        return DeltaCache(ring, torch.empty(state, dtype=torch.float32, device=self._device))
+
+    def __call__(
+        self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
+    ) -> Tensor:
+        """See `DeltaOp`; reads nothing but what is on the device."""
+        sizes, weights = self._sizes, self._weights
+        out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
+        inputs = (mixed, z, b, a, mixed.stride(0), z.stride(0), b.stride(0), a.stride(0))
+        shared = (weights.kernel, weights.rate, weights.bias, weights.norm, weights.eps)
+        places = _places(batch)
+        if batch.most_rows > self._constants["FEW"]:
+            advance_chunks(inputs, shared, cache, places, batch, out, self._constants)
+        # A thread holds 64 numbers of a state of 128 by 128.
+        warps = max(1, min(8, self._constants["KEY_BLOCK"] * self._constants["VALUE_BLOCK"] // 2048))
+        spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *places, out)
+        for before, drafts in ((0, False), (batch.singles, True)):
+            grid, constants = (sizes.heads, spans - before), {"DRAFTS": drafts, **self._constants}
+            launch(_advance_rows, grid, *arguments, before, warps=warps, **constants)
+        self._remember(mixed, cache, batch)
+        return out if rows is None else out[rows]
+
+    def _remember(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
+        """Store what the next convolution sees of spans of several rows, once nobody reads what it saw before."""
+        sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
+        launch(
+            _remember_rows,
+            (triton.cdiv(sizes.mixed, _COLUMNS), spans),
+            *(
+                mixed,
+                mixed.stride(0),
+                cache.conv,
+                batch.spans.starts,
+                batch.spans.prefixes,
+                batch.spans.settled,
+                batch.spans.state_slots,
+            ),
+            batch.singles,
+            warps=4,
+            MIXED=sizes.mixed,
+            KERNEL=sizes.kernel,
+            BLOCK=_COLUMNS,
+        )
+
+
+def _places(batch: Batch) -> tuple[Tensor, ...]:
+    spans = batch.spans
+    return spans.starts, spans.prefixes, spans.settled, spans.state_slots
+
+
+def _multiplies_float32(card: Card) -> bool:
+    """Tensor cores take float32, as the chunks need it. Without them a row after the other is quicker."""
+    return card.tensor_cores and torch.version.hip is None
+
+
+@triton.jit(do_not_specialize=["before"], do_not_specialize_on_alignment=TABLES)
+def _advance_rows(
+    mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride, kernel, rate, bias, norm, eps,
+    ring, state, starts, prefixes, settled, slots, out, before,
+    KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
+    TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
+):  # fmt: skip
+    """The settled rows of short spans, or the drafts of all, of which nothing is kept."""
+    head, span = tl.program_id(0), before + tl.program_id(1)
+    first, own = tl.load(starts + span), tl.load(settled + span)
+    rows = tl.load(starts + span + 1) - first
+    begin, end = (own, rows) if DRAFTS else (0, tl.where(own > FEW, 0, tl.minimum(own, rows)))
+    if begin >= end:
+        return
+    prefix = tl.load(prefixes + span)
+    slot = tl.load(slots + span).to(tl.int64)
+    served: tl.constexpr = HEADS // KEY_HEADS
+    MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
+    keys, values = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
+    key_within, value_within = keys < KEY, values < VALUE
+    query_columns = head // served * KEY + keys
+    key_columns = KEY_HEADS * KEY + query_columns
+    value_columns = 2 * KEY_HEADS * KEY + head * VALUE + values
+    ring += slot * KERNEL * MIXED
+    state += (slot * HEADS + head) * KEY * VALUE
+    known = keys < tl.where(prefix + begin > 0, KEY, 0)
+    held = tl.load(state + keys[:, None] * VALUE + values[None, :], known[:, None] & value_within[None, :], 0.0)
+    weight = tl.load(norm + values, value_within, 0.0)
+    rate_here, bias_here = tl.load(rate + head), tl.load(bias + head)
+    for row in range(begin, end):
+        at = (first + row).to(tl.int64)
+        here = mixed + at * mixed_stride
+        q = convolved_row(
+            here, mixed_stride, ring, kernel, query_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
+        )
+        k = convolved_row(
+            here, mixed_stride, ring, kernel, key_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
+        )
+        v = convolved_row(
+            here, mixed_stride, ring, kernel, value_columns, value_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 1
+        )
+        q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * KEY**-0.5
+        k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
+        g, beta = gates(tl.load(a + at * a_stride + head), tl.load(b + at * b_stride + head), rate_here, bias_here)
+        held *= tl.exp(g)
+        change = beta * (v - tl.sum(k[:, None] * held, 0))
+        held += k[:, None] * change[None, :]
+        found = tl.sum(q[:, None] * held, 0)
+        found *= tl.rsqrt(tl.sum(found * found) / VALUE + eps) * weight
+        gate = tl.load(z + at * z_stride + head * VALUE + values, value_within, 0.0).to(tl.float32)
+        found *= gate * tl.sigmoid(gate)
+        out_at = out + at * HEADS * VALUE + head * VALUE + values
+        tl.store(out_at, found.to(out.dtype.element_ty), value_within)
+    if not DRAFTS:
+        settled_at = state + keys[:, None] * VALUE + values[None, :]
+        tl.store(settled_at, held, key_within[:, None] & value_within[None, :])
+    if (rows == 1) & (not DRAFTS):
+        here = mixed + first.to(tl.int64) * mixed_stride
+        ring += prefix % KERNEL * MIXED
+        tl.store(ring + value_columns, tl.load(here + value_columns, value_within), value_within)
+        once = keys < tl.where(head % served == 0, KEY, 0)
+        tl.store(ring + query_columns, tl.load(here + query_columns, once), once)
+        tl.store(ring + key_columns, tl.load(here + key_columns, once), once)
+
+
+@triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
+def _remember_rows(
+    mixed, mixed_stride, ring, starts, prefixes, settled, slots, singles,
+    MIXED: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    span = singles + tl.program_id(1)
+    first = tl.load(starts + span)
+    if tl.load(starts + span + 1) == first:
+        return
+    own, prefix, slot = tl.load(settled + span), tl.load(prefixes + span), tl.load(slots + span)
+    columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ring += slot.to(tl.int64) * KERNEL * MIXED + columns
+    for back in tl.static_range(1, KERNEL + 1):
+        row = own - back
+        within = columns < tl.where(row >= 0, MIXED, 0)
+        seen = tl.load(mixed + (first + row).to(tl.int64) * mixed_stride + columns, within)
+        tl.store(ring + (prefix + row) % KERNEL * MIXED, seen, within)

@@ -1,0 +1,197 @@
+"""Products of several rows on tensor cores; a matrix in codes is dequantised tile by tile, on its way to them.
+
+Programs that run at a time share what they read: those of the same rows of the matrix stand beside one another. Where
+there are too few tiles to keep a GPU's memory busy, K is split, by the matrix' shape alone, and a second kernel adds up
+the parts in order.
+"""
+# pyright: reportGeneralTypeIssues=false
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from helexa.neuron.ops.triton.card import Card
+from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
+from helexa.neuron.ops.triton.products.weight_tile import weight_tile
+
+_PER_PROCESSOR = 4  # programs that read a matrix, so that enough of it is under way
+_LEAST_SPLIT = 512  # columns
+_SUM_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a product is cut.
+
+    Attributes:
+        rows, outputs, columns: of one tile.
+        splits: parts of K.
+    """
+
+    rows: int
+    outputs: int
+    columns: int
+    splits: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows in the order of their experts, cut into blocks that have one expert each (see `arrange`).
+
+    Attributes:
+        order: int32 [T], rows by expert.
+        bounds: int32 [3, B]: of each block its expert, its first place in `order`, and the one behind its last; blocks
+            that stand for nothing have no places.
+    """
+
+    order: Tensor
+    bounds: Tensor
+
+
+def on_tensor_cores(dtype: torch.dtype, card: Card) -> bool:
+    """Whether tiles of such numbers are multiplied on tensor cores."""
+    return dtype.itemsize == 2 and card.tensor_cores
+
+
+def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
+    """The tiles of a product of so many rows of a dtype with a matrix.
+
+    Up to 16 rows cost what reading the matrix costs, which wants many small programs; from 65 on what counts is how
+    often a tile that was read is used. Without tensor cores threads keep rows of tiles in registers, which must be
+    small.
+    """
+    if not on_tensor_cores(dtype, card):
+        return Tiles(16, 32, 32, 1, 4, 1)
+    outputs, columns = matrix.shape
+    if rows <= 16:
+        return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * card.processors), 4, 3)
+    if rows <= 64:
+        return Tiles(64, 64, 128, _splits(outputs, columns, card.processors), 4, 2)
+    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # addresses take registers
+    return Tiles(128, 64 if looked_up else 128, 64, 1, 8, 3)
+
+
+def _splits(outputs: int, columns: int, programs: int) -> int:
+    return max(1, min(programs // -(-outputs // 64), columns // _LEAST_SPLIT))
+
+
+def multiply_tiles(
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    cut: Tiles,
+    blocks: Blocks | None = None,
+) -> None:
+    """`out = x @ matrix.T + bias`.
+
+    Args:
+        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
+        matrix: [N, K], or with blocks [E * N, K].
+        bias: float32, one for each row of the matrix.
+        out: [T, N]; numbers of a row lie side by side.
+        cut: without splits if there are blocks, and with their rows.
+    """
+    rows, outputs = out.shape
+    columns = x.shape[1]
+    if isinstance(matrix, Tensor):
+        parts = (matrix, None, None, None, None)
+        form = {"BITS": 16, "GROUP": 1, "ZERO": 0}
+        piece = 8
+    else:
+        parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+        form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+        piece = LANES * fields(matrix.bits)
+    to, added = out, bias
+    if cut.splits > 1:
+        to, added = torch.empty((cut.splits, rows, outputs), dtype=torch.float32, device=x.device), None
+    order, bounds = (None, None) if blocks is None else (blocks.order, blocks.bounds)
+    blocks_of_rows = -(-rows // cut.rows) if blocks is None else blocks.bounds.shape[1]
+    share = rows // max(x.shape[0], 1)
+    step = -(-columns // (cut.splits * cut.columns)) * cut.columns  # columns to a split
+    arguments = (x, *parts, added, order, bounds, to, to.stride(-2), rows, outputs, columns // piece, step, share)
+    launch(
+        _multiply,
+        (blocks_of_rows, -(-outputs // cut.outputs), cut.splits),
+        *arguments,
+        warps=cut.warps,
+        stages=cut.stages,
+        **form,
+        ROWS=cut.rows,
+        OUTPUTS=cut.outputs,
+        COLUMNS=cut.columns,
+        STAGES=cut.stages,
+    )
+    if cut.splits > 1:
+        grid = (rows, -(-outputs // _SUM_BLOCK))
+        arguments = (to, bias, out, out.stride(0), rows, outputs)
+        launch(_add_up, grid, *arguments, warps=4, SPLITS=cut.splits, BLOCK=_SUM_BLOCK)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _multiply(
+    x, words, high, scale, minimum, table, bias, order, bounds, out, out_stride, M, N, pieces, step, share,
+    BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+    ROWS: constexpr, OUTPUTS: constexpr, COLUMNS: constexpr, STAGES: constexpr,
+):  # fmt: skip
+    K = pieces * (8 if BITS == 16 else 16 if BITS == 8 else 32)
+    block = tl.program_id(0)
+    split = tl.program_id(2)
+    if order is not None:
+        blocks = tl.num_programs(0)
+        first = tl.load(bounds + blocks + block)
+        end = tl.load(bounds + 2 * blocks + block)
+        if first >= end:
+            return
+        expert = tl.load(bounds + block).to(tl.int64)
+        words += expert * N * (pieces * (8 if BITS == 16 else 4))
+        if BITS == 6:
+            high += expert * N * (pieces * 4)
+        if BITS != 16:
+            scale += expert * N * (K // GROUP)
+            if minimum is not None:
+                minimum += expert * N * (K // GROUP)
+        if bias is not None:
+            bias += expert * N
+        place = first + tl.arange(0, ROWS)
+        there = place < end
+        rows = tl.load(order + tl.minimum(place, end - 1))
+    else:
+        rows = block * ROWS + tl.arange(0, ROWS)
+        there = rows < M
+        rows = tl.minimum(rows, M - 1)
+    outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    matrix_rows = tl.minimum(outputs, N - 1)
+    x_rows = x + (rows // share).to(tl.int64)[:, None] * K
+    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
+    for at in tl.range(split * step, tl.minimum(K, (split + 1) * step), COLUMNS, num_stages=STAGES):
+        columns = at + tl.arange(0, COLUMNS)
+        numbers = tl.load(x_rows + columns[None, :], (columns < K)[None, :], 0.0)
+        weights = weight_tile(
+            words, high, scale, minimum, table, matrix_rows, at, pieces, x.dtype.element_ty, COLUMNS, BITS, GROUP, ZERO
+        )
+        total = tl.dot(numbers, tl.trans(weights), total, input_precision="ieee")
+    if bias is not None:
+        total += tl.load(bias + matrix_rows)[None, :]
+    to = out + (split.to(tl.int64) * M + rows)[:, None] * out_stride + outputs[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), there[:, None] & (outputs < N)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def _add_up(parts, bias, out, out_stride, M, N, SPLITS: constexpr, BLOCK: constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    within = outputs < N
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(parts + (split * M + row) * N + outputs, within, 0.0)
+    if bias is not None:
+        total += tl.load(bias + outputs, within, 0.0)
+    tl.store(out + row * out_stride + outputs, total.to(out.dtype.element_ty), within)

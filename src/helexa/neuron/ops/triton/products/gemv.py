@@ -1,0 +1,179 @@
+"""Products of single rows: what a step of one sequence reads its weights with, as fast as memory gives them.
+
+A program has four rows of a matrix from end to end, so that nothing is to be added up by a second kernel; its threads
+share out the columns, 16 bytes of each row to a thread at a time. Of each field of a word nothing but its bits is
+taken: in the mantissa of a float32 they are a code times a power of two, a number too small to have an exponent, which
+GPUs multiply as quickly as others, and exactly. Compiled for sm_90, by Triton 3.6 and by 3.9, a code of 4 bits takes
+3.8 instructions with all that belongs to it, one of 6 bits 6.5, and one of 8 bits 4.3; shared memory is for the end
+alone.
+"""
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language import constexpr
+
+from helexa.neuron.ops.triton.launch import launch
+from helexa.neuron.ops.triton.products.packed import LANES as _LANES
+from helexa.neuron.ops.triton.products.packed import PackedMatrix, fields
+
+LANES = constexpr(_LANES)
+ROWS = constexpr(4)  # of the matrix, to a program: as many as have their scales side by side
+
+TINY = constexpr(2.0**-85)
+"""What sums are smaller by: so that numbers up to 2 ** 64 do not overflow, and ordinary ones do not vanish."""
+
+_MOST_WARPS = 4
+_PLAIN = 8  # numbers of 16 bits that a thread reads at a time
+_WASTE = 1.25
+
+
+def multiply_rows(
+    x: Tensor,
+    matrix: PackedMatrix | Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    experts: Tensor | None = None,
+) -> None:
+    """`out = x @ matrix.T + bias`, row by row.
+
+    Args:
+        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
+        matrix: [N, K], or with experts [E * N, K].
+        bias: float32, one for each row of the matrix.
+        out: [T, N]; numbers of a row lie side by side.
+        experts: int32 [T], which part of the matrix makes a row of `out`.
+    """
+    rows, outputs = out.shape
+    columns, share = x.shape[1], rows // max(x.shape[0], 1)
+    grid = (rows * -(-outputs // ROWS.value),)  # in one dimension: others have 65535 places at most
+    if isinstance(matrix, Tensor):
+        pieces = columns // _PLAIN
+        warps = _warps(pieces)
+        arguments = (x, matrix, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
+        launch(_plain, grid, *arguments, warps=warps, COLUMNS=32 * warps * _PLAIN)
+        return
+    pieces = columns // (_LANES * fields(matrix.bits))
+    warps = _warps(pieces)
+    parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+    arguments = (x, *parts, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
+    form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
+    launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **form)
+
+
+def _warps(threads: int) -> int:
+    """Of a program whose row so many threads could read at once: as many as are busy until the end."""
+    warps = _MOST_WARPS
+    while warps > 1 and -(-threads // (32 * warps)) * 32 * warps > _WASTE * threads:
+        warps //= 2
+    return warps
+
+
+@triton.jit
+def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: constexpr):
+    """Numbers times the codes in bits FIRST to FIRST + WIDTH of words, times FACTOR * TINY."""
+    codes = (words & (((1 << WIDTH) - 1) << FIRST)).to(tl.float32, bitcast=True)  # times 2 ** (FIRST - 149)
+    codes = tl.reshape(codes, [words.shape[0] // (numbers.shape[0] * LANES), numbers.shape[0], LANES])
+    return codes * (numbers * (FACTOR * TINY * 2.0**149 / (1 << FIRST)))[None, :, :]
+
+
+@triton.jit(do_not_specialize=["T"])
+def _packed(
+    x, words, high, scale, minimum, table, bias, experts, out, out_stride, T, N, pieces, share,
+    CHUNKS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
+):  # fmt: skip
+    FIELDS: constexpr = 4 if BITS == 8 else 8
+    WIDTH: constexpr = 32 // FIELDS
+    BELOW: constexpr = 23 // WIDTH  # fields that lie in a mantissa
+    CHUNK: constexpr = LANES * FIELDS  # columns
+    PARTS: constexpr = CHUNK // GROUP if CHUNK > GROUP else 1  # of a chunk, each of one group
+    PER_GROUP: constexpr = GROUP // CHUNK if GROUP > CHUNK else 1  # chunks
+    K = pieces * CHUNK
+    row = tl.program_id(0) % T  # rows beside one another read the same of a matrix
+    quad = tl.program_id(0) // T
+    x += (row // share).to(tl.int64) * K
+    if experts is not None:
+        expert = tl.load(experts + row).to(tl.int64)
+        words += expert * N * (pieces * LANES)
+        if BITS == 6:
+            high += expert * N * (pieces * LANES)
+        scale += expert * N * (K // GROUP)
+        if minimum is not None:
+            minimum += expert * N * (K // GROUP)
+        if bias is not None:
+            bias += expert * N
+    fours = tl.arange(0, ROWS)
+    outputs = quad * ROWS + fours
+    lane = tl.arange(0, LANES)
+    place = tl.arange(0, ROWS * CHUNKS * LANES)  # one dimension leaves the compiler no choice of which thread has what
+    at_row = tl.minimum(quad * ROWS + place // (CHUNKS * LANES), N - 1) * (pieces * LANES)
+    total = tl.zeros([ROWS, CHUNKS], tl.float32)
+    for first in range(0, pieces, CHUNKS):
+        word = first * LANES + place % (CHUNKS * LANES)
+        # What is read beyond the end is whatever it is, but finite, and its scales are nought.
+        code_words = tl.load(words + (at_row + word), word < pieces * LANES)
+        upper = code_words
+        if BITS == 6:
+            word = first * LANES + tl.arange(0, CHUNKS * LANES)
+            by_fours = word // LANES * LANES + word % LANES  # so that each thread gets what belongs to its words
+            at = tl.minimum(outputs, N - 1)[:, None] * (pieces * LANES) + by_fours[None, :]
+            upper = tl.load(high + at, (word < pieces * LANES)[None, :]).to(tl.int32)
+            upper = tl.reshape(upper, [ROWS * CHUNKS * LANES])
+        within = first + tl.arange(0, CHUNKS) < pieces
+        chunk = tl.minimum(first + tl.arange(0, CHUNKS), pieces - 1)
+        for number in tl.static_range(PARTS):
+            part = tl.zeros([ROWS, CHUNKS, LANES], tl.float32)
+            ones = tl.zeros([CHUNKS, LANES], tl.float32)
+            for field in tl.static_range(number * FIELDS // PARTS, (number + 1) * FIELDS // PARTS):
+                numbers = tl.load(x + (chunk[:, None] * CHUNK + LANES * field + lane[None, :])).to(tl.float32)
+                if table is not None:
+                    found = tl.load(table + ((code_words >> (4 * field)) & 15))
+                    part += tl.reshape(found, [ROWS, CHUNKS, LANES]) * numbers[None, :, :]
+                else:
+                    shifted = code_words if field < BELOW else code_words >> WIDTH * BELOW
+                    part += _products(shifted, numbers, WIDTH * (field % BELOW), WIDTH, 1)
+                    if BITS == 6:
+                        part += _products(upper, numbers, 2 * field, 2, 16)
+                    ones += numbers
+            group = (quad * (K // GROUP) + (chunk * PARTS + number) // PER_GROUP)[None, :] * LANES + fours[:, None]
+            scales = tl.load(scale + group, within[None, :], 0.0).to(tl.float32)
+            sums = tl.sum(part, 2)
+            if table is None:
+                sums = sums * (1 / TINY)
+                one = tl.sum(ones, 1)[None, :]
+                if minimum is not None:
+                    total += tl.load(minimum + group, within[None, :], 0.0).to(tl.float32) * one
+                else:
+                    sums -= one * ZERO
+            total += scales * sums
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + outputs, outputs < N, 0.0)
+    tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _plain(x, matrix, bias, experts, out, out_stride, T, N, pieces, share, COLUMNS: constexpr):
+    K = pieces * 8
+    row = tl.program_id(0) % T
+    x += (row // share).to(tl.int64) * K
+    if experts is not None:
+        expert = tl.load(experts + row).to(tl.int64)
+        matrix += expert * N * K
+        if bias is not None:
+            bias += expert * N
+    outputs = tl.program_id(0) // T * ROWS + tl.arange(0, ROWS)
+    there = tl.minimum(outputs, N - 1)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for first in range(0, K, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        numbers = tl.load(x + columns, columns < K, 0.0).to(tl.float32)
+        weights = tl.load(matrix + there[:, None] * (pieces * 8) + columns[None, :], (columns < K)[None, :], 0.0).to(
+            tl.float32
+        )
+        total += weights * numbers[None, :]
+    result = tl.sum(total, 1)
+    if bias is not None:
+        result += tl.load(bias + there)
+    tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)

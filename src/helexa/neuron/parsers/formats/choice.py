@@ -1,0 +1,65 @@
+"""Which notation a model calls tools in."""
+
+from collections.abc import Callable
+
+from helexa.neuron.parsers.formats.deepseek import DeepSeek
+from helexa.neuron.parsers.formats.family import Family
+from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.formats.hermes import Hermes, HermesStrict
+from helexa.neuron.parsers.formats.llama import LlamaJson
+from helexa.neuron.parsers.formats.mistral import Mistral
+from helexa.neuron.parsers.formats.pythonic import Pythonic
+from helexa.neuron.parsers.formats.qwen_xml import QwenXml
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Hermes(),
+        HermesStrict(),
+        QwenXml(),
+        LlamaJson(),
+        Pythonic(),
+        Mistral(),
+        DeepSeek(),
+        Harmony(),
+    )
+}
+"""All notations by name."""
+
+# What a template writes only in that family's notation, the most particular first: several share `<tool_call>`.
+_IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
+    ("<|channel|>", "harmony"),
+    ("<｜tool▁call▁begin｜>", "deepseek"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<arg_key>", None),  # GLM, whose templates have `<tool_call>` too
+    ("<tool_call>\\n<function=", "qwen_xml"),
+    ("<tool_call>\n<function=", "qwen_xml"),
+    ("</tool_calls>", None),  # a list of calls, whose templates speak of `<tool_call>` too
+    ("<tool_call></tool_call>", "hermes"),
+    ("<tool_call>\\n{", "hermes"),
+    ("<tool_call>\n{", "hermes"),
+    ('<tool_call>{"name":', "hermes"),
+    ('{"name": function name, "parameters":', "llama3_json"),
+    ("[func_name1(params_name1=params_value1", "pythonic"),
+    ("<|python_start|>", "pythonic"),
+)
+# For templates without tools: what a vocabulary has only for that notation.
+_IN_VOCABULARY = (
+    (("<|channel|>", "<|message|>", "<|call|>"), "harmony"),
+    (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), "deepseek"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<tool_call>", "</tool_call>"), "hermes"),
+    (("<|python_start|>", "<|python_end|>"), "pythonic"),
+    (("<|python_tag|>",), "llama3_json"),
+)
+
+
+def find_family(is_token: Callable[[str], bool], template: str) -> Family | None:
+    """The notation that a model speaks, by its chat template, else by its tokens; None where neither shows one."""
+    for sign, name in _IN_TEMPLATE:
+        if sign in template:
+            return FAMILIES[name] if name else None
+    for signs, name in _IN_VOCABULARY:
+        if all(map(is_token, signs)):
+            return FAMILIES[name]
+    return None

@@ -1,0 +1,58 @@
+"""DeepSeek: calls between special tokens, with the arguments in a code block (V3, R1) or bare (V3.1)."""
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
+
+_OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCED = "```json"
+_OPENS, _CALLS, _NEXT = Markers([_OPEN]), Markers([_CALL]), Markers([_CALL, _CLOSE])
+_SEPARATORS, _ENDS, _BODIES = Markers([_SEPARATOR]), Markers([_END]), Markers(["{", _FENCED])
+_FENCE, _FENCE_END = Markers([_FENCED]), Markers(["```"])
+
+
+class DeepSeek:
+    """`function SEP NAME, ```json, {...}, ``` END` and `NAME SEP {...} END`, several in one frame or without it.
+
+    Repaired are up to three surplus braces at the end, and a code block's missing fence.
+    """
+
+    name = "deepseek"
+    markers = frozenset({_OPEN, _CLOSE, _CALL, _SEPARATOR, _END})
+    openers = (_OPEN, _CALL)
+    leading: tuple[str, ...] = ()
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        framed = yield from source.marker(_OPENS)
+        yield from source.space()
+        yield from source.expect(_CALLS)
+        yield from _read_one(source, output)
+        while framed:
+            yield from source.space()
+            if (yield from source.expect(_NEXT)) == _CLOSE:
+                source.settle()
+                return
+            yield from _read_one(source, output)
+
+
+def _read_one(source: Source, output: Output) -> Reading[None]:
+    name = yield from source.name()
+    yield from source.expect(_SEPARATORS)
+    yield from source.space()
+    if not (yield from source.upcoming(_BODIES)):
+        name = yield from source.name()  # what stood first is the call's type
+        yield from source.space()
+    output.check(name)
+    fenced = yield from source.marker(_FENCE)
+    yield from source.space()
+    yield from read_arguments(source, output, name)
+    yield from take_surplus(source)
+    if fenced:
+        yield from source.marker(_FENCE_END)
+        yield from source.space()
+    if not (yield from source.marker(_ENDS)) and not source.empty:
+        raise NotACall
+    source.settle()

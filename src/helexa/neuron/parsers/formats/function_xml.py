@@ -1,0 +1,45 @@
+"""A call as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
+
+OPEN = "<function="
+_PARAMETER, _CLOSE, _CLOSE_PARAMETER, _CLOSE_CALL = "<parameter=", "</function>", "</parameter>", "</tool_call>"
+_OPENS, _PARAMETERS, _BRACKET = Markers([OPEN]), Markers([_PARAMETER]), Markers([">"])
+_CLOSES, _ENDS = Markers([_CLOSE]), Markers([_CLOSE, _CLOSE_CALL])
+_VALUE_ENDS = Markers([_CLOSE_PARAMETER, _PARAMETER, _CLOSE, _CLOSE_CALL])
+_CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER])
+
+
+def read_function(source: Source, output: Output, *, known: bool) -> Reading[None]:
+    """Take one call. Arguments are typed by the tool's schema; strings are passed on as they come.
+
+    The end tags of parameters and of the function may be missing. One line break at either end of a value belongs to
+    the notation.
+
+    Args:
+        known: there must be such a tool.
+
+    Raises:
+        NotACall: the text is no call; what was passed on of it then stays, incomplete.
+    """
+    yield from source.expect(_OPENS)
+    name = yield from source.name()
+    yield from source.expect(_BRACKET)
+    output.check(name, known=known)
+    arguments = KeyedArguments(source, output, name)
+    while True:
+        yield from source.space()
+        if (yield from source.marker(_PARAMETERS)):
+            key = yield from source.key(">")
+            yield from arguments.read_bare(key, _VALUE_ENDS)
+            yield from source.marker(_CLOSES_PARAMETER)
+            source.settle()
+        elif (yield from source.upcoming(_ENDS)) or (arguments.begun and source.complete):
+            yield from source.marker(_CLOSES)
+            arguments.end()
+            return
+        else:
+            raise NotACall

@@ -1,0 +1,47 @@
+"""Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+from helexa.neuron.parsers.formats.function_xml import OPEN as FUNCTION
+from helexa.neuron.parsers.formats.function_xml import read_function
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.values.json_call import read_call, take_surplus
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION])
+
+
+class Hermes:
+    """One call between each pair of tags, as JSON, or as XML where a model falls into that.
+
+    Repaired are those faults that `read_call` names, up to three surplus braces at the end, and a missing end tag.
+    """
+
+    name = "hermes"
+    markers = frozenset({OPEN, CLOSE})
+    openers: tuple[str, ...] = (OPEN,)
+    leading: tuple[str, ...] = ()
+    untagged = True
+    """Whether calls count that stand in the text as JSON without tags; see `untagged_calls`."""
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        tagged = yield from source.marker(_OPEN)
+        yield from source.space()
+        if tagged and (yield from source.marker(_CLOSE)):  # an empty call is none, and no text
+            source.settle()
+            return
+        if (yield from source.upcoming(_FUNCTION)):
+            yield from read_function(source, output, known=not tagged)
+        else:
+            yield from read_call(source, output)
+        yield from take_surplus(source)
+        if (yield from source.marker(_CLOSE)):
+            source.settle()
+
+
+class HermesStrict(Hermes):
+    """As Hermes, without calls that stand in the text as JSON."""
+
+    name = "hermes_strict"
+    untagged = False

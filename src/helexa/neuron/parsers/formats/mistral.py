@@ -1,0 +1,54 @@
+"""Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, and since 2025 `[TOOL_CALLS]NAME[ARGS]{...}`."""
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.values.json_call import read_arguments, read_call, take_surplus
+
+_OPEN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_OPENS, _IDS, _HEADS = Markers([_OPEN]), Markers([_ID]), Markers([_ARGUMENTS])
+_LIST, _NEXT = Markers(["["]), Markers([",", "]"])
+
+
+class Mistral:
+    """Both notations. Ids that the model gives its calls are left out, as are those in the list's objects.
+
+    Repaired are those faults that `read_call` names, and up to three surplus braces at the end.
+    """
+
+    name = "mistral"
+    markers = frozenset({_OPEN, _ID, _ARGUMENTS})
+    openers = (_OPEN,)
+    leading: tuple[str, ...] = ()
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        yield from source.marker(_OPENS)
+        yield from source.space()
+        if (yield from source.marker(_LIST)):
+            yield from _read_list(source, output)
+        else:
+            yield from _read_named(source, output)
+
+
+def _read_list(source: Source, output: Output) -> Reading[None]:
+    while True:
+        yield from source.space()
+        yield from read_call(source, output)
+        yield from take_surplus(source)
+        if (yield from source.expect(_NEXT)) == "]":
+            source.settle()
+            return
+
+
+def _read_named(source: Source, output: Output) -> Reading[None]:
+    name = yield from source.name()
+    output.check(name)
+    if (yield from source.marker(_IDS)):
+        yield from source.name()
+    yield from source.marker(_HEADS)
+    yield from source.space()
+    yield from read_arguments(source, output, name)
+    yield from take_surplus(source)
+    if (yield from source.upcoming(_OPENS)) or source.empty:
+        source.settle()

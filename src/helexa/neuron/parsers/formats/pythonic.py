@@ -1,0 +1,119 @@
+"""Llama 4 and others: calls as a Python list, `[f(a=1, b="x"), g()]`."""
+
+import ast
+import warnings
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.json_text import dumps, strict_loads
+from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
+from helexa.neuron.parsers.values.python_string import read_string
+
+_START, _END = "<|python_start|>", "<|python_end|>"
+_STARTS, _ENDS, _LIST, _NEXT = Markers([_START]), Markers([_END]), Markers(["["]), Markers([",", "]"])
+_BRACKET, _BRACKET_END, _EQUALS, _COMMA = Markers(["("]), Markers([")"]), Markers(["="]), Markers([","])
+_MAX_DEPTH = 50
+
+
+class Pythonic:
+    """A list of calls where the answer begins, or behind the start token anywhere. Only literals are arguments.
+
+    Strings are passed on as they come, other arguments when they are complete.
+    """
+
+    name = "pythonic"
+    markers = frozenset({_START, _END})
+    openers = (_START,)
+    leading = ("[",)
+
+    def read(self, source: Source, output: Output) -> Reading[None]:
+        """As `Family` says."""
+        marked = yield from source.marker(_STARTS)
+        yield from source.space()
+        yield from source.expect(_LIST)
+        while True:
+            yield from source.space()
+            name = yield from source.name()
+            output.check(name, known=not marked)
+            yield from source.expect(_BRACKET)
+            yield from read_keywords(source, output, name)
+            yield from source.space()
+            if (yield from source.expect(_NEXT)) == "]":
+                break
+        source.settle()
+        yield from source.space()
+        if (yield from source.marker(_ENDS)):
+            source.settle()
+
+
+def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
+    """Take keyword arguments of a call of `name` and the bracket after them.
+
+    Raises:
+        NotACall: the text is none; what was passed on of it then stays, incomplete.
+    """
+    arguments = KeyedArguments(source, output, name)
+    while True:
+        yield from source.space()
+        if (yield from source.marker(_BRACKET_END)):
+            arguments.end()
+            return
+        key = yield from source.name()
+        yield from source.space()
+        yield from source.expect(_EQUALS)
+        arguments.key(key)
+        yield from source.space()
+        if not (yield from read_string(source, arguments)):
+            arguments.value(_json_text((yield from _read_literal(source))))
+        yield from source.space()
+        if not (yield from source.marker(_COMMA)) and not (yield from source.upcoming(_BRACKET_END)):
+            raise NotACall
+
+
+def _read_literal(source: Source) -> Reading[str]:
+    """Take a literal that is no string, up to a comma or a closing bracket."""
+    pieces: list[str] = []
+    depth, quote, escaped = 0, "", False
+    while True:
+        text, at = source.text, source.at
+        while at < len(text):
+            char = text[at]
+            if quote:
+                if escaped:
+                    escaped = False
+                elif char == "\\":
+                    escaped = True
+                elif char == quote:
+                    quote = ""
+            elif char in "\"'":
+                quote = char
+            elif char in "([{":
+                depth += 1
+                if depth > _MAX_DEPTH:
+                    raise NotACall
+            elif char in ",)]}":
+                if depth == 0:
+                    pieces.append(source.take(at))
+                    return "".join(pieces)
+                depth -= char != ","
+            at += 1
+        pieces.append(source.take(at))
+        if source.ended:
+            raise NotACall
+        yield
+
+
+def _json_text(literal: str) -> str:
+    text = literal.strip()
+    try:
+        strict_loads(text)  # also for `true` and `null`, which models mix in
+        return text
+    except ValueError:
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # unknown escapes: what the model means by them is plain
+            return dumps(ast.literal_eval(text))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise NotACall from None

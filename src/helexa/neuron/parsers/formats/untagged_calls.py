@@ -1,0 +1,52 @@
+"""Calls as JSON in the text, bare or in a code fence: coder models write them where their family has tags for calls."""
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.output import Output
+from helexa.neuron.parsers.source import Reading, Source
+from helexa.neuron.parsers.values.json_call import read_call, take_surplus
+
+_FENCE, _LANGUAGE = "```", "json"
+LEADING = ("{", "[", _FENCE)
+"""What such calls begin with where the answer begins."""
+LINES = tuple(f"\n{opener}" for opener in LEADING)
+"""What such calls begin with further on: they stand at the beginning of a line."""
+
+_BLOCKS, _LINE, _LANGUAGES = Markers(LEADING), Markers(["\n"]), Markers([_LANGUAGE])
+_FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENCE, "[", "{", ",", "]"))
+
+
+def read_untagged(source: Source, output: Output) -> Reading[None]:
+    """Take blocks of calls that follow one another. `read_call` says which objects are calls.
+
+    Raises:
+        NotACall: the text is no call from where it is not settled.
+    """
+    if (yield from source.marker(_LINE)):
+        source.settle()
+        output.text("\n")
+    while True:
+        yield from _read_block(source, output)
+        yield from source.space()
+        if not (yield from source.upcoming(_BLOCKS)):
+            return
+
+
+def _read_block(source: Source, output: Output) -> Reading[None]:
+    """Take calls one after another or in a list, and the fence around them, whose end may be missing."""
+    fenced = yield from source.marker(_FENCES)
+    if fenced:
+        yield from source.marker(_LANGUAGES)
+        yield from source.space()
+    listed = yield from source.marker(_LIST)
+    more = True
+    while more:
+        yield from source.space()
+        yield from read_call(source, output, known=True, untagged=True)
+        yield from take_surplus(source)
+        more = bool((yield from source.marker(_COMMA)) if listed else (yield from source.upcoming(_OBJECT)))
+    if listed:
+        yield from source.expect(_LIST_END)
+        source.settle()
+        yield from source.space()
+    if (fenced and (yield from source.marker(_FENCES))) or source.empty:
+        source.settle()

@@ -1,0 +1,71 @@
+"""Strings in Python's spelling, or JSON's, passed on as they come."""
+
+from sys import maxunicode
+
+from helexa.neuron.parsers.markers import Markers
+from helexa.neuron.parsers.source import NotACall, Reading, Source
+from helexa.neuron.parsers.values.keyed_arguments import KeyedArguments
+
+_QUOTES = Markers(["'", '"'])
+_ENDS = {end: Markers([end, "\\"]) for end in ("'", '"', "'''", '"""')}
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
+_ESCAPED |= {char: char for char in "\\'\"/"}
+_WIDTHS = {"x": 2, "u": 4, "U": 8}
+_OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
+
+
+def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
+    """Take a string, or several that stand side by side and are one, as an argument's value; whether there is one.
+
+    Line breaks may stand in any. Escapes that are none mean themselves.
+
+    Raises:
+        NotACall: the text ended first; what was passed on stays.
+    """
+    if not (yield from source.upcoming(_QUOTES)):
+        return False
+    arguments.quote()
+    while quote := (yield from source.marker(_QUOTES)):
+        yield from _read_one(source, arguments, quote)
+        yield from source.space()
+    arguments.quote()
+    return True
+
+
+def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
+    """Take the rest of a string after its first quotation mark."""
+    end = quote
+    if (yield from source.peek()) == quote:
+        source.take(source.at + 1)
+        if (yield from source.peek()) != quote:
+            return
+        source.take(source.at + 1)
+        end = quote * 3
+    while True:
+        found = yield from source.until(_ENDS[end], arguments.text)
+        if not found:
+            raise NotACall
+        source.take(source.at + len(found))
+        if found == end:
+            return
+        arguments.text((yield from _read_escape(source)))
+
+
+def _read_escape(source: Source) -> Reading[str]:
+    """What a backslash and what follows it mean."""
+    char = yield from source.peek()
+    source.take(source.at + len(char))
+    if char and char in _OCTAL:
+        return chr(int(char + (yield from _digits(source, _OCTAL, 2)), 8))
+    most = _WIDTHS.get(char, 0)
+    digits = yield from _digits(source, _HEXADECIMAL, most)
+    if most and len(digits) == most and int(digits, 16) <= maxunicode:
+        return chr(int(digits, 16))
+    return _ESCAPED.get(char, f"\\{char}{digits}")
+
+
+def _digits(source: Source, allowed: str, most: int) -> Reading[str]:
+    taken = ""
+    while len(taken) < most and (char := (yield from source.peek())) and char in allowed:
+        taken += source.take(source.at + 1)
+    return taken

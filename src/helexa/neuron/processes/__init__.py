@@ -1,0 +1,1 @@
+"""Support for server and engine processes."""

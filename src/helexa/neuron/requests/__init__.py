@@ -1,0 +1,1 @@
+"""A request on a loaded model: inference, output events, constraints, records."""

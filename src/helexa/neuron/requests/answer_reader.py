@@ -1,0 +1,289 @@
+"""Reading one answer while it is generated: from token ids to what they say."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
+from helexa.neuron.events import (
+    FinishReason,
+    OutputEvent,
+    PromptScores,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
+from helexa.neuron.parsers.output import Tools
+from helexa.neuron.requests.repeated_calls import RepeatedCalls
+from helexa.neuron.requests.token_logprobs import TokenLogprobs
+from helexa.neuron.text.model_text import ModelText
+from helexa.neuron.text.stop_strings import StopStrings
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What an assistant's answer may hold beside text, and what becomes of it.
+
+    Attributes:
+        tools: that may be called: the JSON Schema of each one's arguments, by name.
+        parallel: more than one may be called; else the answer ends where a second call begins.
+        must_call: the answer is calls only, and ends where a call repeats an earlier call of the same answer.
+        spelled_thoughts: reasoning is part of the text, between the model's marks.
+        thinking_budget: most tokens of reasoning; then it is ended, and the answer begins. None for no bound.
+        untagged_calls: calls may stand in the text as JSON, if the model's family has such calls. No grammar holds the
+            answer, whose JSON would be what the client asked for.
+    """
+
+    tools: Tools = field(default_factory=dict[str, dict[str, object]])
+    parallel: bool = True
+    must_call: bool = False
+    spelled_thoughts: bool = False
+    thinking_budget: int | None = None
+    untagged_calls: bool = True
+
+    @property
+    def runs_on(self) -> bool:
+        """The answer ends where the engine ends it, and nowhere before."""
+        return self.parallel and not self.must_call and self.thinking_budget is None
+
+
+class AnswerReader:
+    """Reads what a sequence's outputs say.
+
+    Stop strings count in the text only, not in reasoning and calls.
+
+    Args:
+        stop_ids: the tokens that end the answer and are none of it.
+        form: of an assistant's answer; None where all is text.
+        room: reasoning is not ended where so many tokens have been said, because nothing could follow.
+        logprobs: the outputs have log-probabilities, to be told.
+        scored: they have those of the prompt's tokens, too. Then each token of the answer is told, also one that ends
+            it, so that a client can count from the end.
+
+    Attributes:
+        tokens: how many the answer has, with the one that ended it, and without what was said beyond its end.
+        reasoning_tokens: how many of them were reasoning, or its marks.
+        stopped: a stop string was found, or a call that is not allowed: what the engine generates from here on is not
+            wanted.
+        overthought: nor is it where the reasoning takes more than its budget. The rest of the last output is left out.
+        written: the tokens so far, where there is a budget.
+    """
+
+    def __init__(
+        self,
+        text: ModelText,
+        prompt: Sequence[int],
+        *,
+        stops: Sequence[str] = (),
+        stop_ids: frozenset[int] = frozenset(),
+        form: AnswerForm | None = None,
+        room: int = 0,
+        logprobs: bool = False,
+        scored: bool = False,
+    ) -> None:
+        self.tokens = 0
+        self.reasoning_tokens = 0
+        self.stopped = False
+        self.overthought = False
+        self.written: list[int] = []
+        self._budget = None if form is None else form.thinking_budget
+        self._room = room
+        self._stop_ids = stop_ids
+        self._stops = StopStrings(stops)
+        self._parallel = form is None or form.parallel
+        self._parser = None if form is None else text.notation.parser(prompt, form.tools, untagged=form.untagged_calls)
+        self._detokenizer = text.notation.detokenizer(self._parser)
+        self._marks = text.notation.thought_marks if form is not None and form.spelled_thoughts else None
+        self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
+        self._tells_all = self._scores_missing = scored
+        self._unscored = prompt if scored else ()
+        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # that of the first token means nothing
+        self._spelling = False
+        self._calls = 0
+        self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
+        self._events: list[OutputEvent] = []
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    def reason(self, output: TokenOutput) -> FinishReason:
+        """Why the answer ended with `output`, the last one that was read."""
+        if output.finish == "length" and not self.stopped:
+            return "length"
+        if self.stop_string is not None or self._calls == 0 or self._parser is None:
+            return "stop"
+        if self._parser.broken:
+            return "stop"  # a call that is not whole cannot be answered, nor can those after it
+        return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
+
+    def read(self, output: TokenOutput) -> list[OutputEvent]:
+        """What can be shown by now."""
+        tokens = output.tokens
+        self.tokens += len(tokens)
+        if self._scores_missing:
+            self._score(output)
+        ending: int | None = None
+        if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
+            *tokens, ending = tokens
+        if self._logprobs is not None and len(output.logprobs) < len(tokens):
+            raise ValueError("the engine told too few log-probabilities")
+        for index, token in enumerate(tokens):
+            if self._logprobs is not None:
+                self._logprobs.add(token, output.logprobs[index])
+            self._read(token)
+            if self.stopped or self.overthought:
+                self.tokens -= len(output.tokens) - index - 1
+                return self._shown()
+        if output.finish is not None:
+            self._end(cut=output.finish == "length")
+            if self._tells_all and self._logprobs is not None:
+                if ending is not None:
+                    self._logprobs.add(ending, output.logprobs[-1])
+                if rest := self._logprobs.rest():
+                    self._show(TextDelta("", rest))
+        return self._shown()
+
+    def _score(self, output: TokenOutput) -> None:
+        """Show the log-probabilities of the prompt's tokens as soon as all are there."""
+        assert self._logprobs is not None
+        self._prompt_logprobs += output.prompt_logprobs
+        if len(self._prompt_logprobs) == len(self._unscored):
+            told = map(self._logprobs.told, self._unscored, self._prompt_logprobs)
+            self._show(PromptScores(tuple(told)))
+            self._scores_missing = False
+        elif output.tokens:
+            raise ValueError("the engine told too few log-probabilities of the prompt")
+
+    def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
+        """Go on as if the model had said `tokens`, which end its reasoning; what can be shown by now."""
+        self._budget, self.overthought = None, False
+        self.tokens += len(tokens)
+        self.written += tokens
+        for token in tokens:
+            self._read(token)
+        return self._shown()
+
+    def _shown(self) -> list[OutputEvent]:
+        events, self._events = self._events, []
+        return events if len(events) < 2 else _joined(events)
+
+    def _read(self, token: int) -> None:
+        text = self._detokenizer.push((token,))
+        if self._parser is None:
+            self._say(text)
+            return
+        before = self._parser.in_reasoning
+        self._parse(self._parser.push(text))
+        if before or self._parser.in_reasoning:
+            self.reasoning_tokens += 1
+            if self._logprobs is not None:
+                self._logprobs.clear()
+        if self._budget is not None:
+            self.written.append(token)
+            beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
+            self.overthought = beyond and len(self.written) < self._room
+
+    def _end(self, *, cut: bool) -> None:
+        rest = self._detokenizer.flush()
+        if self._parser is None:
+            self._say(rest)
+        else:
+            self._parse(self._parser.push(rest))
+            self._parse(self._parser.flush(cut=cut))
+            if self._repeated_calls is not None and not self.stopped:
+                self._show_all(self._repeated_calls.release())
+        if not self.stopped:
+            self._let_go()
+            self._close_thoughts()
+
+    def _parse(self, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            if not isinstance(event, ToolCallDelta):
+                self._end_call()
+            if self.stopped:
+                return
+            match event:
+                case TextDelta(text):
+                    self._say(text)
+                case WasReasoning() if self._marks is not None:
+                    pass  # reasoning is text here
+                case ToolCallStart() if self._calls > 0 and not self._parallel:
+                    self._let_go()
+                    self.stopped = True
+                case _:
+                    self._let_go()
+                    self._calls += isinstance(event, ToolCallStart)
+                    if self._logprobs is not None:
+                        self._logprobs.clear()
+                    if self._repeated_calls is not None and isinstance(event, ToolCallStart | ToolCallDelta):
+                        self._show_all(self._repeated_calls.push(event))
+                    else:
+                        self._show(event)
+        if self._parser is not None and not self._parser.call_is_open:
+            self._end_call()
+
+    def _end_call(self) -> None:
+        """Stop where the call that has just ended repeats an earlier one."""
+        if self._repeated_calls is not None and not self.stopped:
+            self._show_all(self._repeated_calls.end())
+            self.stopped = self._repeated_calls.found
+
+    def _say(self, text: str) -> None:
+        text, self.stopped = self._stops.push(text)
+        if text:
+            self._tell(text)
+
+    def _let_go(self) -> None:
+        """The text ends, or is interrupted: what might have become a stop string did not."""
+        if held := self._stops.flush():
+            self._tell(held)
+
+    def _tell(self, text: str) -> None:
+        self._show(TextDelta(text) if self._logprobs is None else TextDelta(text, self._logprobs.of(text)))
+
+    def _show_all(self, events: Sequence[OutputEvent]) -> None:
+        for event in events:
+            self._show(event)
+
+    def _show(self, event: OutputEvent) -> None:
+        if self._marks is not None:
+            if isinstance(event, ReasoningDelta):
+                event = TextDelta(event.text if self._spelling else f"{self._marks.open}\n{event.text}")
+                self._spelling = True
+            else:
+                self._close_thoughts()
+        self._events.append(event)
+
+    def _close_thoughts(self) -> None:
+        if self._spelling and self._marks is not None:
+            self._events.append(TextDelta(f"\n{self._marks.close}\n\n"))
+            self._spelling = False
+
+
+def _kind(event: OutputEvent) -> tuple[object, int]:
+    return type(event), event.index if isinstance(event, ToolCallDelta | ToolCallStart) else 0
+
+
+def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
+    """The same in fewer events: one for all that goes on."""
+    joined: list[OutputEvent] = []
+    for _, group in groupby(events, _kind):
+        first, *more = group
+        match first:
+            case TextDelta() if more:
+                deltas = [event for event in (first, *more) if isinstance(event, TextDelta)]
+                logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
+                joined.append(TextDelta("".join([delta.text for delta in deltas]), logprobs))
+            case ReasoningDelta() if more:
+                thoughts = [event.text for event in (first, *more) if isinstance(event, ReasoningDelta)]
+                joined.append(ReasoningDelta("".join(thoughts)))
+            case ToolCallDelta() if more:
+                pieces = [event.arguments for event in (first, *more) if isinstance(event, ToolCallDelta)]
+                joined.append(ToolCallDelta(first.index, "".join(pieces)))
+            case _:
+                joined.append(first)
+    return joined

@@ -1,0 +1,226 @@
+"""One request on one model: token ids in, events out, and one place where every run ends."""
+
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from helexa.core.errors import (
+    ApiError,
+    context_length_exceeded,
+    internal_error,
+    invalid_body,
+    service_unavailable,
+)
+from helexa.core.wire.generation import GenerationRequest
+from helexa.neuron.engine.ipc.messages import SamplingParams, TokenOutput
+from helexa.neuron.engine_client.token_stream import TokenStream
+from helexa.neuron.events import InferenceEvent
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
+from helexa.neuron.requests.choices import all_choices
+from helexa.neuron.requests.output_constraint import Constraint
+from helexa.neuron.requests.run_end import RunEnd
+
+DEFAULT_TEMPERATURE = 0.7
+
+_GATHERED = 64  # tokens: no more than a page, as the gate is to know what is held
+_GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
+_SEED_MASK = (1 << 63) - 1
+_RETRY_AFTER_SECONDS = 2
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    model: ServedModel,
+    prompts: Sequence[list[int]],
+    request: GenerationRequest,
+    *,
+    form: AnswerForm | None = None,
+    constraint: Constraint | None = None,
+    principal: str = "",
+    turn: int = 0,
+    counts_prompt: bool = False,
+) -> AsyncGenerator[InferenceEvent, None]:
+    """Answer each of `prompts`, as often as is asked for; closing the iterator cancels it in the engine.
+
+    Args:
+        prompts: one at least. The answers to one prompt come one after the other among the choices.
+        form: of an assistant's answer; None where all is text.
+        constraint: what it must be; None for anything.
+        principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
+            is shared with requests of the same principal only.
+        turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
+
+        counts_prompt: a single answer has a `PromptCounted` event before its first output.
+
+    Raises:
+        ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
+            or the engine is down. Later failures are a `Failed` event.
+    """
+    runs = [
+        partial(_one, model, prompt, request, form, constraint, principal, turn, choice)
+        for prompt in prompts
+        for choice in range(request.n or 1)
+    ]
+    return runs[0](counts_prompt) if len(runs) == 1 else all_choices(runs, request.n or 1)
+
+
+async def _one(
+    model: ServedModel,
+    prompt: list[int],
+    request: GenerationRequest,
+    form: AnswerForm | None,
+    constraint: Constraint | None,
+    principal: str,
+    turn: int,
+    choice: int,
+    counts_prompt: bool = False,
+) -> AsyncGenerator[InferenceEvent, None]:
+    limit = _checked_limit(model, prompt, request)
+    sampling = sampling_params(request, model.text.sampling_defaults, choice)
+    stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
+    closing = model.text.notation.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
+    reader = AnswerReader(
+        model.text,
+        prompt,
+        stops=request.stop or (),
+        stop_ids=stop_ids,
+        form=form,
+        room=limit - len(closing),
+        logprobs=sampling.logprobs is not None,
+        scored=request.scores_prompt,
+    )
+    end = RunEnd(model, len(prompt), reader)
+    # Whoever wants the whole answer is not woken for each token, unless the reader may end it at any.
+    gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
+
+    outputs: TokenStream | None = None
+
+    def generate() -> TokenStream:
+        return model.engine.generate(
+            [*prompt, *reader.written],
+            max_tokens=limit - reader.tokens,
+            sampling=sampling,
+            stop_ids=sorted(stop_ids),
+            salt=principal,
+            turn=turn,
+            said=len(reader.written),
+            grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
+            prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
+            reports_start=counts_prompt,
+            gather=gather,
+        )
+
+    try:
+        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as seat:
+            outputs = generate()
+            yield end.started()
+            while True:
+                async with aclosing(outputs):
+                    while True:
+                        output = await anext(outputs)
+                        said = reader.read(output)
+                        seat.hold(end.count(output))
+                        if counts_prompt and output.finish != "error":
+                            counts_prompt = False
+                            yield end.prompt_counted()
+                        if reader.stopped or reader.overthought or output.finish is not None:
+                            break
+                        for event in said:
+                            yield event
+                if not reader.overthought or output.finish == "error":
+                    break
+                for event in (*said, *reader.end_reasoning(closing)):
+                    yield event
+                end.resume()
+                outputs = generate()
+        # The engine is done with the request by now, however slowly the rest is read.
+        for event in said:
+            yield event
+        if output.finish == "error" and not reader.stopped:
+            yield end.fail(_engine_error(output))
+        else:
+            yield end.finish(reader.reason(output), reader.stop_string)
+    except Exception as error:
+        if not end.admitted:
+            end.closed = True  # a refusal, which is logged as one
+            raise
+        if isinstance(error, ApiError):
+            yield end.fail(error)
+        else:
+            logger.exception("run failed model=%s error=%s", model.id, type(error).__name__)
+            yield end.fail(internal_error())
+    finally:
+        end.abandon(0 if outputs is None else outputs.unread)
+
+
+def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
+    """Return how many tokens the answer may have.
+
+    Raises:
+        ApiError: the model does not serve now, the prompt does not fit, or a token id is unknown.
+    """
+    model.require_servable()
+    limit = output_limit(prompt, request.output_limit, model.context_length, model.default_output)
+    request.check_logprobs(len(prompt), limit)
+    vocab_size = model.engine.ready.vocab_size
+    request.check_vocabulary(vocab_size)
+    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
+        token = model.text.tokenizer.token_text(largest)
+        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
+    return limit
+
+
+def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
+    """Return how many tokens the answer may have: `requested` or `default`, and what the context leaves at most.
+
+    Args:
+        requested: None if the request states no limit.
+        default: 0 for all that the context leaves.
+
+    Raises:
+        ApiError: the prompt is empty, or leaves no room in the context.
+    """
+    if not prompt:
+        raise invalid_body("the prompt has no tokens")
+    room = context_length - len(prompt)
+    if room < 0 or (room == 0 and requested != 0):
+        raise context_length_exceeded(len(prompt), context_length)
+    return min((default or room) if requested is None else requested, room)
+
+
+def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
+    """Resolve each parameter: the request's value, else the model's own (`defaults`), else helexa's.
+
+    Args:
+        choice: which of several answers it is for; each draws with a seed of its own.
+    """
+
+    def resolve(name: str, fallback: float, low: float, high: float) -> float:
+        asked: float | None = getattr(request, name)
+        value = defaults.get(name, fallback) if asked is None else asked
+        return min(max(value, low), high)  # a request was checked already, a model's file was not
+
+    temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)
+    return SamplingParams(
+        temperature=temperature if temperature >= _GREEDY_BELOW else 0.0,
+        top_p=resolve("top_p", 1.0, 1e-6, 1.0),
+        top_k=int(resolve("top_k", 0, 0, 1_000_000)),
+        min_p=resolve("min_p", 0.0, 0.0, 1.0),
+        repetition_penalty=resolve("repetition_penalty", 1.0, 0.01, 100.0),
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        seed=secrets.randbits(63) if request.seed is None else (request.seed + choice) & _SEED_MASK,
+        logit_bias=request.logit_bias or {},
+        logprobs=request.alternatives,
+    )
+
+
+def _engine_error(output: TokenOutput) -> ApiError:
+    message = output.error or "the model's engine failed"
+    if output.bad_grammar:
+        return ApiError(400, "invalid_grammar", message)
+    return service_unavailable(message, _RETRY_AFTER_SECONDS) if output.retry else internal_error(message)

@@ -1,0 +1,159 @@
+"""Prometheus metrics of a node, in a registry of their own. Labels are bounded: routes, error codes, loaded models."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from helexa.core.fleet import Health, ModelInfo, ModelLoad
+from helexa.neuron.requests.request_record import Exchange, RunRecord
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+
+_OTHER = "other"
+_MAX_MODELS = 100  # that were ever loaded; what comes after is counted together
+_DURATION = (0.005, 0.05, 0.25, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
+_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+_PHASE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+
+disable_created_metrics()  # one more series per counter and histogram that no dashboard reads
+
+
+class Metrics:
+    """What a node counts.
+
+    Args:
+        routes: the path that stands for each endpoint.
+    """
+
+    def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._routes = routes
+        self._models: set[str] = set()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"neuron_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"neuron_{name}_seconds", text, labels, registry=registry, buckets=buckets)
+
+        self._requests = counter("requests", "Requests, however they ended", "route", "status")
+        self._duration = histogram("request_duration", "From request to the end of the answer", _DURATION, "route")
+        self._refusals = counter("refusals", "Errors sent, by their code", "code")
+        self._runs = counter("runs", "Runs of a model, by how they ended", "model", "finish_reason")
+        self._prompt = counter("prompt_tokens", "Prompt tokens of runs", "model")
+        self._cached = counter("cached_prompt_tokens", "Of them, those found in the KV cache", "model")
+        self._completion = counter("completion_tokens", "Tokens of answers", "model")
+        self._first_token = histogram("time_to_first_token", "From prompt to first token", _FIRST_TOKEN, "model")
+        self._queue = histogram("queue", "A run's wait for its first step", _PHASE, "model")
+        self._prefill = histogram("prefill", "A run's prompt", _PHASE, "model")
+        self._decode = histogram("decode", "A run's answer", _PHASE, "model")
+        self._token = histogram("time_per_output_token", "Between the tokens of an answer", _TOKEN, "model")
+
+    def observe(self, exchange: Exchange, endpoint: Callable[..., Any] | None) -> None:
+        """Count one exchange that ended; `endpoint` is what served it."""
+        route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
+        self._requests.labels(route, str(exchange.status)).inc()
+        self._duration.labels(route).observe(exchange.duration)
+        for code in exchange.refusals:
+            self._refusals.labels(code).inc()
+        for run in exchange.runs:
+            self._observe_run(run)
+
+    def watch(self, collector: Collector) -> None:
+        """Ask `collector` too, at every scrape."""
+        self._registry.register(collector)
+
+    def text(self) -> bytes:
+        """The Prometheus text exposition."""
+        return generate_latest(self._registry)
+
+    def _observe_run(self, run: RunRecord) -> None:
+        model = run.model if run.model in self._models or len(self._models) < _MAX_MODELS else _OTHER
+        self._models.add(model)
+        self._runs.labels(model, run.reason).inc()
+        self._prompt.labels(model).inc(run.prompt_tokens)
+        self._cached.labels(model).inc(run.cached_tokens)
+        self._completion.labels(model).inc(run.completion_tokens)
+        self._queue.labels(model).observe(run.queue)
+        if run.first_token is not None:
+            self._first_token.labels(model).observe(run.first_token)
+            self._prefill.labels(model).observe(run.prefill)
+            self._decode.labels(model).observe(run.decode)
+            if run.completion_tokens > 1:
+                self._token.labels(model).observe(run.decode / (run.completion_tokens - 1))
+
+
+class NodeCollector(Collector):
+    """What the node says of itself, as metrics: `/health` and `/models` in Prometheus' words.
+
+    Args:
+        health, models: say it; neither may wait.
+        events: how often what happened.
+    """
+
+    def __init__(
+        self,
+        health: Callable[[], Health],
+        models: Callable[[], Iterable[ModelInfo]],
+        events: Mapping[str, int],
+    ) -> None:
+        self._health = health
+        self._models = models
+        self._events = events
+
+    def collect(self) -> Iterator[Metric]:
+        """Read everything."""
+        health = self._health()
+        yield _gauge("uptime_seconds", "Since the start", [((), health.uptime_secs)])
+        yield _gauge("memory_free_bytes", "Of the host", [((), (health.memory_free_mb or 0) << 20)])
+        yield _gauge("memory_total_bytes", "Of the host", [((), (health.memory_total_mb or 0) << 20)])
+        yield _gauge("models_loading", "Loads that run", [((), len(health.loading))])
+        for name, text, field in _DEVICE:
+            values = [((str(one.index),), getattr(one, field)) for one in health.devices]
+            yield _gauge(f"device_{name}", text, values, "device")
+        for name, text, field in _MODEL:
+            yield _gauge(f"model_{name}", text, [((one.id,), getattr(one, field)) for one in health.models], "model")
+        rejected = CounterMetricFamily("neuron_model_rejections", "Requests turned away", labels=("model", "reason"))
+        for one in health.models:
+            for field in _REJECTIONS:
+                rejected.add_metric((one.id, field.removeprefix("rejected_")), getattr(one, field))
+        yield rejected
+        events = CounterMetricFamily("neuron_model_events", "What happened to models", labels=("event",))
+        for event, count in self._events.items():
+            events.add_metric((event,), count)
+        yield events
+        up = [((one.id,), int(one.status == "loaded")) for one in self._models()]
+        yield _gauge("model_up", "1 while it serves, 0 while it recovers", up, "model")
+
+
+_DEVICE = (
+    ("memory_used_mib", "Memory used, MiB", "vram_used_mb"),
+    ("memory_free_mib", "Memory free, MiB", "vram_free_mb"),
+    ("utilization_percent", "Share of time in which it computed", "utilization_pct"),
+    ("temperature_celsius", "Its temperature", "temp_c"),
+)
+_MODEL = (
+    ("running", "Requests that run", "in_flight"),
+    ("waiting", "Requests that wait", "queue_depth"),
+    ("max_running", "Requests that may run", "max_in_flight"),
+    ("max_waiting", "Requests that may wait", "max_queue_depth"),
+    ("kv_pages", "Pages of the KV cache", "kv_pages_total"),
+    ("kv_pages_free", "Pages that nobody holds", "kv_pages_free"),
+    ("kv_budget_mib", "Memory for keys and values, MiB", "kv_budget_mb"),
+    ("kv_available_mib", "What of it is neither held nor promised, MiB", "kv_available_mb"),
+    ("prefill_tokens_per_second", "Of late", "tok_s_prefill"),
+    ("decode_tokens_per_second", "Of late", "tok_s_decode"),
+)
+_REJECTIONS = [name for name in ModelLoad.model_fields if name.startswith("rejected_")]
+
+
+def _gauge(name: str, text: str, values: Iterable[tuple[tuple[str, ...], float]], *labels: str) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"neuron_{name}", text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family

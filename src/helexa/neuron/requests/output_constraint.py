@@ -1,0 +1,136 @@
+"""What holds an answer to the shape that its request wants, or makes it call tools."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from helexa.core.errors import unsupported_parameter
+from helexa.core.wire.answer_shape import AnswerShape
+from helexa.core.wire.generation import GenerationRequest
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.neuron.grammar import (
+    after_reasoning,
+    for_choice,
+    for_lark,
+    for_regex,
+    for_schema,
+    for_tools,
+    in_final_channel,
+)
+from helexa.neuron.grammar.offer import is_name
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.parsers.output import Tools
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Grammars of an answer.
+
+    Attributes:
+        grammar: of all that the model says, its reasoning included; empty where it is free.
+        cut: of what it says after reasoning that was ended for it; empty where it is free.
+    """
+
+    grammar: str
+    cut: str = ""
+
+
+async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
+    """What holds a continuation to the shape that is asked for.
+
+    Raises:
+        ApiError: 400, the shape cannot be had.
+    """
+    if (shape := request.shape) is None:
+        return None
+    grammar = await asyncio.to_thread(_shaped, shape)
+    await model.grammars.compile_check(grammar, shape.param)
+    return Constraint(grammar)
+
+
+async def chat_constraint(
+    model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
+) -> Constraint | None:
+    """What holds the answer to `prompt` to the shape or the calls that are asked for.
+
+    Args:
+        thinks: it may think before it answers, even if the prompt does not begin that.
+
+    Raises:
+        ApiError: 400, the shape cannot be had, or the model has no notation for calls.
+    """
+    strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+    schemas = schemas_of(tools)
+    if chat.shape is None and not (tools and (chat.must_call or strict)):
+        return _no_more_thoughts(model, chat, schemas)
+    if tools:
+        constraint = await asyncio.to_thread(_called, model, chat, schemas, strict, prompt, thinks)
+        param = "tool_choice" if chat.must_call else "tools" if chat.shape is None else chat.shape.param
+    else:
+        assert chat.shape is not None
+        constraint = await asyncio.to_thread(_answered, model, chat.shape, prompt, thinks)
+        param = chat.shape.param
+    await model.grammars.compile_check(constraint.grammar, param)
+    return constraint
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """The JSON Schema of each tool's arguments, by name."""
+    return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+
+
+def _shaped(shape: AnswerShape) -> str:
+    if shape.kind == "schema":
+        return for_schema(shape.value, lenient=shape.lenient)
+    return {"regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind](shape.value)
+
+
+def _answered(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
+    grammar, token_id = _shaped(shape), model.text.tokenizer.token_id
+    if model.text.notation.frames_calls:
+        framed = [in_final_channel(grammar, reasons=reasons, token_id=token_id) for reasons in (True, False)]
+        return Constraint(*framed)
+    return Constraint(_with_reasoning(model, grammar, prompt, thinks), grammar)
+
+
+def _called(
+    model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
+) -> Constraint:
+    family = model.text.notation.family
+    if family is None:
+        param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
+        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no notation for calls of tools")
+    shape = None if chat.must_call else chat.shape
+    build = partial(
+        for_tools,
+        family.name,
+        tools if chat.forced_tool is None else {chat.forced_tool: tools[chat.forced_tool]},
+        "required" if chat.must_call else "auto",
+        chat.parallel_tool_calls is not False and chat.forced_tool is None,
+        strict=strict,
+        token_id=model.text.tokenizer.token_id,
+        answer="" if shape is None else _shaped(shape),
+    )
+    cut = build(reasons=False)
+    if model.text.notation.frames_calls:
+        return Constraint(build(), cut)
+    return Constraint(_with_reasoning(model, cut, prompt, thinks), cut)
+
+
+def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thinks: bool) -> str:
+    notation = model.text.notation
+    begun = notation.is_inside(prompt)
+    if notation.reasoning is None or not (begun or (thinks and not notation.is_over(prompt))):
+        return grammar
+    return after_reasoning(grammar, notation.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
+
+
+def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
+    """Nothing, as long as a model whose calls come after reasoning may think; then any call, or an answer."""
+    callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
+    if not (model.text.notation.frames_calls and callable_tools and chat.most_thoughts):
+        return None
+    token_id = model.text.tokenizer.token_id
+    return Constraint("", for_tools("harmony", callable_tools, "auto", False, token_id=token_id, reasons=False))

@@ -1,0 +1,130 @@
+"""The end of a run, on every path."""
+
+import logging
+import time
+
+from helexa.core.errors import ApiError
+from helexa.core.logs import tell
+from helexa.neuron.engine.ipc.messages import Timing, TokenOutput
+from helexa.neuron.events import Failed, Finished, FinishReason, PromptCounted, Started
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.answer_reader import AnswerReader
+from helexa.neuron.requests.request_record import RunRecord, current
+
+logger = logging.getLogger(__name__)
+
+
+class RunEnd:
+    """The one way out of a run: the last event, the accounting and the completion log line, once, on every path."""
+
+    def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader) -> None:
+        self.closed = False
+        self._model = model
+        self._reader = reader
+        self._prompt_tokens = prompt_tokens
+        self._cached_tokens = 0
+        self._resumed = False
+        self._timing: Timing | None = None
+        self._begin = time.perf_counter()
+        self._entered: float | None = None
+        self._first_token: float | None = None
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the run has begun."""
+        return self._entered is not None
+
+    def started(self) -> Started:
+        """The run begins."""
+        self._entered = time.perf_counter()
+        return Started(self._prompt_tokens)
+
+    def prompt_counted(self) -> PromptCounted:
+        """The engine has begun to read the prompt."""
+        return PromptCounted(self._prompt_tokens, self._cached_tokens)
+
+    def count(self, output: TokenOutput) -> int:
+        """Take note of an output that was read; how many tokens of prompt and answer the engine holds now."""
+        if output.tokens and self._first_token is None:
+            self._first_token = time.perf_counter()
+        if not self._resumed:
+            self._cached_tokens += output.cached_tokens
+            self._timing = output.timing or self._timing
+        return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
+
+    def resume(self) -> None:
+        """Another sequence goes on with the answer: what the engine says of its time and cache is not the run's."""
+        self._resumed = True
+        self._timing = None
+
+    def finish(self, reason: FinishReason, stop_string: str | None) -> Finished:
+        """The answer is complete."""
+        timing = self._close(reason)
+        return Finished(
+            reason=reason,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            completion_tokens=self._reader.tokens,
+            prefill_ms=timing.prefill_ms,
+            decode_ms=timing.decode_ms,
+            stop_string=stop_string,
+            reasoning_tokens=self._reader.reasoning_tokens,
+        )
+
+    def fail(self, error: ApiError) -> Failed:
+        """The answer stays incomplete."""
+        self._close("error")
+        return Failed(error)
+
+    def abandon(self, unread: int = 0) -> None:
+        """End a run whose client is gone, unless it ended already. `unread` tokens came that were not read."""
+        if not self.closed:
+            self._close("cancelled", client_gone=True, unread=unread)
+
+    def _close(self, reason: str, client_gone: bool = False, unread: int = 0) -> Timing:
+        self.closed = True
+        timing = self._timing or self._measured()
+        if self._first_token is not None:
+            # As seen from here, a wait in the engine looks like prefill.
+            prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
+            self._model.record(timing, prefilled, self._reader.tokens)
+        first_token = None if self._first_token is None else self._first_token - self._begin
+        waited = 0.0 if self._entered is None else self._entered - self._begin
+        run = RunRecord(
+            model=self._model.id,
+            reason=reason,
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=self._reader.tokens + unread,
+            cached_tokens=self._cached_tokens,
+            queue=waited + timing.queue_ms / 1000,
+            prefill=timing.prefill_ms / 1000,
+            decode=timing.decode_ms / 1000,
+            first_token=first_token,
+            admitted=self.admitted,
+        )
+        current().runs.append(run)
+        tell(
+            logger,
+            logging.INFO,
+            "completed",
+            model=run.model,
+            prompt_tokens=run.prompt_tokens,
+            completion_tokens=run.completion_tokens,
+            cached_tokens=run.cached_tokens,
+            reasoning_tokens=self._reader.reasoning_tokens,
+            finish_reason=reason,
+            queue_ms=round(run.queue * 1000),
+            ttft_ms=None if first_token is None else round(first_token * 1000),
+            prefill_ms=round(timing.prefill_ms),
+            decode_ms=round(timing.decode_ms),
+            client_gone=client_gone,
+        )
+        return timing
+
+    def _measured(self) -> Timing:
+        """The timing as seen from here, for runs that ended before the engine reported its own."""
+        now = time.perf_counter()
+        if self._entered is None:
+            return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)
+        first = self._first_token or now
+        return Timing(queue_ms=0.0, prefill_ms=(first - self._entered) * 1000, decode_ms=(now - first) * 1000)

@@ -1,0 +1,73 @@
+"""Token counts of requests that ended lately, for gateways that were cut off from an answer before its usage came."""
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from helexa.neuron.requests.request_record import RunRecord
+
+KEPT_SECONDS = 120.0
+MOST_KEPT = 10_000
+
+_HEADER = b"x-helexa-usage-id"
+_ID = re.compile(rb"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class UsageRecord:
+    """Token counts of one request; of several answers to one prompt, the prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
+        """Return the sum of the runs of one request. A run that never left the queue used nothing."""
+        begun = [run for run in runs if run.admitted]
+        return cls(
+            max((run.prompt_tokens for run in begun), default=0),
+            sum(run.completion_tokens for run in begun),
+            max((run.cached_tokens for run in begun), default=0),
+        )
+
+
+class UsageRecords:
+    """The records, by the id that a gateway made up for each request.
+
+    The id begins with a secret of the gateway, so nobody else can read a record. A record is kept for
+    `KEPT_SECONDS`, and there are at most `MOST_KEPT`.
+    """
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Event] = {}
+        self._ended: OrderedDict[str, tuple[float, UsageRecord]] = OrderedDict()
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Take note of a request that starts; return its id, empty if the request has none."""
+        for name, value in headers:
+            if name == _HEADER and _ID.fullmatch(value):
+                usage_id = value.decode()
+                self._running[usage_id] = asyncio.Event()
+                return usage_id
+        return ""
+
+    def end(self, usage_id: str, runs: Iterable[RunRecord]) -> None:
+        """Keep the token counts of a request that ended."""
+        now = time.monotonic()
+        self._ended[usage_id] = now, UsageRecord.of(runs)
+        if running := self._running.pop(usage_id, None):
+            running.set()
+        while len(self._ended) > MOST_KEPT or now - next(iter(self._ended.values()))[0] > KEPT_SECONDS:
+            self._ended.popitem(last=False)
+
+    async def find(self, usage_id: str) -> UsageRecord | None:
+        """Return the token counts of a request once it has ended, None if its id is unknown."""
+        running = self._running.get(usage_id)
+        if running is not None:
+            await running.wait()
+        entry = self._ended.get(usage_id)
+        return None if entry is None else entry[1]

@@ -1,0 +1,1 @@
+"""Output events as response bodies and stream chunks."""

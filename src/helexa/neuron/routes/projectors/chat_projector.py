@@ -1,0 +1,142 @@
+"""A run rendered as a chat completion, or as its chunks."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from helexa.core.wire.openai_chat_answer import (
+    Alternative,
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatToken,
+    FunctionDelta,
+    ToolCall,
+)
+from helexa.core.wire.usage import Usage
+from helexa.neuron.events import (
+    Finished,
+    OutputEvent,
+    PromptScores,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
+from helexa.neuron.routes.projectors.projector import Encoded, OpenAIProjector
+
+
+class ChatProjector(OpenAIProjector):
+    """Renders a run as a chat completion, or as its chunks."""
+
+    id_prefix = "chatcmpl"
+
+    @cached_property
+    def _tokens(self) -> list[Encoded]:
+        """Log-probabilities of each whole answer."""
+        return [Encoded() for _ in range(self.choices)]
+
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
+        """The chunk that says so of an answer; the first one names the role."""
+        if isinstance(event, WasReasoning):
+            return None
+        reason = event.reason if isinstance(event, Finished) else None
+        said = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
+        if isinstance(event, TextDelta) and event.logprobs:
+            tokens = Encoded()
+            _add(event.logprobs, tokens)
+            said["logprobs"] = ChatLogprobs(content=tokens.fragment(), refusal=None)
+        return self._chunk([said])
+
+    def usage_chunk(self, usage: Usage) -> ChatChunk:
+        """The chunk that carries the usage and no choices."""
+        return {**self._chunk([]), "usage": usage}
+
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of tokens that the whole answer will tell of."""
+        _add(tokens, self._tokens[choice])
+
+    def _take(self, choice: int, event: OutputEvent) -> None:
+        if isinstance(event, WasReasoning):
+            self._tokens[choice] = Encoded()
+        super()._take(choice, event)
+
+    def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
+        """A whole answer."""
+        text: list[str] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
+        arguments: list[list[str]] = []
+        for event in events:
+            match event:
+                case TextDelta(piece):
+                    text.append(piece)
+                case ReasoningDelta(piece):
+                    thoughts.append(piece)
+                case WasReasoning():
+                    thoughts += text
+                    text.clear()
+                case ToolCallStart(_, id, name):
+                    calls.append(ToolCall(id=id, type="function", function={"name": name, "arguments": ""}))
+                    arguments.append([])
+                case ToolCallDelta(number, piece):
+                    arguments[number].append(piece)
+        for call, pieces in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = "".join(pieces)
+        message = ChatAnswer(role="assistant", content="".join(text) or (None if calls else ""), refusal=None)
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        tokens = self._tokens[index]
+        told = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
+        return ChatChoice(index=index, message=message, logprobs=told, finish_reason=end.reason)
+
+    def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
+        """The chat completion."""
+        return ChatCompletion(
+            id=self.id,
+            object="chat.completion",
+            created=self.created,
+            model=self.model,
+            choices=list(choices),
+            usage=usage,
+        )
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        return ChatChunk(
+            id=self.id, object="chat.completion.chunk", created=self.created, model=self.model, choices=choices
+        )
+
+
+def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
+    match event:
+        case Started():
+            return {"role": "assistant"}
+        case TextDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return {"reasoning_content": text}
+        case ToolCallStart(index, id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case ToolCallDelta(index, arguments):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        case Finished() | WasReasoning() | PromptScores():
+            return {}
+
+
+def _add(tokens: Sequence[TokenLogprob], encoded: Encoded) -> None:
+    def told(token: str, spelled: bytes, logprob: float) -> Alternative:
+        return Alternative(token=token, logprob=logprob, bytes=list(spelled))
+
+    for one in tokens:
+        top = [told(*other) for other in one.top]
+        encoded.add(ChatToken(**told(one.token, one.bytes, one.logprob), top_logprobs=top))

@@ -1,0 +1,47 @@
+"""A run as a compacted conversation."""
+
+import secrets
+import time
+
+import orjson
+
+from helexa.core.wire.responses.compaction_item import compaction_item
+from helexa.neuron.events import Finished, InferenceEvent, TextDelta, WasReasoning
+from helexa.neuron.routes.projectors.response_projector import usage_of
+
+
+class CompactionProjector:
+    """Renders the text that a run says as one item. It is never streamed."""
+
+    def __init__(self) -> None:
+        self._stem = secrets.token_hex(16)
+        self._texts: list[str] = []
+        self._end: Finished | None = None
+
+    def frames(self, event: InferenceEvent) -> bytes:
+        """Say nothing: there is no stream of this."""
+        return b""
+
+    def take(self, event: InferenceEvent) -> None:
+        """Keep the text, and the usage."""
+        match event:
+            case TextDelta(text):
+                self._texts.append(text)
+            case WasReasoning():
+                self._texts.clear()
+            case Finished():
+                self._end = event
+            case _:
+                pass
+
+    def body(self) -> bytes:
+        """The compacted conversation. Its usage stands at its end, where a gateway looks for it."""
+        assert self._end is not None
+        value = {
+            "id": f"resp_{self._stem}",
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [compaction_item(f"cmp_{self._stem}", "".join(self._texts).strip())],
+            "usage": usage_of(self._end),
+        }
+        return orjson.dumps(value)

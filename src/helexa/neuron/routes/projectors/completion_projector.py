@@ -1,0 +1,104 @@
+"""A run rendered as a text completion, or as its chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from helexa.core.wire.openai_completions import Completion, CompletionChoice, CompletionLogprobs
+from helexa.core.wire.usage import Usage
+from helexa.neuron.events import Finished, OutputEvent, PromptScores, Started, TextDelta, TokenLogprob
+from helexa.neuron.routes.projectors.projector import OpenAIProjector
+
+
+class CompletionProjector(OpenAIProjector):
+    """Renders a run as a text completion, or as its chunks.
+
+    Args:
+        echo: the text that each choice begins with, one per choice; none if empty.
+        scored: the log-probabilities of the prompts' tokens come first, and the echoed text with them.
+    """
+
+    id_prefix = "cmpl"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        choices: int = 1,
+        echo: Sequence[str] = (),
+        scored: bool = False,
+        include_usage: bool = False,
+        null_usage: bool = False,
+    ) -> None:
+        super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
+        self._echo = echo or [""] * choices
+        self._scored = scored
+        self._first_unscored = [scored] * choices  # the next token that is told is the first of a prompt
+        self._told = [0] * choices  # characters that tokens with log-probabilities stand for
+        self._kept = [_no_logprobs() for _ in range(choices)]
+
+    def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
+        """The chunk that says so of a continuation."""
+        match event:
+            case Started() if self._echo[choice] and not self._scored:
+                return self._completion([_choice(choice, self._echo[choice])])
+            case PromptScores(tokens):
+                told = _no_logprobs()
+                self._add(choice, tokens, told)
+                return self._completion([_choice(choice, self._echo[choice], told)])
+            case TextDelta(text, logprobs):
+                told = _no_logprobs()
+                self._add(choice, logprobs, told)
+                return self._completion([_choice(choice, text, told if logprobs else None)])
+            case Finished():
+                return self._completion([_choice(choice, "", finish_reason=event.reason)])
+            case _:
+                return None
+
+    def usage_chunk(self, usage: Usage) -> Completion:
+        """The chunk that carries the usage and no choices."""
+        return {**self._completion([]), "usage": usage}
+
+    def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
+        """Take the log-probabilities of tokens that the whole continuation will tell of."""
+        self._add(choice, tokens, self._kept[choice])
+
+    def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
+        """A whole continuation."""
+        text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
+        told = self._kept[index]
+        return _choice(index, text, told if told["tokens"] else None, end.reason)
+
+    def whole(self, choices: Sequence[Any], usage: Usage) -> Completion:
+        """The text completion."""
+        return {**self._completion(list(choices)), "usage": usage}
+
+    def _add(self, choice: int, tokens: Sequence[TokenLogprob], told: CompletionLogprobs) -> None:
+        for token in tokens:
+            told["tokens"].append(token.token)
+            if self._first_unscored[choice]:
+                self._first_unscored[choice] = False
+                told["token_logprobs"].append(None)
+                told["top_logprobs"].append(None)
+            else:
+                # Tokens that read alike, halves of characters as a rule, have the likeliest one's.
+                alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
+                top = {token.token: token.logprob, **dict(alike)}
+                told["token_logprobs"].append(token.logprob)
+                told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
+            told["text_offset"].append(self._told[choice])
+            self._told[choice] += len(token.token)
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)
+
+
+def _no_logprobs() -> CompletionLogprobs:
+    return CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+
+
+def _choice(
+    index: int, text: str, logprobs: CompletionLogprobs | None = None, finish_reason: str | None = None
+) -> CompletionChoice:
+    return CompletionChoice(index=index, text=text, logprobs=logprobs, finish_reason=finish_reason)

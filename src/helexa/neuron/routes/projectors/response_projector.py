@@ -1,0 +1,147 @@
+"""A run as a response, or as the events of its stream."""
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from helexa.core.errors import ApiError
+from helexa.core.sse import frame
+from helexa.core.wire.responses.output import Event, ResponseUsage, response_usage
+from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.neuron.events import (
+    Failed,
+    Finished,
+    InferenceEvent,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    WasReasoning,
+)
+from helexa.neuron.routes.projectors.response_output import ResponseOutput
+
+Keep = Callable[[str, bytes, list[dict[str, Any]]], None]
+"""Takes a response's id, the response itself, and the items of its output."""
+
+
+class ResponseProjector:
+    """Renders a run as OpenAI's Responses.
+
+    Args:
+        model: the model's id.
+        asked: the request.
+        keep: is given the response when it is complete, before its client is.
+        temperature, top_p: the values that the model samples with.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        asked: ResponsesRequest,
+        keep: Keep | None = None,
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        stem: str | None = None,
+        created: int | None = None,
+    ) -> None:
+        stem = stem or secrets.token_hex(16)
+        self.id = f"resp_{stem}"
+        created_at = int(time.time()) if created is None else created
+        head = {"id": self.id, "object": "response", "created_at": created_at, "model": model}
+        shown = asked.shown(store=keep is not None, temperature=temperature, top_p=top_p)
+        self._head = orjson.dumps(head)[:-1] + b"," + shown[1:-1] + b","
+        self._keep = keep
+        self._output = ResponseOutput(stem, asked.namespaces)
+        self._sequence_number = 0
+        self._end: Finished | None = None
+
+    def frames(self, event: InferenceEvent) -> bytes:
+        """What a stream says of `event`."""
+        match event:
+            case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
+                return b"".join([self._frame(one) for one in self._output.take(event)])
+            case Started():
+                response = self._response("in_progress")
+                return self._told("response.created", response) + self._told("response.in_progress", response)
+            case Finished():
+                items, response, status = self._finished(event)
+                return b"".join([self._frame(one) for one in items]) + self._told(f"response.{status}", response)
+            case Failed(error):
+                items = self._output.end("incomplete") if self._sequence_number else []  # nothing was said of it
+                said: Event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+                response = self._response("failed", error=_error(error))
+                frames = [self._frame(one) for one in (*items, said)]
+                return b"".join([*frames, self._told("response.failed", response)])
+            case _:
+                raise AssertionError(f"a response has one answer, not {type(event).__name__}")
+
+    def take(self, event: InferenceEvent) -> None:
+        """Keep what the whole response needs of `event`."""
+        match event:
+            case WasReasoning():
+                self._output.was_reasoning()
+            case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta():
+                self._output.take(event)
+            case Finished():
+                self._end = event
+            case _:
+                pass
+
+    def body(self) -> bytes:
+        """The whole response."""
+        assert self._end is not None
+        _, response, _ = self._finished(self._end)
+        return response
+
+    def _finished(self, end: Finished) -> tuple[list[Event], bytes, str]:
+        """The last events of items, the response, and its status."""
+        status = "incomplete" if end.reason == "length" else "completed"
+        events = self._output.end(status)
+        details = {"reason": "max_output_tokens"} if end.reason == "length" else None
+        response = self._response(status, incomplete_details=details, usage=usage_of(end))
+        if self._keep is not None:
+            self._keep(self.id, response, self._output.items)
+        return events, response, status
+
+    def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
+        """The response as it is now. What a gateway looks for, the usage, stands at its end."""
+        tail = {
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": error,
+            "incomplete_details": incomplete_details,
+            "output": self._output.items,
+            "usage": usage,
+        }
+        return self._head + orjson.dumps(tail)[1:]
+
+    def _told(self, kind: str, response: bytes) -> bytes:
+        return self._frame({"type": kind, "response": orjson.Fragment(response)})
+
+    def _frame(self, event: Event) -> bytes:
+        event["sequence_number"] = self._sequence_number
+        self._sequence_number += 1
+        return frame(orjson.dumps(event), event["type"])
+
+
+def _error(error: ApiError) -> dict[str, str]:
+    """An error in one of the codes that a response may have."""
+    code = error.code if error.code == "rate_limit_exceeded" else "server_error"
+    return {"code": code, "message": str(error)}
+
+
+def usage_of(end: Finished) -> ResponseUsage:
+    """Return the usage of a run."""
+    return response_usage(
+        end.prompt_tokens,
+        end.completion_tokens,
+        cached_tokens=end.cached_tokens,
+        reasoning_tokens=end.reasoning_tokens,
+        prefill_ms=end.prefill_ms,
+        decode_ms=end.decode_ms,
+    )

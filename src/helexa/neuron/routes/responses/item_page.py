@@ -1,0 +1,84 @@
+"""A page of the items that a stored response answered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic_core import from_json, to_json
+
+from helexa.core.errors import invalid_body, unsupported_parameter
+from helexa.neuron.requests.response_store import StoredResponse
+
+_LONGEST = 100
+_NAMES = ("limit", "order", "after", "include")
+_PREFIXES = {"reasoning": "rs", "function_call": "fc", "function_call_output": "fco", "compaction": "cmp"}
+
+
+@dataclass(frozen=True)
+class ItemPage:
+    """The page that a client asks for.
+
+    Attributes:
+        newest_first: the order, `desc` in the query.
+        after: id of the item before the page; empty for the first page.
+    """
+
+    limit: int = 20
+    newest_first: bool = True
+    after: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "ItemPage":
+        """Read a query.
+
+        Raises:
+            ApiError: 400, naming the parameter.
+        """
+        for name in query:
+            if name not in _NAMES:
+                raise unsupported_parameter(name[:80])
+        limit, order = query.get("limit", "20"), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _LONGEST):
+            raise invalid_body(f"limit: must be 1 to {_LONGEST}", "limit")
+        if order not in ("asc", "desc"):
+            raise invalid_body("order: must be 'asc' or 'desc'", "order")
+        return cls(int(limit), order == "desc", query.get("after", ""))
+
+    def listed(self, response: StoredResponse, id: str) -> bytes:
+        """Return the list object of the response `id`: JSON.
+
+        Raises:
+            ApiError: 400: there is no item `after`.
+        """
+        output = len(orjson.loads(response.body)["output"])
+        items = from_json(response.items)
+        items = [_shown(item, id, index) for index, item in enumerate(items[: len(items) - output])]
+        ids = [item["id"] for item in items]
+        if self.newest_first:
+            items, ids = items[::-1], ids[::-1]
+        if self.after and self.after not in ids:
+            raise invalid_body(f"after: there is no item {self.after[:80]!r}", "after")
+        start = ids.index(self.after) + 1 if self.after else 0
+        page = items[start : start + self.limit]
+        listed = {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": start + len(page) < len(items),
+        }
+        return to_json(listed, inf_nan_mode="null")
+
+
+def _shown(item: dict[str, Any], response: str, index: int) -> dict[str, Any]:
+    """Return an input item with all members that the API promises: an id, a type, a status, and parts."""
+    kind = item.get("type") or "message"
+    shown = {"id": f"{_PREFIXES.get(kind, 'msg')}_{response.removeprefix('resp_')}_in{index}", "type": kind, **item}
+    if kind == "message":
+        content = item.get("content")
+        if content is None or isinstance(content, str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            shown["content"] = [{"type": part, "text": content or ""}]
+        shown.setdefault("status", "completed")
+    return shown

@@ -1,0 +1,62 @@
+"""Items of responses that were kept, which a request names in place of saying them again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic_core import from_json
+
+from helexa.core.errors import ApiError, unsupported_parameter
+from helexa.core.wire.responses.input import Item
+from helexa.neuron.requests.response_store import ResponseStore, StoredResponse
+from helexa.neuron.routes.projectors.response_items import response_of
+
+
+def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dict[str, StoredResponse]:
+    """The kept response that each named item is of, by the item's id.
+
+    Raises:
+        ApiError: 400 `unsupported_parameter`: none are kept; `item_not_found`: there is no such response.
+    """
+    found: dict[str, StoredResponse] = {}
+    for index, item in enumerate(items):
+        if not _is_reference(item):
+            continue
+        field, id = f"input.{index}", str(item["id"])
+        if not store.enabled:
+            hint = "this node keeps no responses; send the item itself"
+            raise unsupported_parameter(field, f"'{field}': references to items are not supported: {hint}")
+        response = store.find(response_of(id), principal)
+        if response is None:
+            raise _unknown(field, id)
+        found[id] = response
+    return found
+
+
+def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
+    """The items, with those that are named in place of their names. What was kept of long ones takes a while to read.
+
+    Raises:
+        ApiError: 400 `item_not_found`: the response has no such item.
+    """
+    outputs: dict[str, dict[str, Any]] = {}
+    said: list[dict[str, Any]] = []
+    for index, item in enumerate(items):
+        if not _is_reference(item):
+            said.append(dict(item))
+            continue
+        id = str(item["id"])
+        response = response_of(id)
+        if response not in outputs:
+            outputs[response] = {one["id"]: one for one in from_json(sources[id].body)["output"]}
+        if id not in outputs[response]:
+            raise _unknown(f"input.{index}", id)
+        said.append(outputs[response][id])
+    return said
+
+
+def _is_reference(item: Item) -> bool:
+    return item.get("type") in (None, "item_reference") and "id" in item and "role" not in item
+
+
+def _unknown(field: str, id: str) -> ApiError:
+    return ApiError(400, "item_not_found", f"{field}: item {id[:256]!r} not found", param=field)

@@ -1,0 +1,162 @@
+"""`/v1/responses`: answers, what is kept of them, and the prompts that requests become."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic_core import from_json, to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from helexa.core.errors import ApiError, unsupported_parameter
+from helexa.core.wire.openai_chat import ChatRequest
+from helexa.core.wire.responses.compaction import CompactRequest
+from helexa.core.wire.responses.input import Item
+from helexa.core.wire.responses.request import ResponsesRequest, renamed
+from helexa.http.json_response import JsonResponse
+from helexa.neuron.lifecycle.model import ServedModel
+from helexa.neuron.requests.inference import sampling_params
+from helexa.neuron.requests.response_store import ResponseStore, StoredResponse
+from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.chat import converse, rendered
+from helexa.neuron.routes.principal import principal_of
+from helexa.neuron.routes.projectors.compaction_projector import CompactionProjector
+from helexa.neuron.routes.projectors.response_projector import Keep, ResponseProjector
+from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.responses.item_page import ItemPage
+from helexa.neuron.routes.responses.item_references import referred, resolved
+
+
+async def create_response(request: Request) -> Reply:
+    """Answer a conversation, which may go on from a response that was kept."""
+    asked, model, history, chat = await _asked(request)
+    store: ResponseStore = request.app.state.responses
+    principal = principal_of(request)
+    try:
+        events = await converse(model, chat, principal)
+    except ApiError as error:
+        raise renamed(error) from None
+    kept = store.enabled and asked.store is not False
+    keep = _keep(store, principal, [*history, *asked.input]) if kept else None
+    sampling = sampling_params(chat, model.text.sampling_defaults)
+    projector = ResponseProjector(
+        model.id, asked, keep, temperature=sampling.temperature, top_p=sampling.top_p, stem=store.new_stem()
+    )
+    return Reply(events, projector, stream=bool(asked.stream))
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """Count the tokens of the prompt that a request would become; the engine is not asked."""
+    _, model, _, chat = await _asked(request)
+    try:
+        prompt, _ = await rendered(model, chat)
+    except ApiError as error:
+        raise renamed(error) from None
+    counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
+    return JsonResponse(counted)
+
+
+async def compact_conversation(request: Request) -> Reply:
+    """Have the model summarize a conversation, as an item that stands for it in later requests."""
+    _, model, _, chat = await _asked(request, CompactRequest)
+    try:
+        events = await converse(model, chat, principal_of(request), thinks=False)
+    except ApiError as error:
+        raise renamed(error) from None
+    return Reply(events, CompactionProjector(), stream=False)
+
+
+async def get_response(request: Request) -> Response:
+    """Say again what was said."""
+    for name in request.query_params:
+        raise unsupported_parameter(name)
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    entry = store.find(id, principal_of(request))
+    if entry is None:
+        raise _unknown(id)
+    return Response(entry.body, media_type="application/json")
+
+
+async def list_input_items(request: Request) -> Response:
+    """List the items that a response answered, its conversation before it included."""
+    page = ItemPage.of(request.query_params)
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    entry = store.find(id, principal_of(request))
+    if entry is None:
+        raise _unknown(id)
+    body = await asyncio.to_thread(page.listed, entry, id)
+    return Response(body, media_type="application/json")
+
+
+async def delete_response(request: Request) -> Response:
+    """Forget a response. Those that went on from it stay as they are."""
+    store: ResponseStore = request.app.state.responses
+    id = request.path_params["response_id"]
+    if not store.remove(id, principal_of(request)):
+        raise _unknown(id)
+    return JsonResponse({"id": id, "object": "response", "deleted": True})
+
+
+async def _asked(
+    request: Request, kind: type[ResponsesRequest] = ResponsesRequest
+) -> tuple[ResponsesRequest, ServedModel, list[Item], ChatRequest]:
+    """Return the request, its model, the items of earlier responses, and the chat completion that is asked for."""
+    asked = kind.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(asked.model)
+    store: ResponseStore = request.app.state.responses
+    principal = principal_of(request)
+    if asked.store and not store.enabled:
+        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
+    previous = _previous(store, asked.previous_response_id, principal)
+    sources = referred(store, asked.input, principal)
+    history, chat = await asyncio.to_thread(_conversation, previous, asked, sources)
+    return asked, model, history, chat
+
+
+def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
+    """The response that the request goes on from, if it does."""
+    if id is None:
+        return None
+    name = "previous_response_id"
+    if not store.enabled:
+        hint = "this node keeps no responses; send the whole conversation as 'input'"
+        raise unsupported_parameter(name, f"'{name}' is not supported: {hint}")
+    found = store.find(id, principal)
+    if found is None:
+        raise ApiError(400, "previous_response_not_found", f"previous response {id!r} not found", param=name)
+    return found
+
+
+def _conversation(
+    previous: StoredResponse | None, asked: ResponsesRequest, sources: Mapping[str, StoredResponse]
+) -> tuple[list[Item], ChatRequest]:
+    """The items until now, and what is asked for, of which items that are named become part; long ones take a while."""
+    asked.input = resolved(asked.input, sources)
+    history = [] if previous is None else from_json(previous.items)
+    return history, asked.chat(history)
+
+
+def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
+    # There are items on both sides; those of the output are encoded in parts already.
+    def keep(id: str, body: bytes, output: list[dict[str, Any]]) -> None:
+        store.put(id, principal, body, to_json(items)[:-1] + b"," + orjson.dumps(output)[1:])
+
+    return keep
+
+
+def _unknown(id: str) -> ApiError:
+    return ApiError(404, "response_not_found", f"response {id[:256]!r} not found", param="response_id")
+
+
+routes = [
+    Route("/v1/responses", create_response, methods=["POST"]),
+    Route("/v1/responses/input_tokens", count_input_tokens, methods=["POST"]),
+    Route("/v1/responses/compact", compact_conversation, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", list_input_items, methods=["GET"]),
+    Route("/v1/responses/{response_id}", get_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+]

@@ -1,0 +1,108 @@
+"""Which requests a node accepts: those with its API key, or, on a node without a key, those of no foreign web page.
+
+| | with `api_key` | without |
+|---|---|---|
+| any request but `GET /health` | 401 without the key | |
+| `Host` is an unknown name, on a loopback address | | 403 |
+| `Host` is an unknown name, elsewhere | | 403 if the request has an `Origin` |
+| `Origin` is not the node's own | | 403 |
+
+Only browsers send `Origin`. On a network, gateways reach nodes by any DNS name, so `Host` is checked there for browsers
+only. That suffices to stop DNS rebinding from changing anything: browsers send `Origin` with every POST and DELETE.
+"""
+
+import hmac
+import ipaddress
+import socket
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helexa.core.errors import ApiError
+from helexa.http.connections.request_head import Headers
+from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
+from helexa.neuron.config import NeuronConfig
+from helexa.neuron.routes.refusal import log_refusal, refusal
+
+_RESERVED_SUFFIXES = (b".localhost", b".internal")  # domains that nobody can register, so no page has them
+
+
+class AccessGuard:
+    """ASGI middleware that answers 401 or 403 to requests that the node does not accept."""
+
+    def __init__(self, app: ASGIApp, config: NeuronConfig) -> None:
+        self._app = app
+        self._key = config.api_key.get_secret_value().encode() if config.api_key else None
+        self._checks_every_host = is_loopback(config.host)
+        names = ("localhost", socket.gethostname(), config.host, *config.allowed_hosts)
+        self._names = frozenset(name.lower().encode() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer with the error."""
+        error = self._error(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            log_refusal(scope["path"], error)
+            await refusal(error)(scope, receive, send)
+
+    def _error(self, scope: Scope) -> ApiError | None:
+        if self._key is not None:
+            is_open = scope["path"] == "/health" and scope["method"] in ("GET", "HEAD")
+            return None if is_open or hmac.compare_digest(_bearer(scope["headers"]), self._key) else _unauthorized()
+        host, origin = host_and_origin(scope["headers"])
+        name = without_port(host).removesuffix(b".")
+        if (origin or self._checks_every_host) and name and not self._knows(name):
+            return _unknown_host(name)
+        if origin and not is_same_origin(origin, host):
+            return _foreign_origin(origin)
+        return None
+
+    def _knows(self, name: bytes) -> bool:
+        return name in self._names or name.endswith(_RESERVED_SUFFIXES) or _is_address(name)
+
+
+def exposure(config: NeuronConfig) -> str | None:
+    """Return a warning if other machines can use the node without a key, else None."""
+    if config.api_key is not None or is_loopback(config.host):
+        return None
+    return (
+        f"other machines can connect to {config.host or '0.0.0.0'}:{config.port} and run prompts, read the list of "
+        "models, and load and unload models without a key; set api_key (and bearer for this node in cortex.toml), or "
+        'host = "127.0.0.1"'
+    )
+
+
+def _is_address(name: bytes) -> bool:
+    try:
+        ipaddress.ip_address(name.decode("ascii").removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _bearer(headers: Headers) -> bytes:
+    for name, value in headers:
+        scheme, _, secret = value.strip().partition(b" ")
+        if name == b"authorization" and scheme.lower() == b"bearer":
+            return secret.strip()
+    return b""
+
+
+def _unauthorized() -> ApiError:
+    return ApiError(401, "invalid_api_key", "this node requires its api_key: 'Authorization: Bearer <key>'")
+
+
+def _unknown_host(name: bytes) -> ApiError:
+    shown = name.decode("latin-1")[:200]
+    return ApiError(
+        403, "host_not_allowed", f"'{shown}' is not a known name of this node; add it to allowed_hosts in neuron.toml"
+    )
+
+
+def _foreign_origin(origin: bytes) -> ApiError:
+    shown = origin.decode("latin-1")[:200]
+    return ApiError(
+        403,
+        "origin_not_allowed",
+        f"web pages of '{shown}' may not use this node; use a gateway with cors_origins, or set api_key in neuron.toml",
+    )

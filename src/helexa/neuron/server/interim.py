@@ -1,0 +1,70 @@
+"""`102 Processing` responses for clients that ask for signs of life while a response is being made.
+
+A client asks with the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`, where
+`from` is the client's own address on the connection. If `from` differs from the address that the node sees, a proxy is
+in between. Some proxies take a 102 for the response itself (nginx 1.22 does), so the node then sends none.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helexa.http.connections.call import INTERIM
+
+HEADER = b"x-helexa-keep-alive"
+MIN_SECS = 1
+MAX_SECS = 300
+
+_VALUE = re.compile(rb"(\d{1,6})(?:\s*;\s*from=(\S+))?")
+
+
+class Interim:
+    """Wraps an application, whose responses it precedes with interim responses where the client asked for them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        secs = interval_secs(scope) if scope["type"] == "http" else None
+        if secs is None:
+            await self._app(scope, receive, send)
+            return
+        timer = _Timer(secs, scope["extensions"][INTERIM])
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            timer.stop()
+
+
+def interval_secs(scope: Scope) -> float | None:
+    """Return the interval that a request asks for, within `MIN_SECS` and `MAX_SECS`; None if it gets no 102."""
+    for name, value in scope["headers"]:
+        if name == HEADER:
+            wish = _VALUE.fullmatch(value.strip())
+            if wish is None or INTERIM not in scope.get("extensions", ()):
+                return None
+            host, port = scope["client"]
+            if wish[2] is not None and wish[2] != f"{host}:{port}".encode():
+                return None
+            return min(max(int(wish[1]), MIN_SECS), MAX_SECS)
+    return None
+
+
+class _Timer:
+    """Calls `send` every `secs` until it returns False or the timer is stopped."""
+
+    def __init__(self, secs: float, send: Callable[[], bool]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._secs = secs
+        self._send = send
+        self._handle = self._loop.call_later(secs, self._ring)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+    def _ring(self) -> None:
+        if self._send():
+            self._handle = self._loop.call_later(self._secs, self._ring)

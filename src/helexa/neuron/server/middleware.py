@@ -1,0 +1,65 @@
+"""What every request passes first and last: it gets its id, its line in the log, and is counted."""
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from helexa.core.logs import request_id, tell
+from helexa.http.connections import request_head
+from helexa.neuron.requests import request_record
+from helexa.neuron.requests.metrics import Metrics
+from helexa.neuron.requests.request_record import Exchange
+from helexa.neuron.requests.usage_records import UsageRecords
+
+log = logging.getLogger("helexa.neuron.requests")
+
+CLIENT_CLOSED_REQUEST = 499
+_POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"})
+
+
+class Front:
+    """An application around another."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, usage: UsageRecords) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._usage = usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        number = request_head.request_id(scope["headers"])
+        request_id.set(number)
+        one = Exchange(scope["method"], scope["path"])
+        request_record.begin(one)
+        usage_id = self._usage.begin(scope["headers"])
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                one.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", number.encode())]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            if usage_id:
+                self._usage.end(usage_id, one.runs)
+            self._end(one, scope)
+
+    def _end(self, one: Exchange, scope: Scope) -> None:
+        one.status = one.status or CLIENT_CLOSED_REQUEST
+        self._metrics.observe(one, scope.get("endpoint"))
+        if not one.runs and not one.refusals:
+            quiet = one.status < 400 and one.path in _POLLED
+            tell(
+                log,
+                logging.DEBUG if quiet else logging.INFO,
+                "answered",
+                method=one.method,
+                path=one.path,
+                status=one.status,
+                duration_ms=round(one.duration * 1000),
+            )

@@ -1,0 +1,76 @@
+"""The process in which chat templates run, with bounds on its memory and its time. Started by `TemplateRenderer`.
+
+A template comes with the weights: it is a stranger's program, and Jinja's sandbox bounds neither how much a string
+method allocates nor how long a comparison takes. The kernel does, and what needs too much ends this process, not the
+server.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Template, TemplateSyntaxError
+
+from helexa.neuron.text.templates.template_environment import TemplateEnvironment
+from helexa.neuron.text.templates.template_frames import OUT_OF_MEMORY, read_frame, write_frame
+
+MAX_MEMORY = 128 << 20
+"""Bytes of address space beyond what the process has when it starts."""
+
+_TEMPLATES = 8  # compiled and kept
+
+_environment = TemplateEnvironment()
+
+
+def main() -> None:
+    """Answer requests on standard input until it ends."""
+    _limit_memory()
+    try:
+        while (request := read_frame(sys.stdin.buffer)) is not None:
+            write_frame(sys.stdout.buffer, _reply(request))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)  # nothing is tidied up, which could need memory
+
+
+def _limit_memory() -> None:
+    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY, used + MAX_MEMORY))
+
+
+def _reply(request: bytes) -> bytes:
+    """`=` and the text, or `!` and why there is none."""
+    source, variables, seconds = json.loads(request.decode("utf-8", "surrogatepass"))
+    del request
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever it is doing
+    try:
+        if variables is None:
+            text = " ".join(_environment.undeclared(source))
+        else:
+            text = _environment.render(_compiled(source), variables)
+    except MemoryError:
+        raise
+    except TemplateSyntaxError as error:
+        return f"!is broken in line {error.lineno}: {_line(error)}".encode("utf-8", "replace")
+    except Exception as error:  # a template may raise anything that Python's operators raise
+        return f"!failed: {_line(error)}".encode("utf-8", "replace")
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return b"=" + text.encode("utf-8", "surrogatepass")
+
+
+@lru_cache(_TEMPLATES)
+def _compiled(source: str) -> Template:
+    return _environment.from_string(source)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500] or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Where a model's files keep its chat templates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helexa.neuron.text.json_file import read_object
+from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH
+
+_DEFAULT = "default"
+_TOOL_USE = "tool_use"
+
+
+@dataclass(frozen=True)
+class TemplateSources:
+    """The templates that are used, as text.
+
+    Attributes:
+        default: the model's chat template, or None.
+        tool_use: the one for conversations with tools, if there is another for these.
+    """
+
+    default: str | None = None
+    tool_use: str | None = None
+
+    @classmethod
+    def of(cls, named: Mapping[str, Any]) -> "TemplateSources":
+        """Choose among templates by their names: `default`, else the first; values that are no text do not count."""
+        texts = {name: text for name, text in named.items() if isinstance(text, str) and text.strip()}
+        default = texts.get(_DEFAULT, next(iter(texts.values()), None))
+        return cls(default, texts.get(_TOOL_USE))
+
+    @classmethod
+    def in_directory(cls, path: Path) -> "TemplateSources":
+        """The templates in a model's directory.
+
+        As in `transformers`, the first of these places that has any counts alone: `chat_template.jinja` with
+        `additional_chat_templates/{default,tool_use}.jinja`; `chat_template.json`; `tokenizer_config.json`, where it is
+        a text, a list of names and texts, or an object of these.
+
+        Raises:
+            ModelFileError: when one of the JSON files holds no JSON object.
+        """
+        files = {_DEFAULT: _text(path / "chat_template.jinja")}
+        for name in (_DEFAULT, _TOOL_USE):
+            files[name] = _text(path / "additional_chat_templates" / f"{name}.jinja") or files.get(name)
+        found = cls.of(files)
+        for name in ("chat_template.json", "tokenizer_config.json"):
+            if found.default is None:
+                found = cls.of(_named(read_object(path / name).get("chat_template")))
+        return found
+
+    @classmethod
+    def in_gguf(cls, metadata: Mapping[str, Any]) -> "TemplateSources":
+        """The templates in a GGUF file's metadata: `tokenizer.chat_template`, and others with their name after it."""
+        key = "tokenizer.chat_template"
+        names = metadata.get("tokenizer.chat_templates")
+        others = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        return cls.of({_DEFAULT: metadata.get(key)} | {name: metadata.get(f"{key}.{name}") for name in others})
+
+
+def _text(path: Path) -> str | None:
+    """What is in the file, as far as a template may reach; None if there is nothing."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_SOURCE_LENGTH + 1)
+    except OSError:
+        return None
+
+
+def _named(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        return {str(entry.get("name")): entry.get("template") for entry in entries}
+    return {_DEFAULT: value}

@@ -1,0 +1,48 @@
+"""The special tokens that chat templates write by name: `bos_token`, `eos_token` and whatever else a model names.
+
+`transformers` hands templates those that a model's files name and leaves the others undefined; so is it here.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from helexa.neuron.text.json_file import read_object
+from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
+
+# The name in a template, and the key in a GGUF file's metadata, which is spelled so.
+_GGUF_KEYS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+
+
+def special_tokens_in_directory(path: Path) -> dict[str, str]:
+    """The tokens that `tokenizer_config.json` and `special_tokens_map.json` name, by name.
+
+    Raises:
+        ModelFileError: when one of these files holds no JSON object.
+    """
+    config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
+    extra = config.get("extra_special_tokens")
+    named = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: _text(value) for key, value in (named | (extra if isinstance(extra, dict) else {})).items()}
+    return {key: text for key, text in texts.items() if text is not None}
+
+
+def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
+    """The tokens that a GGUF file's metadata names, by name."""
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_KEYS.items()}
+    texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _text(token: Any) -> str | None:
+    """The text of a token that a configuration gives plain or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None

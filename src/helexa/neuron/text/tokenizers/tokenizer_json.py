@@ -1,0 +1,35 @@
+"""Reading `tokenizer.json`."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.json_file import read_object
+from helexa.neuron.text.tokenizers.backend_errors import backend_errors
+from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_ADDED_LENGTH
+
+MAX_BYTES = 64 << 20
+
+
+def read_tokenizer_json(path: Path) -> Tokenizer:
+    """The tokenizer in a file of the `tokenizers` library, which neither truncates nor pads.
+
+    Raises:
+        ModelFileError: when the file cannot be read, is larger than a real one, or is not understood by the library.
+    """
+    if _added_length(read_object(path, MAX_BYTES)) > MAX_ADDED_LENGTH:
+        raise ModelFileError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
+    with backend_errors(f"{path.name} cannot be read"):
+        backend = Tokenizer.from_file(str(path))
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _added_length(file: dict[str, Any]) -> int:
+    """Characters of all added tokens, of those that are well formed: the library refuses the others."""
+    added = file.get("added_tokens")
+    contents = (token.get("content") for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
+    return sum(len(content) for content in contents if isinstance(content, str))

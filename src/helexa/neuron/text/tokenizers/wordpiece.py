@@ -1,0 +1,32 @@
+"""BERT's WordPiece as GGUF files have it: `▁` before a token that begins a word, nothing before one that does not."""
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenType
+
+
+def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
+    """The tokenizer of words in whose vocabulary, as everywhere but in GGUF files, `##` continues a word.
+
+    Raises:
+        ModelFileError: when two tokens are spelled the same in that way.
+    """
+    spelled = [_spelled(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
+    ids = {token: token_id for token_id, token in enumerate(spelled)}
+    if len(ids) != len(spelled):
+        raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
+    backend = Tokenizer(models.WordPiece(ids, unk_token=spelled[vocabulary.token_id("unknown") or 0]))
+    lower = vocabulary.flag("normalizer.lowercase", True)
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=lower, strip_accents=vocabulary.flag("normalizer.strip_accents", lower)
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    return backend
+
+
+def _spelled(token: str, kind: int) -> str:
+    if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+        return token
+    return token[1:] if token.startswith("▁") else f"##{token}"

@@ -1,0 +1,89 @@
+"""From GGUF's stored bytes to weights: plain types become tensors, block types keep their codes and scales exactly.
+
+A block is a stretch of codes along K beside its scale, or its scales.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
+from helexa.neuron.weights.gguf.bits import fields, half, nibbles
+from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+from helexa.neuron.weights.gguf.k_blocks import K_BLOCKS
+from helexa.neuron.weights.gguf.table_blocks import TABLE_BLOCKS
+
+PLAIN_TYPES = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
+"""The types that become plain tensors, and their torch types."""
+
+
+def _q4_0(blocks: Tensor) -> GroupwiseTensor:
+    scale = GroupScale(half(blocks, 0))
+    return GroupwiseTensor(nibbles(blocks[:, 2:], 16), scale, None, zero=8, bits=4, group_size=32)
+
+
+def _q4_1(blocks: Tensor) -> GroupwiseTensor:
+    scale, minimum = GroupScale(half(blocks, 0)), GroupScale(half(blocks, 2))
+    return GroupwiseTensor(nibbles(blocks[:, 4:], 16), scale, minimum, zero=0, bits=4, group_size=32)
+
+
+def _q5_0(blocks: Tensor) -> GroupwiseTensor:
+    codes = nibbles(blocks[:, 6:], 16).bitwise_or_(_fifth_bits(blocks[:, 2:6]))
+    return GroupwiseTensor(codes, GroupScale(half(blocks, 0)), None, zero=16, bits=5, group_size=32)
+
+
+def _q5_1(blocks: Tensor) -> GroupwiseTensor:
+    codes = nibbles(blocks[:, 8:], 16).bitwise_or_(_fifth_bits(blocks[:, 4:8]))
+    scale, minimum = GroupScale(half(blocks, 0)), GroupScale(half(blocks, 2))
+    return GroupwiseTensor(codes, scale, minimum, zero=0, bits=5, group_size=32)
+
+
+def _q8_0(blocks: Tensor) -> GroupwiseTensor:
+    codes = blocks[:, 2:] ^ 0x80  # flipping the sign bit adds 128 to a signed code
+    return GroupwiseTensor(codes, GroupScale(half(blocks, 0)), None, zero=128, bits=8, group_size=32)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    return fields(packed, 1).bitwise_left_shift_(4)
+
+
+# Each makes one row of one block.
+_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
+    GgmlType.Q4_0: _q4_0,
+    GgmlType.Q4_1: _q4_1,
+    GgmlType.Q5_0: _q5_0,
+    GgmlType.Q5_1: _q5_1,
+    GgmlType.Q8_0: _q8_0,
+    **K_BLOCKS,
+    **TABLE_BLOCKS,
+}
+
+SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)
+"""The types that `decode` reads."""
+
+
+def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight:
+    """The weight of `shape` in `stored`.
+
+    Args:
+        kind: one of `SUPPORTED_TYPES`.
+        stored: uint8, a tensor's bytes as `GgufFile.read` gives them; plain types share this memory.
+        shape: the tensor's shape; its last dimension is a whole number of blocks.
+    """
+    raw = torch.from_numpy(stored)
+    if kind in PLAIN_TYPES:
+        return raw.view(PLAIN_TYPES[kind]).view(shape)
+    blocks = _BLOCKS[kind](raw.view(-1, BLOCK_SIZES[kind][1]))
+    return blocks.each(lambda part: part.view(*shape[:-1], -1))
+
+
+def growth(kind: GgmlType) -> float:
+    """Memory that a weight of this type takes once it is decoded and packed, as a multiple of its place in the file."""
+    elements, nbytes = BLOCK_SIZES[kind]
+    block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
+    if isinstance(block, Tensor):
+        return 1.0
+    scales = [part for scale in (block.scale, block.minimum) if scale for part in (scale.unit, scale.codes)]
+    return (elements * block.bits / 8 + sum(part.nbytes for part in scales if part is not None)) / nbytes

@@ -1,0 +1,154 @@
+"""A GGUF model as a checkpoint: Hugging Face's names, configuration and layout."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.gguf.blocks import PLAIN_TYPES, SUPPORTED_TYPES, decode, growth
+from helexa.neuron.weights.gguf.config import gguf_config
+from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+from helexa.neuron.weights.gguf.header import GgufTensor
+from helexa.neuron.weights.gguf.layout import GgufLayout
+from helexa.neuron.weights.gguf.names import hugging_face_name
+
+_log = logging.getLogger("helexa.neuron.weights")
+_MUCH_GROWTH = 1.25
+
+
+class GgufCheckpoint:
+    """The weights of a GGUF model; see `Checkpoint`.
+
+    Tensors have the names, shapes and numbers of a text-only model of Hugging Face, with one difference: the experts of
+    a layer are three tensors, `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H] and `down_proj.weight`
+    [E, H, I]. The gpt_oss models have biases to them, `mlp.experts.gate_proj.bias` [E, I] and so on; there gate and up
+    do not alternate, and no tensor is transposed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file at `path`, and with the first of several parts the others.
+
+        Raises:
+            ModelFileError: when the file is not sound, or holds a type or a model that is not supported.
+        """
+        self._file = GgufFile.open(path)
+        self.config: dict[str, Any] = gguf_config(self._file)
+        self._layout = GgufLayout(self._file.architecture, self.config)
+        self._tensors = self._translated()
+        self._require_supported()
+        self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
+        self._on_meta: dict[tuple[GgmlType, bool, tuple[int, ...]], Weight] = {}  # by type, whether scaled, and shape
+        self._warn_of_growth()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def names(self) -> list[str]:
+        """Tensor names, in the file's order."""
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of tensor `name`."""
+        return self._layout.shape(name, self._find(name).shape)
+
+    def read(self, name: str, index: int | None = None) -> Weight:
+        """Tensor `name`, or of a tensor of several matrices the one at `index`, of which only the bytes are read."""
+        tensor = self._find(name)
+        stored = self._file.read(tensor.name, index)
+        shape = self.shape(name) if index is None else tensor.shape[1:]
+        return self._layout.restore(name, self._scaled(decode(tensor.type, stored, shape), tensor, index))
+
+    def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
+        """See `Checkpoint`."""
+        tensor, columns = self._find(name), shape[-1]
+        key = (tensor.type, self._scale_of(tensor) is not None, shape)
+        if key not in self._on_meta:
+            elements, nbytes = BLOCK_SIZES[tensor.type]
+            if columns % elements:
+                raise ModelFileError(f"{self._file.path.name}: {columns} columns of {name} are not whole blocks")
+            stored = np.zeros(columns // elements * nbytes, np.uint8)
+            row = self._scaled(decode(tensor.type, stored, (1, columns)), tensor, 0)
+            plain = isinstance(row, Tensor)
+            self._on_meta[key] = torch.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
+        return self._on_meta[key]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _find(self, name: str) -> GgufTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(f"{self._file.path.name}: no tensor {name}")
+        return tensor
+
+    def _translated(self) -> dict[str, GgufTensor]:
+        architecture, layers = self._file.architecture, self.config["num_hidden_layers"]
+        tensors: dict[str, GgufTensor] = {}
+        others: list[str] = []
+        for name, tensor in self._file.tensors.items():
+            translated = hugging_face_name(architecture, name, layers)
+            if translated is not None:
+                tensors[translated] = tensor
+            elif not name.endswith((".scale", ".input_scale")):  # beside NVFP4 weights
+                others.append(name)
+        if others:
+            names = ", ".join(others[:3]) + (" .." if len(others) > 3 else "")
+            _log.info("%s: left out %d tensors without a place: %s", self._file.path.name, len(others), names)
+        return tensors
+
+    def _require_supported(self) -> None:
+        for tensor in self._tensors.values():
+            if tensor.type not in SUPPORTED_TYPES:
+                problem = f"unsupported tensor type {tensor.type.name} in {tensor.name}"
+            elif len(tensor.shape) == 1 and tensor.type not in PLAIN_TYPES:
+                problem = f"tensor {tensor.name} is a vector of type {tensor.type.name}, expected a matrix"
+            else:
+                continue
+            raise ModelFileError(f"{self._file.path.name}: {problem}")
+
+    def _scale_of(self, tensor: GgufTensor) -> GgufTensor | None:
+        beside = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
+        return None if beside is tensor else beside
+
+    def _scaled(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
+        """The weight times the number that may stand beside it: one for the tensor, or one for each of its matrices."""
+        beside = self._scale_of(tensor)
+        if beside is None:
+            return weight
+        count = tensor.shape[0] if len(tensor.shape) > 2 else 1
+        if beside.type is not GgmlType.F32 or beside.shape != (count,):
+            raise ModelFileError(f"{self._file.path.name}: tensor {beside.name} is not {count} numbers of float32")
+        numbers = torch.from_numpy(self._file.read(beside.name)).view(torch.float32)
+        if index is not None:
+            numbers = numbers[index : index + 1]
+
+        def times(unit: Tensor) -> Tensor:
+            return unit.float() * numbers.view(-1, *[1] * (unit.ndim - 1))
+
+        if isinstance(weight, Tensor):
+            return times(weight)
+        minimum = None if weight.minimum is None else replace(weight.minimum, unit=times(weight.minimum.unit))
+        return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
+
+    def _warn_of_growth(self) -> None:
+        """Once for each type that is kept in a larger form here."""
+        for kind in sorted({tensor.type for tensor in self._tensors.values()}):
+            factor = growth(kind)
+            if factor > _MUCH_GROWTH:
+                _log.warning(
+                    "%s: weights of type %s take %.1f times as much memory as in the file",
+                    self._file.path.name,
+                    kind.name,
+                    factor,
+                )

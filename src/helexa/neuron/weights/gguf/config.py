@@ -1,0 +1,199 @@
+"""A GGUF header in the terms of Hugging Face's `config.json`, without torch.
+
+What each key means is what llama.cpp's converters (`conversion/`) put there.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf.files import GgufFile
+from helexa.neuron.weights.gguf.metadata import Metadata
+
+_Part = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
+
+
+def gguf_config(file: GgufFile) -> dict[str, Any]:
+    """The model's configuration, flat, with all that the model's family needs.
+
+    What is said of the rotation is in `rope_parameters`; a model with several kinds of layers names them in
+    `layer_types`. Layers that predict further tokens (`nextn`) do not count.
+
+    Raises:
+        ModelFileError: naming a key that is missing or of the wrong kind, or an architecture that is not supported.
+    """
+    metadata = Metadata(file)
+    if metadata.architecture not in _FAMILIES:
+        raise ModelFileError(
+            f"{file.path.name}: unsupported architecture '{metadata.architecture}'; supported: {', '.join(_FAMILIES)}"
+        )
+    model_type, parts = _FAMILIES[metadata.architecture]
+    config = {"model_type": model_type, **_common(file, metadata)}
+    for part in parts:
+        config |= part(metadata, config)
+    return config
+
+
+def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
+    tensors = file.tensors
+    blocks, further = metadata.integer("block_count"), metadata.integer("nextn_predict_layers", 0, least=0)
+    # A model is built from this number before its tensors are looked up.
+    if blocks > len(tensors):
+        raise metadata.wrong("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
+    if further >= blocks:
+        raise metadata.wrong("nextn_predict_layers", f"leaves none of {blocks} layers")
+    hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
+    head_dim = hidden // heads
+    if "attention.key_length" in metadata:
+        head_dim = metadata.integer("attention.key_length")
+    if not head_dim:
+        raise metadata.wrong("attention.head_count", "is larger than the hidden size")
+    embedding = tensors.get("token_embd.weight")
+    config = {
+        "hidden_size": hidden,
+        "num_hidden_layers": blocks - further,
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": metadata.integer("context_length"),
+        "vocab_size": metadata.integer("vocab_size") if embedding is None else embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in tensors),
+        "rope_parameters": _rope(metadata, head_dim),
+    }
+    for kind in ("bos", "eos"):
+        token = metadata.token(kind)
+        if token is not None:
+            config[f"{kind}_token_id"] = token
+    return config
+
+
+def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": metadata.number("rope.freq_base", 10_000.0),
+        "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / head_dim,
+    }
+    key = "rope.scaling.factor" if "rope.scaling.factor" in metadata else "rope.scale_linear"
+    kind = metadata.word("rope.scaling.type", "linear" if key in metadata else "none")
+    if kind == "none":
+        return rope
+    rope |= {"rope_type": kind, "factor": metadata.number(key)}
+    if "rope.scaling.original_context_length" in metadata:
+        rope["original_max_position_embeddings"] = metadata.integer("rope.scaling.original_context_length")
+    for name, key in _YARN.items():
+        if key in metadata:
+            rope[name] = metadata.number(key)
+    return rope
+
+
+_YARN = {
+    "attention_factor": "rope.scaling.yarn_attn_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+
+
+def _dense(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"intermediate_size": metadata.integer("feed_forward_length")}
+
+
+def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    if metadata.integer("expert_count", 0, least=0):
+        raise metadata.wrong("expert_count", "makes it a mixture of experts, which is not supported here")
+    window = _window(metadata)
+    return {"model_type": "mistral", **window} if window else {}  # which differs in nothing else
+
+
+def _experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    if metadata.number("expert_weights_scale", 1.0) != 1:
+        raise metadata.wrong("expert_weights_scale", "scales what experts return, which is not supported")
+    found = {
+        "num_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "norm_topk_prob": metadata.flag("expert_weights_norm", True),
+    }
+    if "feed_forward_length" in metadata:
+        found |= _dense(metadata, config)
+    if "expert_shared_feed_forward_length" in metadata:
+        found["shared_expert_intermediate_size"] = metadata.integer("expert_shared_feed_forward_length")
+    return found
+
+
+def _linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    heads, width = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
+    if width % heads:
+        raise metadata.wrong("ssm.inner_size", f"does not divide into {heads} heads")
+    interval = metadata.integer("full_attention_interval", 4)
+    return {
+        "linear_num_key_heads": metadata.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": metadata.integer("ssm.state_size"),
+        "linear_value_head_dim": width // heads,
+        "linear_conv_kernel_dim": metadata.integer("ssm.conv_kernel"),
+        "layer_types": _layer_types(metadata, config, "linear_attention", "attention.recurrent_layers", interval),
+    }
+
+
+def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    layers, head_dim = config["num_hidden_layers"], config["head_dim"]
+    local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10_000.0)}
+    window = _window(metadata)
+    found = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        # The file does not say it. Only the model of 27 billion parameters differs, which alone has 62 layers.
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim,
+        "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
+        "layer_types": _windowed(metadata, config, every=6) if window else ["full_attention"] * layers,
+        **window,
+    }
+    if "final_logit_softcapping" in metadata:
+        found["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+    return found
+
+
+def _gpt_oss(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "num_local_experts": metadata.integer("expert_count"),
+        "num_experts_per_tok": metadata.integer("expert_used_count"),
+        "intermediate_size": metadata.integer("expert_feed_forward_length"),
+        "rope_parameters": {**config["rope_parameters"], "truncate": False},
+        "swiglu_limit": 7.0,
+        "layer_types": _windowed(metadata, config, every=2),
+        "sliding_window": metadata.integer("attention.sliding_window"),
+    }
+
+
+def _window(metadata: Metadata) -> dict[str, Any]:
+    window = metadata.integer("attention.sliding_window", 0, least=0)
+    return {"sliding_window": window} if window else {}
+
+
+def _windowed(metadata: Metadata, config: Mapping[str, Any], every: int) -> list[str]:
+    key = "attention.sliding_window_pattern"
+    if metadata.flags(key, config["num_hidden_layers"]) is None:
+        every = metadata.integer(key, every)
+    return _layer_types(metadata, config, "sliding_attention", key, every)
+
+
+def _layer_types(metadata: Metadata, config: Mapping[str, Any], other: str, key: str, every: int) -> list[str]:
+    """`other` where the list at `key` says so; without one, full attention in every so many layers."""
+    layers = config["num_hidden_layers"]
+    others = metadata.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
+    return [other if flag else "full_attention" for flag in others]
+
+
+# Architecture -> model type, and what its configuration has beside that which all have.
+_FAMILIES: dict[str, tuple[str, tuple[_Part, ...]]] = {
+    "llama": ("llama", (_dense, _llama)),
+    "qwen2": ("qwen2", (_dense,)),
+    "qwen3": ("qwen3", (_dense,)),
+    "qwen3moe": ("qwen3_moe", (_experts,)),
+    "qwen3next": ("qwen3_next", (_experts, _linear)),
+    "qwen35": ("qwen3_5", (_dense, _linear)),
+    "qwen35moe": ("qwen3_5_moe", (_experts, _linear)),
+    "gemma3": ("gemma3", (_dense, _gemma3)),
+    "gpt-oss": ("gpt_oss", (_gpt_oss,)),
+}

@@ -1,0 +1,141 @@
+"""GGUF models on disk, in one file or in parts: metadata, tensor table and raw tensor bytes, without torch."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf.header import GgufHeader, GgufTensor, is_name, read_header
+from helexa.neuron.weights.tensor_file import TensorFile
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
+
+
+class GgufFile:
+    """A GGUF model with checked headers.
+
+    Attributes:
+        path: the file, or the first of its parts.
+        version: of the format, 2 or 3.
+        metadata: numbers, booleans, strings and lists of them, by key; of the first part.
+        tensors: the tensor tables of all parts, by name, in the order of the files.
+    """
+
+    def __init__(self, path: Path, header: GgufHeader) -> None:
+        self.path = path
+        self.version = header.version
+        self.metadata = header.metadata
+        self.tensors: dict[str, GgufTensor] = {}
+        self._files: dict[str, TensorFile] = {}
+        self._add(path, header)
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufFile":
+        """Read and check the header of the file at `path`; the file is closed again until a tensor is read.
+
+        The first file of a model in parts (`..-00001-of-00003.gguf`) brings the others with it.
+
+        Raises:
+            ModelFileError: when a file cannot be read or is not a sound GGUF file, or when the parts are not those of
+                one model.
+        """
+        opened = cls(path, read_header(path))
+        count = opened._number("split.count", 1)
+        if count > 1:
+            opened._add_parts(count)
+        return opened
+
+    @property
+    def architecture(self) -> str:
+        """The value of `general.architecture`.
+
+        Raises:
+            ModelFileError: when the file does not say.
+        """
+        architecture = self.metadata.get("general.architecture")
+        if not is_name(architecture):
+            raise ModelFileError(f"{self.path.name}: general.architecture is missing or not a name")
+        return architecture
+
+    def read(self, name: str, index: int | None = None) -> "np.ndarray":
+        """The stored bytes of tensor `name`, or of a tensor of several matrices those of the one at `index`.
+
+        Returns:
+            uint8, as `TensorFile.read` gives it.
+
+        Raises:
+            ModelFileError: when there is no such tensor or matrix, or the file cannot be read.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise ModelFileError(f"{self.path.name}: no tensor {name}")
+        offset, nbytes = tensor.offset, tensor.nbytes
+        if index is not None:
+            if len(tensor.shape) < 3 or not 0 <= index < tensor.shape[0]:
+                raise ModelFileError(f"{self.path.name}: tensor {name} has no matrix {index}")
+            nbytes //= tensor.shape[0]
+            offset += index * nbytes
+        return self._files[name].read(offset, nbytes, name)
+
+    def close(self) -> None:
+        """Let go of the files; headers and tables stay readable."""
+        for file in self._files.values():
+            file.close()
+
+    def _add_parts(self, count: int) -> None:
+        match = _PART.fullmatch(self.path.name)
+        if match is None or int(match["count"]) != count:
+            raise ModelFileError(f"{self.path.name}: one of {count} parts, so its name must end in -of-{count:05}.gguf")
+        names = part_names(self.path.name)
+        if self.path.name != names[0]:
+            raise ModelFileError(
+                f"{self.path.name}: part {int(match['number'])} of {count}; open the first, {names[0]}"
+            )
+        for number, name in enumerate(names[1:], start=1):
+            path = self.path.with_name(name)
+            if not path.exists():
+                raise ModelFileError(f"{name}: missing; it is part {number + 1} of {count} of the model")
+            header = read_header(path)
+            if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (number, count):
+                raise ModelFileError(f"{name}: its header does not say that it is part {number + 1} of {count}")
+            self._add(path, header)
+        total = self._number("split.tensors.count", len(self.tensors))
+        if total != len(self.tensors):
+            raise ModelFileError(f"{self.path.name}: the parts hold {len(self.tensors)} tensors, not {total}")
+
+    def _add(self, path: Path, header: GgufHeader) -> None:
+        file = TensorFile(path, header.size)
+        for name, tensor in header.tensors.items():
+            if name in self.tensors:
+                raise ModelFileError(f"{path.name}: tensor {name} is in an earlier part as well")
+            self.tensors[name], self._files[name] = tensor, file
+
+    def _number(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if type(value) is not int:
+            raise ModelFileError(f"{self.path.name}: key {key} is not a whole number")
+        return value
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all files of the model that the file `name` belongs to, by its name alone."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, int(match["count"]) + 1)]
+
+
+def gguf_models(folder: Path) -> list[Path]:
+    """The GGUF models in a folder, by name: files, and of models in parts the first part.
+
+    Files of vision and audio encoders (`mmproj..`), which accompany a model, do not count.
+    """
+    models: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.gguf")):
+        match = _PART.fullmatch(path.name)
+        if not path.name.startswith("mmproj"):
+            models.setdefault(match["stem"] + match["count"] if match else path.name, path)
+    return list(models.values())

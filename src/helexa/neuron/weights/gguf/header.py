@@ -1,0 +1,260 @@
+"""Reading the header of a GGUF file (versions 2 and 3): metadata and tensor table, without torch.
+
+Nothing in the file is trusted: each size, count and offset is checked against the size of the file before it is used.
+"""
+
+import math
+import os
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn, TypeGuard
+
+from helexa.core.errors import ModelFileError
+from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT = 32
+
+# Far above any real file, and low enough that a hostile one cannot exhaust memory.
+_MAX_HEADER_BYTES = 128 << 20
+_MAX_ARRAY_ELEMENTS = 4 << 20
+_MAX_ARRAYS = 1 << 15
+_MAX_TENSORS = 1 << 16
+_MAX_KEYS = 1 << 14
+_MAX_NAME_BYTES = 1024
+_MAX_ARRAY_DEPTH = 4
+_MAX_DIMENSIONS = 4
+_MAX_ALIGNMENT = 1 << 16
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One row of the tensor table.
+
+    Attributes:
+        name: the tensor's name in the file.
+        type: how its elements are stored.
+        shape: dimensions in torch's order, slowest first ([N, K] for a linear layer).
+        offset: where its bytes begin, from the start of the file.
+        nbytes: how many bytes it has.
+    """
+
+    name: str
+    type: GgmlType
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """A file's header, checked.
+
+    Attributes:
+        size: bytes of the whole file.
+        version: of the format, 2 or 3.
+        metadata: numbers, booleans, strings and lists of them, by key.
+        tensors: the tensor table, by name, in the file's order.
+    """
+
+    size: int
+    version: int
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+
+def read_header(path: Path) -> GgufHeader:
+    """The header of the file at `path`.
+
+    Raises:
+        ModelFileError: when the file cannot be read or is not a sound GGUF file.
+    """
+    try:
+        with path.open("rb", buffering=1 << 18) as file:
+            size = os.fstat(file.fileno()).st_size
+            return _HeaderReader(file, path, size).parse()
+    except OSError as error:
+        raise ModelFileError(f"{path.name}: cannot be read: {error.strerror or error}") from error
+
+
+def is_name(value: Any) -> TypeGuard[str]:
+    """Whether a value of the metadata can stand in a message as it is."""
+    return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
+
+
+class _HeaderReader:
+    """One pass over a file's header."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        self._file = file
+        self._path = path
+        self._size = size
+        self._position = 0
+        self._elements_left = _MAX_ARRAY_ELEMENTS
+        self._arrays_left = _MAX_ARRAYS
+        self._where = "header"
+
+    def parse(self) -> GgufHeader:
+        if self._take(4) != _MAGIC:
+            self._fail("not a GGUF file")
+        version = self._integer("<I")
+        if version not in _VERSIONS:
+            self._fail(f"GGUF version {version} (or byte order) is not supported")
+        tensor_count = self._integer("<Q")
+        key_count = self._integer("<Q")
+        for kind, count, most in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
+            if count > most:
+                self._fail(f"the header claims {count} {kind}")
+        metadata = self._metadata(key_count)
+        tensors = self._table(tensor_count, self._alignment(metadata))
+        return GgufHeader(self._size, version, metadata, tensors)
+
+    def _metadata(self, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
+        for index in range(count):
+            self._where = f"metadata key {index}"
+            key = self._name()
+            self._where = f"key {key}"
+            if key in metadata:
+                self._fail("appears twice")
+            metadata[key] = self._value(self._integer("<I"), depth=0)
+        return metadata
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 8 <= alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
+            self._where = "key general.alignment"
+            self._fail("is not a power of two from 8 to 65536")
+        return alignment
+
+    def _table(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        rows: list[tuple[str, GgmlType, tuple[int, ...], int, int]] = []
+        for index in range(count):
+            self._where = f"tensor {index}"
+            name = self._name()
+            self._where = f"tensor {name}"
+            rows.append((name, *self._row(name, alignment)))
+        data = -(-self._position // alignment) * alignment
+        tensors: dict[str, GgufTensor] = {}
+        for name, kind, shape, offset, nbytes in rows:
+            self._where = f"tensor {name}"
+            if name in tensors:
+                self._fail("appears twice")
+            if data + offset + nbytes > self._size:
+                self._fail("truncated: its data ends beyond the end of the file")
+            tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
+        # Or a small file would be a large model.
+        for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+            if one.offset + one.nbytes > other.offset:
+                self._where = f"tensor {other.name}"
+                self._fail(f"shares bytes with tensor {one.name}")
+        return tensors
+
+    def _row(self, name: str, alignment: int) -> tuple[GgmlType, tuple[int, ...], int, int]:
+        dimensions = self._integer("<I")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            self._fail(f"has {dimensions} dimensions")
+        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))))
+        type_id = self._integer("<I")
+        offset = self._integer("<Q")
+        if type_id not in GgmlType.__members__.values():
+            self._fail(f"unknown tensor type {type_id}")
+        kind = GgmlType(type_id)
+        if kind not in BLOCK_SIZES:
+            self._fail(f"unsupported tensor type {kind.name}")
+        elements, block_bytes = BLOCK_SIZES[kind]
+        if 0 in shape:
+            self._fail("has an empty dimension")
+        if shape[-1] % elements:
+            self._fail(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {elements}")
+        if offset % alignment:
+            self._fail(f"offset {offset} is not aligned to {alignment}")
+        # Python integers do not overflow, so a product that would wrap elsewhere is simply larger than the file.
+        return kind, shape, offset, math.prod(shape) // elements * block_bytes
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind == _STRING:
+            return self._strings(1)[0]
+        if kind == _ARRAY:
+            return self._array(depth + 1)
+        return self._numbers(kind, 1)[0]
+
+    def _array(self, depth: int) -> list[Any]:
+        if depth > _MAX_ARRAY_DEPTH:
+            self._fail("arrays are nested too deep")
+        kind = self._integer("<I")
+        count = self._integer("<Q")
+        if count > self._elements_left:
+            self._fail(f"an array of {count} elements is too long")
+        self._elements_left -= count
+        if kind == _ARRAY:
+            self._arrays_left -= count
+            if self._arrays_left < 0:
+                self._fail(f"an array of {count} arrays is too long")
+        if kind == _STRING:
+            return self._strings(count)
+        if kind == _ARRAY:
+            return [self._array(depth + 1) for _ in range(count)]
+        return self._numbers(kind, count)
+
+    def _numbers(self, kind: int, count: int) -> list[Any]:
+        code = _SCALARS.get(kind)
+        if code is None:
+            self._fail(f"unknown value type {kind}")
+        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
+
+    def _strings(self, count: int) -> list[str]:
+        # A vocabulary is read here: the loop is spelled out because it runs some hundred thousand times.
+        read, unpack = self._file.read, struct.Struct("<Q").unpack
+        position, limit = self._position, min(self._size, _MAX_HEADER_BYTES)
+        strings: list[str] = []
+        try:
+            for _ in range(count):
+                (length,) = unpack(read(8))
+                position += 8 + length
+                if position > limit:
+                    self._beyond(position)
+                strings.append(read(length).decode())
+        except struct.error:
+            self._fail("truncated")
+        except UnicodeDecodeError:
+            self._fail("is not valid UTF-8")
+        self._position = position
+        return strings
+
+    def _name(self) -> str:
+        length = self._integer("<Q")
+        if length > _MAX_NAME_BYTES:
+            self._fail(f"its name is {length} bytes long")
+        try:
+            name = self._take(length).decode()
+        except UnicodeDecodeError:
+            self._fail("its name is not valid UTF-8")
+        if not name or not name.isprintable():
+            self._fail("its name is empty or not printable")
+        return name
+
+    def _integer(self, layout: str) -> int:
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+
+    def _take(self, nbytes: int) -> bytes:
+        end = self._position + nbytes
+        if end > min(self._size, _MAX_HEADER_BYTES):
+            self._beyond(end)
+        taken = self._file.read(nbytes)
+        if len(taken) != nbytes:
+            self._fail("truncated")
+        self._position = end
+        return taken
+
+    def _beyond(self, end: int) -> NoReturn:
+        self._fail("truncated" if end > self._size else f"the header is larger than {_MAX_HEADER_BYTES >> 20} MiB")
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise ModelFileError(f"{self._path.name}: {self._where}: {problem}")

@@ -1,0 +1,73 @@
+"""The K types: 256 codes to a block, in groups whose small scales multiply the block's."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
+from helexa.neuron.weights.gguf.bits import half, nibbles, planes, words
+from helexa.neuron.weights.gguf.ggml_type import GgmlType
+
+_Q3_TABLE = torch.tensor([*range(-4, 4), *[0] * 8], dtype=torch.int8)
+
+
+def _q2_k(blocks: Tensor) -> GroupwiseTensor:
+    codes, small = planes(blocks[:, 16:80], 2), blocks[:, :16]
+    # The file subtracts a minimum; here it is added.
+    scale, minimum = GroupScale(half(blocks, 80), small & 0x0F), GroupScale(-half(blocks, 82), small >> 4)
+    return GroupwiseTensor(codes, scale, minimum, zero=0, bits=4, group_size=16)
+
+
+def _q3_k(blocks: Tensor) -> GroupwiseTensor:
+    codes = planes(blocks[:, 32:96], 2).bitwise_or_(planes(blocks[:, :32], 1).bitwise_left_shift_(2))
+    # Twelve bytes hold 16 scales of 6 bits: low nibbles in the first eight, the upper two bits in the last four.
+    low, high = nibbles(blocks[:, 96:104], 8), blocks[:, 104:108]
+    upper = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
+    scale = GroupScale(half(blocks, 108), (low | upper << 4).view(torch.int8) - 32)
+    return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=16, table=_Q3_TABLE)
+
+
+def _q4_k(blocks: Tensor) -> GroupwiseTensor:
+    scale, minimum = _scale_and_minimum(blocks)
+    return GroupwiseTensor(nibbles(blocks[:, 16:], 32), scale, minimum, zero=0, bits=4, group_size=32)
+
+
+def _q5_k(blocks: Tensor) -> GroupwiseTensor:
+    scale, minimum = _scale_and_minimum(blocks)
+    codes = nibbles(blocks[:, 48:], 32).bitwise_or_(planes(blocks[:, 16:48], 1).bitwise_left_shift_(4))
+    return GroupwiseTensor(codes, scale, minimum, zero=0, bits=5, group_size=32)
+
+
+def _q6_k(blocks: Tensor) -> GroupwiseTensor:
+    codes = nibbles(blocks[:, :128], 64).bitwise_or_(planes(blocks[:, 128:192], 2).bitwise_left_shift_(4))
+    scale = GroupScale(half(blocks, 208), words(blocks[:, 192:208], torch.int8))
+    return GroupwiseTensor(codes, scale, None, zero=32, bits=6, group_size=16)
+
+
+def _q8_k(blocks: Tensor) -> GroupwiseTensor:
+    unit = words(blocks[:, :4], torch.float32).expand(-1, 8).contiguous()  # one scale for eight groups
+    return GroupwiseTensor(blocks[:, 4:260] ^ 0x80, GroupScale(unit), None, zero=128, bits=8, group_size=32)
+
+
+K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
+    GgmlType.Q2_K: _q2_k,
+    GgmlType.Q3_K: _q3_k,
+    GgmlType.Q4_K: _q4_k,
+    GgmlType.Q5_K: _q5_k,
+    GgmlType.Q6_K: _q6_k,
+    GgmlType.Q8_K: _q8_k,
+}
+"""Each makes one row of one block, uint8 [blocks, bytes] -> [blocks, 256]."""
+
+
+def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
+    """The eight scales and minima of each block of Q4_K or Q5_K.
+
+    Twelve bytes hold their 6-bit codes: four scales, four minima, then the low nibbles of the other four of each, whose
+    upper two bits are those of the first eight bytes. The file subtracts a minimum; here it is added.
+    """
+    scales, minima, rest = blocks[:, 4:16].unflatten(-1, (3, 4)).unbind(1)
+    scale = torch.cat((scales & 0x3F, rest & 0x0F | scales >> 6 << 4), dim=-1)
+    minimum = torch.cat((minima & 0x3F, rest >> 4 | minima >> 6 << 4), dim=-1)
+    return GroupScale(half(blocks, 0), scale), GroupScale(-half(blocks, 2), minimum)

@@ -1,0 +1,175 @@
+"""The types whose codes stand for numbers in a table: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
+
+None of them has more than 16 such numbers, so that four bits say each weight exactly. IQ1 to IQ3 store several weights
+as one entry of a codebook, and the signs apart; here the upper half of the table is the lower one with other signs.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
+from helexa.neuron.weights.gguf.bits import fields, half, nibbles, planes, words
+from helexa.neuron.weights.gguf.codebooks import codebook
+from helexa.neuron.weights.gguf.ggml_type import GgmlType
+
+
+def _table(*numbers: int) -> Tensor:
+    return torch.tensor([*numbers, *[0] * (16 - len(numbers))], dtype=torch.int8)
+
+
+def _both_signs(*numbers: int) -> Tensor:
+    lower = [*numbers, *[0] * (8 - len(numbers))]
+    return _table(*lower, *[-number for number in lower])
+
+
+_IQ1 = _table(-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7)  # eighths: -1, 0 and 1, each moved up or down by one
+_IQ2 = _both_signs(8, 25, 43)
+_IQ3_XXS = _both_signs(4, 12, 20, 28, 36, 44, 52, 62)
+_IQ3_S = _both_signs(1, 3, 5, 7, 9, 11, 13, 15)
+_IQ4 = _table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FP4 = _both_signs(0, 1, 2, 3, 4, 6, 8, 12)  # halves
+_TERNARY = _table(-1, 0, 1, 2)  # no quantiser writes the 2
+_BINARY = _table(-1, 1)
+
+_POWERS_OF_TWO = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
+_EVEN = torch.tensor([signs | signs.bit_count() % 2 << 7 for signs in range(128)], dtype=torch.uint8)
+"""Eight signs from seven: the number of minus signs is even."""
+
+
+def _iq1_s(blocks: Tensor) -> GroupwiseTensor:
+    high = words(blocks[:, 34:], torch.int16).int()
+    chosen = blocks[:, 2:34].unflatten(-1, (8, 4)).int() | (high[..., None] >> torch.arange(0, 12, 3) & 7) << 8
+    down = (high >> 15 & 1).byte().repeat_interleave(32, dim=-1)
+    scale = _odd(half(blocks, 0), high >> 12 & 7, 8)
+    return _weights(_chosen(GgmlType.IQ1_S, chosen) | down << 3, scale, 32, _IQ1)
+
+
+def _iq1_m(blocks: Tensor) -> GroupwiseTensor:
+    parts = words(blocks[:, 48:], torch.int16).int()
+    # The float16 scale lies in the uppermost nibbles of four words.
+    unit = ((parts >> 12 & 15) << torch.arange(0, 16, 4)).sum(-1, keepdim=True).short().view(torch.float16)
+    high = fields(blocks[:, 32:48], 4)
+    codes = _chosen(GgmlType.IQ1_S, blocks[:, :32].int() | (high & 7).int() << 8)
+    small = (parts[..., None] >> torch.arange(0, 12, 3) & 7).flatten(1)
+    return _weights(codes | (high & 8).repeat_interleave(8, dim=-1), _odd(unit, small, 8), 16, _IQ1)
+
+
+def _iq2_xxs(blocks: Tensor) -> GroupwiseTensor:
+    pairs = words(blocks[:, 2:], torch.int32).unflatten(-1, (8, 2))
+    chosen, rest = words(pairs[..., 0], torch.uint8), pairs[..., 1]
+    codes = _signed(_chosen(GgmlType.IQ2_XXS, chosen), _seven_bit_signs(rest))
+    return _weights(codes, _odd(half(blocks, 0), rest >> 28 & 15, 8), 32, _IQ2)
+
+
+def _iq2_xs(blocks: Tensor) -> GroupwiseTensor:
+    chosen = words(blocks[:, 2:66], torch.int16).int()
+    codes = _signed(_chosen(GgmlType.IQ2_XS, chosen & 511), _EVEN[chosen >> 9 & 127])
+    return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 66:], 4), 8), 16, _IQ2)
+
+
+def _iq2_s(blocks: Tensor) -> GroupwiseTensor:
+    chosen = blocks[:, 2:34].int() | fields(blocks[:, 66:74], 2).int() << 8
+    codes = _signed(_chosen(GgmlType.IQ2_S, chosen), blocks[:, 34:66])
+    return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 74:], 4), 8), 16, _IQ2)
+
+
+def _iq3_xxs(blocks: Tensor) -> GroupwiseTensor:
+    rest = words(blocks[:, 66:], torch.int32)
+    codes = _signed(_chosen(GgmlType.IQ3_XXS, blocks[:, 2:66]), _seven_bit_signs(rest))
+    return _weights(codes, _odd(half(blocks, 0), rest >> 28 & 15, 4), 32, _IQ3_XXS)
+
+
+def _iq3_s(blocks: Tensor) -> GroupwiseTensor:
+    chosen = blocks[:, 2:66].int() | fields(blocks[:, 66:74], 1).int() << 8
+    codes = _signed(_chosen(GgmlType.IQ3_S, chosen), blocks[:, 74:106])
+    return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 106:], 4), 1), 32, _IQ3_S)
+
+
+def _iq4_nl(blocks: Tensor) -> GroupwiseTensor:
+    return _weights(nibbles(blocks[:, 2:], 16), GroupScale(half(blocks, 0)), 32, _IQ4)
+
+
+def _iq4_xs(blocks: Tensor) -> GroupwiseTensor:
+    small = fields(blocks[:, 4:8], 4) | fields(blocks[:, 2:4], 2) << 4
+    scale = GroupScale(half(blocks, 0), small.view(torch.int8) - 32)
+    return _weights(nibbles(blocks[:, 8:], 16), scale, 32, _IQ4)
+
+
+def _tq1_0(blocks: Tensor) -> GroupwiseTensor:
+    """Five ternary digits to a byte, as a fraction of 256: times 3, a digit is what leaves the byte."""
+    runs = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
+    powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)
+    rests = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]  # wraps around on purpose
+    codes = (torch.cat(rests, dim=-1).short() * 3 >> 8).byte()
+    return _weights(codes, _repeated(half(blocks, 52), 8), 32, _TERNARY)
+
+
+def _tq2_0(blocks: Tensor) -> GroupwiseTensor:
+    return _weights(planes(blocks[:, :64], 2), _repeated(half(blocks, 64), 8), 32, _TERNARY)
+
+
+def _q1_0(blocks: Tensor) -> GroupwiseTensor:
+    return _weights(fields(blocks[:, 2:], 1), _repeated(half(blocks, 0), 4), 32, _BINARY)
+
+
+def _mxfp4(blocks: Tensor) -> GroupwiseTensor:
+    codes, unit = nibbles(blocks[:, 1:], 16), _POWERS_OF_TWO[blocks[:, :1].int()]
+    narrow = unit.half()
+    lost = (narrow.float() != unit).squeeze(-1)
+    kept = not (codes[lost] & 7).any()  # the scale of a group of zeros does not matter
+    return _weights(codes, GroupScale(narrow if kept else unit), 32, _FP4)
+
+
+def _nvfp4(blocks: Tensor) -> GroupwiseTensor:
+    unit = words(blocks[:, :4] & 0x7F, torch.float8_e4m3fn).half().nan_to_num_(0) / 2
+    return _weights(nibbles(blocks[:, 4:], 8), GroupScale(unit), 16, _FP4)
+
+
+TABLE_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
+    GgmlType.IQ1_S: _iq1_s,
+    GgmlType.IQ1_M: _iq1_m,
+    GgmlType.IQ2_XXS: _iq2_xxs,
+    GgmlType.IQ2_XS: _iq2_xs,
+    GgmlType.IQ2_S: _iq2_s,
+    GgmlType.IQ3_XXS: _iq3_xxs,
+    GgmlType.IQ3_S: _iq3_s,
+    GgmlType.IQ4_NL: _iq4_nl,
+    GgmlType.IQ4_XS: _iq4_xs,
+    GgmlType.TQ1_0: _tq1_0,
+    GgmlType.TQ2_0: _tq2_0,
+    GgmlType.Q1_0: _q1_0,
+    GgmlType.MXFP4: _mxfp4,
+    GgmlType.NVFP4: _nvfp4,
+}
+"""Each makes one row of one block, uint8 [blocks, bytes] -> [blocks, weights]."""
+
+
+def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -> GroupwiseTensor:
+    return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=group_size, table=table)
+
+
+def _chosen(kind: GgmlType, entries: Tensor) -> Tensor:
+    """The codes of codebook entries, [blocks, ...] -> uint8 [blocks, 256]."""
+    return codebook(kind)[entries.flatten(1).int()].view(torch.uint8)
+
+
+def _signed(codes: Tensor, signs: Tensor) -> Tensor:
+    """`codes` [blocks, 256], moved to the table's other half where a bit of `signs` [blocks, 32] is set."""
+    return codes | fields(signs, 1) << 3
+
+
+def _seven_bit_signs(packed: Tensor) -> Tensor:
+    """The signs of 32 weights in the lower 28 bits of int32 [blocks, 8] -> uint8 [blocks, 32]."""
+    return _EVEN[packed[..., None] >> torch.arange(0, 28, 7) & 127].flatten(1)
+
+
+def _odd(unit: Tensor, small: Tensor, divisor: int) -> GroupScale:
+    """Scales `unit * (2 * small + 1) / divisor`; a float16 unit would lose bits if it were divided as it is."""
+    exact = unit if divisor == 1 else unit.float() / divisor
+    return GroupScale(exact, (2 * small + 1).byte())
+
+
+def _repeated(unit: Tensor, groups: int) -> GroupScale:
+    return GroupScale(unit.expand(-1, groups).contiguous())
