@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/compare.py helexa/small --install-peers $(VENV)/peers --out $(VENV)/benchmark.json
+	$(BIN)/python perf/compare.py helexa/small --install-peers $(VENV)/peers --out $(VENV)/benchmark.json
 
 $(BIN)/python:
 	@echo "Installing helexa into $(VENV); PyTorch takes a few minutes the first time."

@@ -1,0 +1,79 @@
+"""How long `helexa-acp` takes from its start to its answers to `initialize` and to `session/new`, as JSON lines.
+
+usage: python perf/acp_startup.py [--runs 10]
+
+Every run starts a process of its own, whose home is an empty folder, and whose endpoint refuses connections. A run
+before the first is not counted: it fills the system's caches. One line per row, with the median and each run's value in
+seconds: `initialize` and `session/new` from the start of the process, `cpu` what it had used of the processor when it
+answered the latter. The verdict is of `initialize`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+START_BAR = 0.7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10)
+    runs = [one_start() for _ in range(parser.parse_args().runs + 1)][1:]
+    for name in runs[0]:
+        values = [run[name] for run in runs]
+        row: dict[str, Any] = {"row": name, "median": round(median(values), 3), "values": values}
+        if name == "initialize":
+            row |= {"bar": START_BAR, "holds": median(values) <= START_BAR}
+        print(json.dumps(row))
+
+
+def one_start() -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as home:
+        environ = {"HOME": home, "HELEXA_ACP_BASE_URL": "http://127.0.0.1:9/v1", "HELEXA_ACP_MODEL": "none"}
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        start = time.perf_counter()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "helexa.acp"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=kept | environ,
+        )
+        with process:
+            ask(process, 1, "initialize", protocolVersion=1, clientCapabilities={})
+            initialized = time.perf_counter() - start
+            ask(process, 2, "session/new", cwd=str(Path(home).resolve()), mcpServers=[])
+            opened = time.perf_counter() - start
+            used = psutil.Process(process.pid).cpu_times()
+            process.kill()
+    return {
+        "initialize": round(initialized, 3),
+        "session/new": round(opened, 3),
+        "cpu": round(used.user + used.system, 3),
+    }
+
+
+def ask(process: subprocess.Popen[bytes], id: int, method: str, **params: Any) -> None:
+    """Send a request and wait for its result."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n")
+    process.stdin.flush()
+    while line := process.stdout.readline():
+        message = json.loads(line)
+        if message.get("id") == id and "method" not in message:
+            assert "result" in message, message
+            return
+    raise AssertionError("the agent has ended")
+
+
+if __name__ == "__main__":
+    main()

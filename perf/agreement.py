@@ -1,0 +1,139 @@
+"""Whether a model's greedy tokens here are those of another engine, from the same token ids.
+
+usage: python perf/agreement.py MODEL [--oracle PYTHON] [--plain] [--dtypes auto,float32] [--threads N]
+
+MODEL is a GGUF file, whose oracle is llama.cpp (PYTHON has xllamacpp), or a Hugging Face folder, whose oracle is
+transformers in float32. llama.cpp rounds activations to 8 bits where weights are quantised, which on small models moves
+logprobs by some tenths; with `--plain` it reads a copy of the file with float32 weights instead, and rounds nothing.
+
+Five prompts, the last of them long, are followed for 32 tokens, or until the oracle ends its text. For each dtype and
+prompt a JSON line says whether all tokens are equal; if not, where the first difference is (`at`), the token here
+(`ours`), the oracle's two best there (`best`), and how far these two lie apart in logprob, by the oracle (`gap`) and
+here (`our_gap`, negative if the second is the better one here).
+
+Exit status 1 if tokens differ where the gap is above 0.05: that is no near tie.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+
+import torch
+from plain_gguf import plain_copy
+from torch import Tensor
+
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.ops.constants import PAGE_SIZE
+
+HERE = Path(__file__).parent
+STEPS = 32
+NEAR_TIE = 0.05
+PROMPTS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea, there lived an old fisherman who",
+    "def fibonacci(n: int) -> int:\n    ",
+    "Die drei häufigsten Gründe, warum Züge zu spät kommen, sind",
+    (HERE / "sample.txt").read_text() * 2,
+]
+
+
+def ask(model: Path, python: str) -> list[dict[str, Any]]:
+    """The oracle's line for each prompt."""
+    script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
+    command = [python, str(HERE / script), str(model), str(STEPS)]
+    done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"prompt"')]
+
+
+def ask_plain(model: Path, python: str) -> list[dict[str, Any]]:
+    """The same of a copy with float32 weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "plain.gguf"
+        plain_copy(model, copy)
+        return ask(copy, python)
+
+
+class Engine:
+    """The model here; each prompt runs alone."""
+
+    def __init__(self, model: Path, options: EngineOptions) -> None:
+        self._options = options
+        self._runner = load_once(model, options)
+        self.kernels = self._runner.ops.name
+
+    def follow(self, prompt: list[int]) -> tuple[list[int], Tensor]:
+        """Greedy tokens, and the logprobs [STEPS, vocabulary] that they were chosen by."""
+        facts = self._runner.facts
+        states = StatePool(1, facts.snapshots) if facts.state_bytes else None
+        scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
+        request = Generate(id=0, prompt=prompt, max_tokens=STEPS, sampling=SamplingParams(temperature=0))
+        if (refusal := scheduler.add(Sequence(request))) is not None:
+            raise SystemExit(refusal.error)
+        tokens: list[int] = []
+        rows: list[Tensor] = []
+        while not scheduler.idle:
+            plan = scheduler.plan()
+            logits = self._runner.forward(build_step(plan)).float()
+            rows += logits.log_softmax(-1)
+            for output in scheduler.commit(plan, logits.argmax(-1).tolist()):
+                tokens += output.tokens
+        return tokens, torch.stack(rows)
+
+
+def compare(line: dict[str, Any], tokens: list[int], logprobs: Tensor) -> dict[str, Any]:
+    """What is to be said of a prompt, given the oracle's line and what came here."""
+    pairs = list(zip(line["tokens"], tokens, strict=False))
+    at = next((place for place, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
+    if at is None:
+        return {"equal": True, "tokens": len(pairs)}
+    first, second = line["best"][at]
+    return {
+        "equal": False,
+        "at": at,
+        "ours": tokens[at],
+        "best": line["best"][at],
+        "gap": round(line["gap"][at], 4),
+        "our_gap": round(float(logprobs[at, first] - logprobs[at, second]), 4),
+    }
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("model", type=Path)
+    command.add_argument("--oracle", default=sys.executable, help="an interpreter that has the oracle's package")
+    command.add_argument("--plain", action="store_true", help="float32 weights for llama.cpp")
+    command.add_argument("--dtypes", default="auto,float32")
+    command.add_argument("--threads", type=int, default=0)
+    arguments = command.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    lines = (ask_plain if arguments.plain else ask)(arguments.model, arguments.oracle)
+    worst = 0.0
+    for dtype in arguments.dtypes.split(","):
+        options = EngineOptions(dtype=dtype, speculation=False, prefix_reuse="off", max_sequences=1)
+        engine = Engine(arguments.model, options)
+        for number, line in enumerate(lines):
+            found = compare(line, *engine.follow(line["prompt"]))
+            about = {"dtype": dtype, "kernels": engine.kernels, "prompt": number, "length": len(line["prompt"])}
+            print(json.dumps(about | found), flush=True)
+            worst = max(worst, found.get("gap", 0.0))
+    raise SystemExit(worst > NEAR_TIE)
+
+
+if __name__ == "__main__":
+    main()

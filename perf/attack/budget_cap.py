@@ -1,0 +1,47 @@
+"""Try to pass the caps of keys with random requests, and report what was charged, as JSON lines.
+
+usage: python perf/attack/budget_cap.py [--seeds 10] [--requests 2000] [--parallel 16]
+
+The test `tests/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in front of a node and a
+third-party backend, both of which use as many tokens as the forwarded body lets them. One line per seed: statuses (0:
+the client hung up), ledger entries and tokens charged. The script fails at the first entry that is charged more than
+was held, at the first node that used more than was held, and at the first key above its cap.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+
+from cortex.spender import random_attack
+
+
+def main() -> None:
+    """Run the attack once per seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--parallel", type=int, default=16)
+    arguments = parser.parse_args()
+    for seed in range(arguments.seeds):
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            attack = asyncio.run(random_attack(Path(folder), seed, arguments.requests, arguments.parallel))
+        line = {
+            "seed": seed,
+            "statuses": dict(sorted(attack.statuses.items())),
+            "entries": attack.entries_checked,
+            "charged": attack.charged,
+            "over": 0,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""More connections than file descriptors: each is served or gets a clean 503, and service recovers at once.
+
+    python perf/attack/connections.py [--connections 1200] [--idle 1100] [--model helexa/small]
+
+For the gateway and for a node, each with the limits on open files (soft, hard) of 1,024 / 1,024 and 1,024 / 16,384:
+
+    burst   `--connections` connections with one request each, all at the same time. The gateway's node answers after a
+            second, so that all requests are in progress together; the node gets requests for its list of models.
+    idle    `--idle` connections that send nothing, then a request for a short answer on a new connection. On the node,
+            the model is loaded while the connections are open.
+
+One JSON line each: answers by status, connections that broke without an answer, and the seconds from the last answer of
+the burst, or from the request behind the idle connections, to an answer with status 200.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from gateway_overhead import cortex_config
+from serving import free_port, run, say, server, verdict
+
+LIMITS = ((1024, 1024), (1024, 16384))
+NODE_SECONDS = 1.0
+ANSWER_SECONDS = 60.0
+RECOVERY_SECONDS = 2.0
+BROKEN = "broken"
+MODELS = json.dumps([{"id": "m", "harness": "torch", "status": "loaded", "devices": []}]).encode()
+ANSWER = json.dumps(
+    {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+).encode()
+
+
+def request(path: str, body: object = None) -> bytes:
+    """Return the bytes of a request; a GET if there is no body."""
+    content = b"" if body is None else json.dumps(body).encode()
+    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
+    return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+def chat(model: str) -> bytes:
+    """Return a request for a short answer."""
+    messages = [{"role": "user", "content": "hi"}]
+    return request("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 2})
+
+
+async def ask(port: int, content: bytes) -> int | str:
+    """Return the status of a request on its own connection, `broken` without a whole answer."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return BROKEN
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            writer.write(content)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        return int(head.split()[1])
+    except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
+        return BROKEN
+    finally:
+        writer.close()
+
+
+async def seconds_to_success(port: int, content: bytes) -> float:
+    """Return the seconds until a request is answered with status 200."""
+    began = time.perf_counter()
+    while await ask(port, content) != 200:
+        if time.perf_counter() - began > ANSWER_SECONDS:
+            raise SystemExit(f"no answer with status 200 within {ANSWER_SECONDS:.0f} s")
+        await asyncio.sleep(0.02)
+    return time.perf_counter() - began
+
+
+async def burst(name: str, port: int, content: bytes, connections: int) -> None:
+    """Send the request on many connections at the same time."""
+    statuses = Counter(await asyncio.gather(*(ask(port, content) for _ in range(connections))))
+    seconds = await seconds_to_success(port, content)
+    say(row=f"{name} burst", answers={str(status): count for status, count in statuses.items()}, recovery_s=seconds)
+    clean = statuses[200] + statuses[503]
+    verdict(f"{name} burst, served or a clean 503", clean, f"= {connections}", clean == connections)
+    verdict(f"{name} burst, recovery, seconds", seconds, f"<= {RECOVERY_SECONDS}", seconds <= RECOVERY_SECONDS)
+
+
+@asynccontextmanager
+async def idle_connections(port: int, count: int) -> AsyncIterator[None]:
+    """Hold connections that send nothing."""
+    async with AsyncExitStack() as stack:
+        for _ in range(count):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+        yield
+
+
+async def slow_node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer as a node with the model `m`, a chat after a second."""
+    try:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = head.partition(b"content-length: ")[2].split(b"\r\n")[0]
+            await reader.readexactly(int(length or b"0"))
+            found, body = b"404 Not Found", b"{}"
+            if head.startswith(b"get /models http"):
+                found, body = b"200 OK", MODELS
+            elif head.startswith(b"post /v1/chat"):
+                await asyncio.sleep(NODE_SECONDS)
+                found, body = b"200 OK", ANSWER
+            content_type = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(b"HTTP/1.1 " + found + b"\r\n" + content_type + body)
+    except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        pass
+    finally:
+        writer.close()
+
+
+def limit(process: psutil.Process, limits: tuple[int, int]) -> None:
+    """Set the limits on open files before the server raises them."""
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+
+
+async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
+    """Attack a gateway."""
+    name, port = f"gateway {limits[0]}/{limits[1]}", free_port()
+    node = await asyncio.start_server(slow_node, "127.0.0.1", 0, backlog=4096)
+    with tempfile.TemporaryDirectory() as folder:
+        config = cortex_config(Path(folder), port, f"http://127.0.0.1:{node.sockets[0].getsockname()[1]}")
+        async with node:
+            with server("helexa.cortex", "serve", "-c", str(config)) as process:
+                limit(process, limits)
+                await seconds_to_success(port, chat("m"))
+                await burst(name, port, chat("m"), arguments.connections)
+                async with idle_connections(port, arguments.idle):
+                    seconds = await seconds_to_success(port, chat("m")) - NODE_SECONDS
+                verdict(f"{name} behind {arguments.idle} idle connections, seconds", seconds, "<= 10", seconds <= 10)
+
+
+async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
+    """Attack a node."""
+    name, port = f"node {limits[0]}/{limits[1]}", free_port()
+    with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port)) as process:
+        limit(process, limits)
+        await seconds_to_success(port, request("/version"))
+        await burst(name, port, request("/v1/models"), arguments.connections)
+        async with idle_connections(port, arguments.idle):
+            load = await seconds_to_success(port, request("/models/load", {"model_id": arguments.model}))
+            first = await seconds_to_success(port, chat(arguments.model.rpartition(":")[2]))
+        say(row=f"{name} behind {arguments.idle} idle connections", load_s=load, first_request_s=first)
+        verdict(f"{name} first request on a new model, seconds", first, "<= 10", first <= 10)
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    """Attack all."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for limits in LIMITS:
+        await gateway(limits, arguments)
+    for limits in LIMITS if arguments.model else ():
+        await node(limits, arguments)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, default=1200)
+    parser.add_argument("--idle", type=int, default=1100)
+    parser.add_argument("--model", default="helexa/small", help="an id, a package or a path; empty for no node")
+    run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

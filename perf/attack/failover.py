@@ -1,0 +1,146 @@
+"""Kill a PostgreSQL primary under gateways and promote its standby, then make that read-only: no charge may be wrong.
+
+usage: python perf/attack/failover.py [--gateways 3] [--clients 100] [--down 3]
+
+PostgreSQL is a primary and a hot standby with synchronous replication; the ledger's URL lists both. Clients ask all
+gateways without a pause. After `--down` seconds without a writable server the standby is promoted, and later it is
+read-only for `--down` seconds. Each outage is a JSON line: the statuses of `/health` and `/health/ready` during it, and
+the seconds until every gateway is ready and answers again. The last line has the checks, and the exit code is 1 if one
+failed: every complete answer has one settled entry with the exact charge, the cap is not passed, and what the budget
+says is spent is what the entries say.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
+from cortex.fake_node import FakeNode
+from cortex.postgres import Postgres, running_postgres
+from faults import test_gateway_kills
+from faults.test_gateway_kills import CAPPED, Counting, Gateway, Load, spent
+from helexa.cortex.ledger.storage.backends import open_database
+
+CAP = 50_000_000
+LIMIT_SECS = 10.0
+WARM_SECS = 3.0
+_BODY = {"model": "Org/M", "messages": [], "max_tokens": 40}
+
+
+async def status(session: aiohttp.ClientSession, url: str, method: str = "GET", **options: Any) -> int:
+    async with session.request(method, url, **options) as response:
+        await response.read()
+        return response.status
+
+
+async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: float) -> float:
+    """Return the seconds until a gateway is ready and answers a request with a key."""
+    async with asyncio.timeout(60):
+        while True:
+            ready = await status(session, f"{gateway.url}/health/ready") == 200
+            if (
+                ready
+                and await status(session, f"{gateway.url}/v1/chat/completions", "POST", json=_BODY, headers=CAPPED)
+                == 200
+            ):
+                return time.monotonic() - began
+            await asyncio.sleep(0.05)
+
+
+async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_secs: float) -> Counter[str]:
+    """Count the statuses of all gateways' health for a while."""
+    seen = Counter[str]()
+    end = time.monotonic() + down_secs
+    while time.monotonic() < end:
+        for gateway in gateways:
+            for path in ("/health", "/health/ready"):
+                seen[f"{path} {await status(session, gateway.url + path)}"] += 1
+        await asyncio.sleep(0.1)
+    return seen
+
+
+async def failures(
+    primary: Postgres, standby: Postgres, gateways: list[Gateway], down_secs: float
+) -> list[dict[str, Any]]:
+    """Cause both outages and describe them."""
+    results: list[dict[str, Any]] = []
+    async with aiohttp.ClientSession() as session:
+        for name in ("failover", "read-only"):
+            await asyncio.sleep(WARM_SECS)
+            await asyncio.to_thread(primary.stop if name == "failover" else lambda: standby.set_read_only(True))
+            seen = await outage(session, gateways, down_secs)
+            await asyncio.to_thread(standby.promote if name == "failover" else lambda: standby.set_read_only(False))
+            began = time.monotonic()
+            secs = await asyncio.gather(*(recovery(session, gateway, began) for gateway in gateways))
+            result = {"outage": name, "down_secs": down_secs, **seen, "recovered_secs": [round(one, 2) for one in secs]}
+            print(json.dumps(result), flush=True)
+            results.append(result | {"longest": max(secs)})
+        await asyncio.sleep(WARM_SECS)
+    return results
+
+
+async def check(url: str, load: Load, counting: Counting) -> dict[str, Any]:
+    """Compare the ledger with what the clients saw."""
+    database = await open_database(url)
+    entries = await database.fetch("SELECT request_id, state, charged, estimated FROM entries")
+    booked = await spent(database)
+    await database.close()
+    exact: dict[str, list[int]] = {}
+    for entry in entries:
+        if entry["state"] == "settled" and not entry["estimated"]:
+            exact.setdefault(entry["request_id"], []).append(entry["charged"])
+    return {
+        "complete_answers": len(load.finished),
+        "wrong_charges": sum(exact.get(name) != [counting.tokens[name]] for name in load.finished),
+        "states": Counter(entry["state"] for entry in entries),
+        "charged": sum(entry["charged"] for entry in entries),
+        "spent_of_budget": booked,
+    }
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gateways", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--down", type=float, default=3.0)
+    arguments = parser.parse_args()
+    test_gateway_kills.CAP, test_gateway_kills.AT_ONCE = CAP, arguments.clients
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_postgres() as primary,
+        running_postgres(primary) as standby,
+    ):
+        primary.wait_for_standbys()
+        url = primary.new_database(standby)
+        async with FakeNode().holds("Org/M").serving() as node:
+            node.speak = counting = Counting(8)
+            gateways = [Gateway(Path(folder), number, node, url) for number in range(arguments.gateways)]
+            for gateway in gateways:
+                await gateway.start()
+            load = Load(gateways)
+            asking = asyncio.create_task(load.run())
+            try:
+                results = await failures(primary, standby, gateways, arguments.down)
+            finally:
+                load.stop.set()
+                await asking
+                for gateway in gateways:
+                    await gateway.stop()
+        outcome = await check(url, load, counting)
+    good = outcome["wrong_charges"] == 0 and outcome["charged"] == outcome["spent_of_budget"] <= CAP
+    good = good and all(result["longest"] <= LIMIT_SECS for result in results)
+    print(json.dumps(outcome | {"passed": good}))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

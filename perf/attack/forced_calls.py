@@ -1,0 +1,271 @@
+"""Force calls of random tools through every API: each answer must be a valid call, or be cut off by its length.
+
+    python perf/attack/forced_calls.py MODEL[=FORMAT] ... [--tools 500] [--seed 0] [--streams 4] [--every-api]
+
+MODEL is a model's file or folder, or a folder with a tokenizer only, which gets random weights. FORMAT is the tool-call
+format (`hermes`, `llama3_json`, `mistral`, ...); without it the model's own. A GGUF file whose chat template has no
+tools needs another template first: `gguf-new-metadata IN OUT --chat-template TEXT`.
+
+One node loads each model in turn, one gateway stands before it. Chat completions and Responses go to the node, Messages
+to the gateway, each streamed and not. Each tool takes one of these six routes by turns, or all of them with
+`--every-api`. Drafts are on, as by default.
+
+One JSON line per model and route counts the answers that are valid, cut and wrong, and one per wrong answer says why.
+The exit status is 1 if there is a wrong answer.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from random_tools import Answer, Task, problem, random_task, write_random_model
+
+sys.path.append(str(Path(__file__).parents[1]))
+from gateway_overhead import cortex_config
+from serving import client_session, free_port, get, require_alive, run, say, server
+
+ROUTES = [*itertools.product(("chat", "responses", "messages"), (False, True))]
+PROMPT = "Use a tool."
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A node and the gateway before it.
+
+    Attributes:
+        node, gateway: base URLs.
+    """
+
+    session: aiohttp.ClientSession
+    node: str
+    gateway: str
+
+    async def load(self, model: str, path: Path, tool_format: str) -> None:
+        """Load a model on the node, and wait until the gateway knows it."""
+        body = {"model_id": model, "source": f"file:{path}"}
+        body |= {"tool_parser": tool_format} if tool_format else {}
+        async with self.session.post(f"{self.node}/models/load", json=body) as response:
+            if response.status != 200:
+                raise SystemExit(f"{path} cannot be loaded: {await response.text()}")
+        async with asyncio.timeout(60):
+            while True:
+                fleet = await get(self.session, f"{self.gateway}/api/nodes") or {"nodes": []}
+                infos = [info for node in fleet["nodes"] for info in node["models"]]
+                if any(info["id"] == model and info["status"] == "loaded" for info in infos):
+                    return
+                await asyncio.sleep(0.1)
+
+    async def unload(self, model: str) -> None:
+        """Unload a model."""
+        async with self.session.post(f"{self.node}/models/unload", json={"model_id": model}) as response:
+            response.raise_for_status()
+
+    async def ask(self, model: str, task: Task, api: str, stream: bool, max_tokens: int) -> Answer:
+        """Return the answer to a task through one of the APIs."""
+        base = self.gateway if api == "messages" else self.node
+        path, body = request_of(task, api, max_tokens)
+        body |= {"model": model, "stream": stream, "temperature": 1.0}
+        async with self.session.post(base + path, json=body) as response:
+            if response.status != 200:
+                return Answer(error=f"HTTP {response.status}: {(await response.text())[:300]}")
+            if not stream:
+                return whole_answer(api, await response.json())
+            lines = (await response.text()).splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        return streamed_answer(api, events)
+
+
+@asynccontextmanager
+async def stack() -> AsyncIterator[Stack]:
+    """Start a node without models and a gateway."""
+    ports = free_port(), free_port()
+    node, gateway = (f"http://127.0.0.1:{port}" for port in ports)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "neuron.toml"
+        config.write_text(
+            f'host = "127.0.0.1"\nport = {ports[0]}\ndefault_models = []\n[harness.torch]\nkv_cache_mb = 128\n'
+        )
+        cortex = cortex_config(Path(folder), ports[1], node, "")
+        with server("helexa.neuron", "--config", str(config)) as process:
+            async with client_session() as session:
+                while await get(session, f"{node}/health") is None:
+                    require_alive(process)
+                    await asyncio.sleep(0.05)
+                with server("helexa.cortex", "serve", "-c", str(cortex)):
+                    yield Stack(session, node, gateway)
+
+
+def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a request."""
+    messages = [{"role": "user", "content": PROMPT}]
+    if api == "messages":
+        offered = [{"name": name, "input_schema": schema} for name, schema in task.tools.items()]
+        choice = {"type": "tool", "name": task.named} if task.named else {"type": "any"}
+        return "/v1/messages", {
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "tools": offered,
+            "tool_choice": choice,
+        }
+    functions = [{"name": name, "parameters": schema} for name, schema in task.tools.items()]
+    if api == "responses":
+        tools: list[dict[str, Any]] = [{"type": "function", "strict": False, **function} for function in functions]
+        chosen: Any = {"type": "function", "name": task.named} if task.named else "required"
+        return "/v1/responses", {
+            "input": PROMPT,
+            "max_output_tokens": max_tokens,
+            "tools": tools,
+            "tool_choice": chosen,
+            "store": False,
+        }
+    tools = [{"type": "function", "function": function} for function in functions]
+    chosen = {"type": "function", "function": {"name": task.named}} if task.named else "required"
+    return "/v1/chat/completions", {
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "tools": tools,
+        "tool_choice": chosen,
+    }
+
+
+def whole_answer(api: str, reply: dict[str, Any]) -> Answer:
+    """Read a reply that is not streamed."""
+    if api == "chat":
+        (choice,) = reply["choices"]
+        functions = [call["function"] for call in choice["message"].get("tool_calls") or []]
+        calls = [(function["name"], function["arguments"]) for function in functions]
+        return _ended(calls, choice["finish_reason"], "tool_calls", "length")
+    if api == "responses":
+        calls = [(item["name"], item["arguments"]) for item in reply["output"] if item["type"] == "function_call"]
+        return _ended(calls, reply["status"], "completed", "incomplete")
+    blocks = [block for block in reply["content"] if block["type"] == "tool_use"]
+    calls = [(block["name"], json.dumps(block["input"])) for block in blocks]
+    return _ended(calls, reply["stop_reason"], "tool_use", "max_tokens")
+
+
+def streamed_answer(api: str, events: Sequence[dict[str, Any]]) -> Answer:
+    """Read the events of a stream."""
+    names: dict[int, str] = {}
+    pieces: dict[int, list[str]] = {}
+    reason = ""
+    for event in events:
+        if event.get("error"):
+            return Answer(error=f"error in the stream: {json.dumps(event['error'])[:300]}")
+        if api == "chat":
+            for choice in event["choices"]:
+                for call in choice["delta"].get("tool_calls") or []:
+                    names.setdefault(call["index"], call["function"].get("name") or "")
+                    pieces.setdefault(call["index"], []).append(call["function"].get("arguments") or "")
+                reason = choice["finish_reason"] or reason
+        elif api == "responses":
+            index = event.get("output_index", 0)
+            if event["type"] == "response.output_item.added" and event["item"]["type"] == "function_call":
+                names[index] = event["item"]["name"]
+                pieces[index] = []
+            elif event["type"] == "response.function_call_arguments.delta":
+                pieces[index].append(event["delta"])
+            elif event["type"] in ("response.completed", "response.incomplete", "response.failed"):
+                reason = event["response"]["status"]
+        elif event["type"] == "content_block_start" and event["content_block"]["type"] == "tool_use":
+            names[event["index"]] = event["content_block"]["name"]
+            pieces[event["index"]] = []
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            pieces[event["index"]].append(event["delta"]["partial_json"])
+        elif event["type"] == "message_delta":
+            reason = event["delta"]["stop_reason"]
+    calls = [(name, "".join(pieces[index]) or "{}") for index, name in names.items()]
+    good, cut = {"chat": ("tool_calls", "length"), "responses": ("completed", "incomplete")}.get(
+        api, ("tool_use", "max_tokens")
+    )
+    return _ended(calls, reason, good, cut)
+
+
+def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -> Answer:
+    if reason not in (good, cut):
+        return Answer(calls, error=f"the answer ended with {reason!r}: {calls}")
+    return Answer(calls, cut=reason == cut)
+
+
+async def attack(
+    stack: Stack, model: str, tasks: Sequence[Task], *, every_api: bool, streams: int, max_tokens: int
+) -> Counter[str]:
+    """Ask every task; print a line per route and per wrong answer; return how many were valid, cut and wrong."""
+    counts: dict[tuple[str, bool], Counter[str]] = {route: Counter() for route in ROUTES}
+    turn = asyncio.Semaphore(streams)
+
+    async def one(task: Task, api: str, stream: bool) -> None:
+        async with turn:
+            answer = await stack.ask(model, task, api, stream, max_tokens)
+        if wrong := problem(task, answer):
+            say(model=model, task=task.number, api=api, stream=stream, wrong=wrong)
+        counts[api, stream]["wrong" if wrong else "cut" if answer.cut else "valid"] += 1
+        counts[api, stream]["calls"] += len(answer.calls)
+
+    chosen = [(task, ROUTES if every_api else [ROUTES[task.number % len(ROUTES)]]) for task in tasks]
+    await asyncio.gather(*(one(task, *route) for task, routes in chosen for route in routes))
+    for (api, stream), count in counts.items():
+        say(model=model, api=api, stream=stream, **{name: count[name] for name in ("valid", "cut", "wrong", "calls")})
+    return sum(counts.values(), Counter())
+
+
+def model_at(path: Path, folder: Path) -> Path:
+    """Return the path of a model; in `folder`, with random weights, if there is a tokenizer only."""
+    if path.is_dir() and not (path / "config.json").exists():
+        return write_random_model(path, folder)
+    return path.absolute()
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    tasks = [
+        random_task(number, arguments.seed) for number in range(arguments.first, arguments.first + arguments.tools)
+    ]
+    total: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        async with stack() as running:
+            for number, text in enumerate(arguments.models):
+                name, _, tool_format = text.partition("=")
+                path = model_at(Path(name), Path(folder) / str(number))
+                model = f"attack/{number}-{Path(name).stem[:40]}-{tool_format or 'own'}"
+                await running.load(model, path, tool_format)
+                begun = time.perf_counter()
+                count = await attack(
+                    running,
+                    model,
+                    tasks,
+                    every_api=arguments.every_api,
+                    streams=arguments.streams,
+                    max_tokens=arguments.max_tokens,
+                )
+                say(model=model, seconds=time.perf_counter() - begun, **count)
+                total += count
+                await running.unload(model)
+    say(total=True, **total)
+    if total["wrong"]:
+        raise SystemExit(1)
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("models", nargs="+")
+    command.add_argument("--tools", type=int, default=500)
+    command.add_argument("--first", type=int, default=0, help="number of the first tool")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--streams", type=int, default=4, help="requests at a time; the engine drafts for up to 4")
+    command.add_argument("--max-tokens", type=int, default=200)
+    command.add_argument("--every-api", action="store_true")
+    run(measure(command.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What `helexa.batch` makes of the engine: a thousand short prompts, beside the engine alone on the same prompts.
+
+usage: python perf/batch.py [MODEL] [--prompts 1000] [--width 32] [--tokens 32] [--rounds 2]
+
+Both run in processes of their own, in turns. Answers are greedy and have at most `--tokens` tokens; no two prompts are
+alike beyond what the chat template begins with. The engine alone is what `perf/engine.py` measures, in the same
+way (scheduler, runner and sampler in one process, speculation off), but with a new prompt for each that has ended: so
+its rate has in it what reading prompts costs. The library's clock starts when the model is loaded.
+
+JSON lines: `tok_s` counts generated tokens of all prompts; `cpu_s` is processor time while they ran, of this process
+(`library`) and of the engine's; `held_mb` is what this process holds after a tenth of the prompts and in the end. The
+last line has the ratio of the two best rates, which is to be 0.9 or more.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+WORDS = ("river", "stone", "window", "garden", "letter", "mirror", "engine", "forest", "candle", "bridge", "harbour")
+BAR = 0.9
+
+
+def prompts(count: int) -> list[str]:
+    """Short questions, each another one."""
+    size = len(WORDS)
+    return [
+        f"Write a line about a {WORDS[n % size]} and a {WORDS[n // size % size]}, number {n}." for n in range(count)
+    ]
+
+
+def library(model: str, count: int, width: int, tokens: int) -> None:
+    import psutil
+
+    import helexa
+
+    me = psutil.Process()
+    held: list[float] = []
+
+    def on_result(index: int, result: object) -> None:
+        done.append(index)
+        if len(done) in (max(count // 10, 1), count):
+            held.append(round(me.memory_info().rss / 2**20, 1))
+
+    done: list[int] = []
+    with helexa.load(model, target="private") as loaded:
+        loaded.batch(prompts(width), max_parallel=width, max_tokens=2, temperature=0)  # warm up
+        before = _cpu(me)
+        begin = time.perf_counter()
+        results = loaded.batch(
+            prompts(count), max_parallel=width, max_tokens=tokens, temperature=0, on_result=on_result
+        )
+        seconds = time.perf_counter() - begin
+        cpu = _cpu(me)
+    generated = sum(result.usage.completion for result in results)
+    spent = {name: round(cpu[name] - before[name], 2) for name in cpu}
+    _say(
+        "library",
+        generated,
+        seconds,
+        prompt_tokens=sum(result.usage.prompt for result in results),
+        cpu_s=spent,
+        held_mb=held,
+    )
+
+
+def engine(model: str, count: int, width: int, tokens: int) -> None:
+    from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT | os.environ)
+    import psutil
+    from local_model import local_path
+
+    from helexa.neuron.engine.execution.step_builder import build_step
+    from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+    from helexa.neuron.engine.kv_cache.page_pool import PagePool
+    from helexa.neuron.engine.loading.load import load_once
+    from helexa.neuron.engine.scheduling.scheduler import Scheduler
+    from helexa.neuron.engine.scheduling.sequence import Sequence
+    from helexa.neuron.ops.constants import PAGE_SIZE
+    from helexa.neuron.text.model_text import ModelText
+
+    path, options = local_path(model), EngineOptions(speculation=False)
+    runner, text = load_once(path, options), ModelText.open(path)
+    ids = [text.prompt_ids([{"role": "user", "content": prompt}]) for prompt in prompts(count)]
+    stops = sorted(text.tokenizer.eos_ids)
+    scheduler = Scheduler(options, PagePool(runner.facts.kv_pages, PAGE_SIZE))
+    me = psutil.Process()
+    before, begin = _cpu(me), time.perf_counter()
+    waiting, running, generated = enumerate(ids), 0, 0
+    while True:
+        while running < width and (item := next(waiting, None)) is not None:
+            number, prompt = item
+            request = Generate(
+                id=number, prompt=prompt, max_tokens=tokens, sampling=SamplingParams(temperature=0), stop_ids=stops
+            )
+            assert scheduler.add(Sequence(request)) is None
+            running += 1
+        if not running:
+            break
+        plan, started = scheduler.plan(), time.perf_counter()
+        sampled = runner.run(build_step(plan)).tokens
+        for output in scheduler.commit(plan, sampled, time.perf_counter() - started):
+            generated += len(output.tokens)
+            running -= output.finish is not None
+    seconds, cpu = time.perf_counter() - begin, _cpu(me)
+    spent = {"engine": round(cpu["library"] - before["library"], 2)}
+    _say("engine", generated, seconds, prompt_tokens=sum(map(len, ids)), cpu_s=spent)
+
+
+def _cpu(process: "psutil.Process") -> dict[str, float]:
+    """Seconds of processor time of the process, and of its children."""
+    own = process.cpu_times()
+    spent = {"library": own.user + own.system}
+    children = [child.cpu_times() for child in process.children(recursive=True)]
+    if children:
+        spent["engine"] = sum(child.user + child.system for child in children)
+    return spent
+
+
+def _say(what: str, tokens: int, seconds: float, **more: object) -> None:
+    line = {"what": what, "tok_s": round(tokens / seconds, 1), "tokens": tokens, "seconds": round(seconds, 2)}
+    print(json.dumps(line | more), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="helexa/small")
+    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", choices=("library", "engine"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.only:
+        measure = library if asked.only == "library" else engine
+        measure(asked.model, asked.prompts, asked.width, asked.tokens)
+        return
+    best = {"engine": 0.0, "library": 0.0}
+    for what in ("engine", "library") * asked.rounds:
+        run = subprocess.run([sys.executable, *sys.argv, "--only", what], check=True, stdout=subprocess.PIPE, text=True)
+        print(run.stdout, end="", flush=True)
+        best[what] = max(best[what], json.loads(run.stdout)["tok_s"])
+    ratio = best["library"] / best["engine"]
+    print(json.dumps({"ratio": round(ratio, 3), "bar": BAR, "held": ratio >= BAR}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""helexa-bench and guidellm on the same server under the same load: medians side by side, and their ratio.
+
+usage: python perf/bench_agreement.py ENDPOINT MODEL --guidellm DIR [--concurrency 2] [--requests 24] [--turns 3]
+           [--prompt-tokens 128] [--max-tokens 64] [--out snapshot.json]
+
+In every turn both keep so many requests in flight until all are answered, one tool after the other, so that what else
+happens on the machine falls on both. Prompts are of the same words; none is sent twice. guidellm runs in a virtual
+environment of its own in DIR, made there unless it is there; torch and what else it has in common with this interpreter
+it finds here.
+
+Medians are over all turns' requests. The definitions are helexa-bench's, applied to the moments that either tool has
+noted: TTFT, TPOT = (last token - first token) / (n - 1), throughput = all tokens / (last end - first start) of a turn.
+"""
+
+import argparse
+import asyncio
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from machine import commit, machine
+
+from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.measures import measure, measure_run
+from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompts import Prompts
+from helexa.bench.measurement.request_record import RequestRecord
+
+GUIDELLM = "guidellm==0.8.1"
+TOLERANCE = 0.05
+MEASURES = ("ttft_s", "tpot_s", "output_tps")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What both tools do in a turn."""
+
+    endpoint: str
+    model: str
+    concurrency: int
+    requests: int
+    prompt_tokens: int
+    max_tokens: int
+
+    def prompts(self) -> list[str]:
+        """New prompts for a turn."""
+        source = Prompts(0, secrets.token_hex(8))
+        return [source.cold(self.prompt_tokens)[0].text for _ in range(self.requests)]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a tool has measured in a turn: values for each request, and one for all."""
+
+    ttft_s: list[float]
+    tpot_s: list[float]
+    output_tps: float
+
+
+async def ours(load: Load) -> Taken:
+    """A turn of helexa-bench's client: so many users share a list of questions."""
+    questions = iter([Question(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
+    async with open_session() as session:
+        client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+
+        async def user() -> list[RequestRecord]:
+            return [await client.ask(question) for question in questions]
+
+        records = [one for each in await asyncio.gather(*(user() for _ in range(load.concurrency))) for one in each]
+    failed = [record for record in records if record.status != "ok"]
+    if failed:
+        raise SystemExit(f"{len(failed)} requests of helexa-bench failed; the first: {failed[0].error}")
+    found = [measure(record) for record in records]
+    return Taken(
+        [one.ttft_s for one in found if one.ttft_s is not None],
+        [one.tpot_s for one in found if one.tpot_s is not None],
+        measure_run(records).totals["output_tps"],
+    )
+
+
+def theirs(load: Load, program: Path, folder: Path) -> Taken:
+    """A turn of guidellm."""
+    data, report = folder / "prompts.jsonl", folder / "report.json"
+    lines = [json.dumps({"prompt": text, "output_tokens_count": load.max_tokens}) for text in load.prompts()]
+    data.write_text("\n".join(lines))
+    backend = {"kind": "openai_http", "target": load.endpoint, "model": load.model}
+    command = [
+        *(str(program), "run", "--disable-console"),
+        *("--backend", json.dumps(backend | {"extras": {"body": {"temperature": 1, "top_p": 1}}})),
+        *("--profile", f"kind=concurrent,streams={load.concurrency}"),
+        *("--constraint", f"kind=max_requests,count={load.requests}"),
+        *("--data", f"kind=json_file,path={data}"),
+        *("--output", f"kind=json,path={report}"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"guidellm failed:\n{done.stderr[-2000:]}")
+    (benchmark,) = json.loads(report.read_text())["benchmarks"]
+    rows = benchmark["requests"]["successful"]
+    if len(rows) != load.requests:
+        raise SystemExit(f"guidellm completed {len(rows)} of {load.requests} requests")
+    times = [row["info"]["timings"] for row in rows]
+    tokens = [row["output_metrics"]["text_tokens"] for row in rows]
+    span = max(time["request_end"] for time in times) - min(time["request_start"] for time in times)
+    return Taken(
+        [time["first_token_iteration"] - time["request_start"] for time in times],
+        [
+            (time["last_token_iteration"] - time["first_token_iteration"]) / (n - 1)
+            for time, n in zip(times, tokens, strict=True)
+        ],
+        sum(tokens) / span,
+    )
+
+
+def installed(folder: Path) -> Path:
+    """guidellm's program in a virtual environment, made unless it is there."""
+    program = folder / "bin" / "guidellm"
+    if not program.exists():
+        print(f"installing {GUIDELLM} into {folder}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "here.pth").write_text(sysconfig.get_path("purelib"))
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", GUIDELLM]
+        subprocess.run(pip, check=True, stdout=sys.stderr)
+    return program
+
+
+def medians(turns: Sequence[Taken]) -> dict[str, float]:
+    """Over all requests of all turns; throughput over turns."""
+    return {
+        "ttft_s": statistics.median(value for turn in turns for value in turn.ttft_s),
+        "tpot_s": statistics.median(value for turn in turns for value in turn.tpot_s),
+        "output_tps": statistics.median(turn.output_tps for turn in turns),
+    }
+
+
+def main() -> None:
+    """Measure, print the table, and fail when the tools disagree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("endpoint")
+    parser.add_argument("model")
+    parser.add_argument("--guidellm", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--concurrency", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--out", type=Path)
+    wanted = parser.parse_args()
+    load = Load(
+        wanted.endpoint.rstrip("/"),
+        wanted.model,
+        wanted.concurrency,
+        wanted.requests,
+        wanted.prompt_tokens,
+        wanted.max_tokens,
+    )
+    program = installed(wanted.guidellm.absolute())
+    asyncio.run(ours(load))  # warms up
+    turns: dict[str, list[Taken]] = {"helexa-bench": [], "guidellm": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(wanted.turns):
+            turns["helexa-bench"].append(asyncio.run(ours(load)))
+            turns["guidellm"].append(theirs(load, program, Path(folder)))
+            print(f"turn {number + 1} of {wanted.turns}", file=sys.stderr, flush=True)
+    found = {tool: medians(taken) for tool, taken in turns.items()}
+    ratios = {name: found["helexa-bench"][name] / found["guidellm"][name] for name in MEASURES}
+    print(f"{'':12}{'helexa-bench':>14}{'guidellm':>12}{'ratio':>8}")
+    for name in MEASURES:
+        print(f"{name:12}{found['helexa-bench'][name]:14.4f}{found['guidellm'][name]:12.4f}{ratios[name]:8.3f}")
+    if wanted.out:
+        snapshot: dict[str, Any] = {
+            "load": load.__dict__ | {"turns": wanted.turns},
+            "tools": {"guidellm": GUIDELLM, "helexa": commit()},
+            "machine": machine(),
+            "medians": found,
+            "ratios": ratios,
+            "turns": {tool: [turn.__dict__ for turn in taken] for tool, taken in turns.items()},
+        }
+        wanted.out.write_text(json.dumps(snapshot, indent=1))
+    worst = max(abs(ratio - 1) for ratio in ratios.values())
+    if worst > TOLERANCE:
+        raise SystemExit(f"they differ by {worst:.1%}; is the machine quiet?")
+
+
+if __name__ == "__main__":
+    main()

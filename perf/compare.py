@@ -1,0 +1,161 @@
+"""Our engine and its peers in turns on the same GGUF file: a table of medians and ratios, and a JSON snapshot.
+
+usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
+           [--peer llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR] [--out snapshot.json]
+
+In every turn each engine measures all rows once, in a process of its own, one after the other: helexa, llama.cpp,
+openvino, helexa, ... What else happens on the machine so falls on all of them. PYTHON is an interpreter that has the
+peer's package (llama-cpp-python, openvino-genai). `--install-peers` makes virtual environments with them under DIR
+unless they are there; llama.cpp is compiled then, which takes minutes and a C++ compiler.
+
+The table goes to stdout, progress to stderr. A star marks figures whose largest and smallest differ by more than 15 %
+of the median: measure again. A peer that cannot do a row, or cannot load the model, has no figure there.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comparison import OURS, Comparison
+from local_model import local_path
+from machine import commit, machine, versions
+from rows import ROWS, parse_rows
+
+from helexa.core.errors import HelexaError
+
+TURN_SECONDS = 3600.0
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine: our script that measures it, and the package that it is."""
+
+    script: str
+    package: str
+
+    def version(self, python: str) -> str | None:
+        """The version that an interpreter has; None if it has none."""
+        asked = f"import importlib.metadata as m; print(m.version({self.package!r}))"
+        try:
+            found = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return found.stdout.strip() or None
+
+    def install(self, folder: Path) -> str:
+        """Make a virtual environment that has the package, unless it is there; return its interpreter."""
+        python = str(folder / "bin" / "python")
+        if self.version(python) is None:
+            print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", self.package]
+            subprocess.run(pip, check=True, stdout=sys.stderr)
+        return python
+
+
+PEERS = {
+    "llama.cpp": Peer("peer_llama_cpp.py", "llama-cpp-python"),
+    "openvino": Peer("peer_openvino.py", "openvino-genai"),
+}
+
+
+def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
+    """Run an engine's script; return its lines, and why it failed if it did."""
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, errors="replace", timeout=TURN_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"it took longer than {TURN_SECONDS:.0f} s"
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"engine"')]
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines, (said[-1] if said else f"exit code {done.returncode}") if done.returncode else None
+
+
+def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dict[str, str]]:
+    """Run all engines in turns; a peer that fails takes no further turn. Returns the figures and the failures."""
+    found, failures = Comparison(), dict[str, str]()
+    for turn in range(1, turns + 1):
+        for engine, command in commands.items():
+            if engine in failures:
+                continue
+            begin = time.perf_counter()
+            lines, failure = run_engine(command)
+            for line in lines:
+                found.add(line)
+            print(f"turn {turn} of {turns}: {engine}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
+            if failure is None:
+                continue
+            if engine == OURS:
+                raise SystemExit(f"{engine} failed: {failure}")
+            print(f"{engine} failed: {failure}", file=sys.stderr, flush=True)
+            failures[engine] = failure
+    return found, failures
+
+
+def peer_argument(text: str) -> tuple[str, str]:
+    """Read NAME=PYTHON."""
+    name, _, python = text.partition("=")
+    if name not in PEERS or not python:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=PYTHON with one of the names {', '.join(PEERS)}")
+    if PEERS[name].version(python) is None:
+        raise argparse.ArgumentTypeError(f"'{python}' is no interpreter that has {PEERS[name].package}")
+    return name, python
+
+
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no positive number")
+    return int(text)
+
+
+def main() -> None:
+    """Read the command line, measure, print the table, write the snapshot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))
+    parser.add_argument("--turns", type=positive, default=5)
+    parser.add_argument("--threads", type=positive, default=2)
+    parser.add_argument("--peer", type=peer_argument, action="append", default=[])
+    parser.add_argument("--install-peers", type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    try:
+        model = local_path(arguments.model)
+    except HelexaError as error:
+        raise SystemExit(str(error)) from None
+    if not model.is_file():
+        raise SystemExit(f"{model} is no file, and the peers read GGUF files only")
+    pythons = dict(arguments.peer)
+    if arguments.install_peers:
+        wanted = [name for name in PEERS if name not in pythons]
+        pythons |= {name: PEERS[name].install(arguments.install_peers / name) for name in wanted}
+    rows = ",".join(row.name for row in arguments.rows)
+    tail = [str(model), "--rows", rows, "--threads", str(arguments.threads)]
+    commands = {OURS: [sys.executable, str(HERE / "engine.py"), *tail]}
+    commands |= {name: [python, str(HERE / PEERS[name].script), *tail] for name, python in pythons.items()}
+    head = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "model": {"name": model.name, "bytes": model.stat().st_size},
+        "turns": arguments.turns,
+        "threads": arguments.threads,
+        "machine": machine(),
+        "commit": commit(),
+        "versions": versions() | {name: PEERS[name].version(python) for name, python in pythons.items()},
+    }
+    found, failures = compare(commands, arguments.turns)
+    if arguments.out:
+        snapshot = head | {"failures": failures, "rows": found.snapshot()}
+        arguments.out.write_text(json.dumps(snapshot, indent=1) + "\n")
+    print(found.table())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
+
+usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
+           [--dtype auto] [--activations auto] [--kv-dtype auto]
+
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Decode
+starts at 64 tokens of context, or as many as the row says, and takes 64 greedy steps, scheduler and sampler included;
+speculation is off. No two prompts are alike, so nothing is reused.
+
+Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`; decode also has what the row
+reads per step, `step_bytes` (the weights as the engine holds them) and `kv_bytes`, the `bandwidth_gb_s` at which this
+machine reads memory, measured right before the row, and `ceiling_tok_s`, which follows from them.
+"""
+
+import os
+import time
+from statistics import median
+
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+
+import msgspec
+import torch
+from local_model import local_path
+from rows import DECODE_STEPS, Row, parser, prompt, report
+
+from helexa.core.errors import HelexaError
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.ops.constants import PAGE_SIZE
+
+
+class Engine:
+    """A loaded model; every measurement has a scheduler and pages of its own."""
+
+    def __init__(self, model: str, options: EngineOptions) -> None:
+        self._options = options
+        self._runner = load_once(local_path(model), options)
+        # No two pages alike, so that no host can merge them.
+        self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
+
+    def measure(self, row: Row) -> None:
+        """Run a row and print its line."""
+        facts, kernels = self._runner.facts, self._runner.ops.name
+        room = facts.kv_pages * PAGE_SIZE
+        if row.context + DECODE_STEPS > facts.context_length or row.positions > room:
+            raise SystemExit(
+                f"{row.name}: the model has a context of {facts.context_length}, its cache {room} positions"
+            )
+        if not row.sequences:
+            rate = max(self.prefill(row) for _ in range(row.tries))
+            report("helexa", row, rate, kernels=kernels)
+            return
+        bandwidth = self._read_bandwidth()
+        weights = facts.step_bytes
+        positions = row.sequences * (row.context + DECODE_STEPS // 2)
+        kv = positions * facts.kv_bytes // room
+        report(
+            "helexa",
+            row,
+            self.decode(row),
+            ceiling_tok_s=round(row.sequences * bandwidth / (weights + kv), 1),
+            step_bytes=weights,
+            kv_bytes=kv,
+            bandwidth_gb_s=round(bandwidth / 1e9, 1),
+            kernels=kernels,
+        )
+
+    def decode(self, row: Row) -> float:
+        """Tokens per second over the steps, of all sequences together."""
+        scheduler = self._start(row.sequences, row.context)
+        sequences = list(scheduler.waiting)
+        while any(sequence.generated == 0 for sequence in sequences):
+            self._step(scheduler)
+        before = sum(sequence.generated for sequence in sequences)
+        begin = time.perf_counter()
+        for _ in range(DECODE_STEPS):
+            self._step(scheduler)
+        seconds = time.perf_counter() - begin
+        return (sum(sequence.generated for sequence in sequences) - before) / seconds
+
+    def prefill(self, row: Row) -> float:
+        """Prompt tokens per second until the first token."""
+        scheduler = self._start(1, row.context)
+        sequence = scheduler.waiting[0]
+        begin = time.perf_counter()
+        while sequence.generated == 0:
+            self._step(scheduler)
+        return row.context / (time.perf_counter() - begin)
+
+    def _start(self, sequences: int, length: int) -> Scheduler:
+        scheduler = Scheduler(self._options, PagePool(self._runner.facts.kv_pages, PAGE_SIZE))
+        greedy = SamplingParams(temperature=0)
+        for number in range(sequences):
+            request = Generate(id=number, prompt=prompt(length), max_tokens=1 << 20, sampling=greedy)
+            refusal = scheduler.add(Sequence(request))
+            if refusal is not None:
+                raise SystemExit(refusal.error)
+        return scheduler
+
+    def _step(self, scheduler: Scheduler) -> None:
+        plan = scheduler.plan()
+        scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
+
+    def _read_bandwidth(self) -> float:
+        """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""
+        return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
+
+    def _sum_seconds(self) -> float:
+        begin = time.perf_counter()
+        self._gibibyte.sum()
+        return time.perf_counter() - begin
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("--dtype", default="auto")
+    command.add_argument("--activations", default="auto")
+    command.add_argument("--kv-dtype", default="auto")
+    arguments = command.parse_args()
+    wanted = {name: getattr(arguments, name) for name in ("dtype", "activations", "kv_dtype", "threads")}
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    try:
+        engine = Engine(arguments.model, msgspec.convert(wanted | {"speculation": False}, EngineOptions))
+    except (HelexaError, msgspec.ValidationError) as error:
+        raise SystemExit(str(error)) from None
+    engine.decode(Row.parse("decode@1"))  # warm up
+    for row in arguments.rows:
+        engine.measure(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""How long one principal's answers take beside one client of another, and beside a crowd of them, as JSON lines.
+
+usage: python perf/fairness.py [MODEL] [--crowd 64] [--rounds 3] [--answers 5] [--tokens 48] [--together]
+
+MODEL is what `neuron --model` takes. The node is a process of its own, spoken to as a gateway does: with the headers
+that name a principal. Its clients ask again as soon as they are answered. The others' answers are of different lengths,
+from half of `--tokens` to one and a half times as many; the light principal's are exactly that long, streamed and
+greedy. Each round asks for `--answers` of them beside one other client, then beside `--crowd`, after one in each case
+that is not counted.
+
+One line per row with the median of the light principal's answers: `seconds` from the request to the last token,
+`ttft_ms` to the first one, and `others_tok_s`, the tokens per second of the others' answers that ended meanwhile. The
+verdict is the crowd's median over the single client's. `--together` gives everybody one principal, to compare.
+"""
+
+import argparse
+import asyncio
+import itertools
+import random
+import time
+from dataclasses import dataclass, field
+from statistics import median
+
+import aiohttp
+from serving import Answer, ask, client_session, node, run, say, verdict
+
+BAR = 2.0
+
+_serial = itertools.count(1)
+_lengths = random.Random(1)
+
+
+@dataclass
+class Row:
+    """The light principal's answers, and the tokens per second of the others in each round."""
+
+    answers: list[Answer] = field(default_factory=list[Answer])
+    others_tok_s: list[float] = field(default_factory=list[float])
+
+    @property
+    def seconds(self) -> list[float]:
+        """What each answer took."""
+        return [answer.last - answer.asked for answer in self.answers]
+
+
+def session_of(account: str) -> aiohttp.ClientSession:
+    """A session of one principal."""
+    session = client_session()
+    session.headers.update({"x-helexa-account-id": account, "x-helexa-key-id": "benchmark"})
+    return session
+
+
+def prompt() -> str:
+    """A prompt like no other."""
+    return f"Story number {next(_serial)}, told by an old sailor:"
+
+
+async def keep_asking(session: aiohttp.ClientSession, url: str, model: str, tokens: int, ended: list[Answer]) -> None:
+    """Ask until cancelled."""
+    while True:
+        ended.append(await ask(session, url, model, prompt(), _lengths.randint(tokens // 2, tokens * 3 // 2)))
+
+
+async def beside(
+    others: int,
+    heavy: aiohttp.ClientSession,
+    light: aiohttp.ClientSession,
+    url: str,
+    model: str,
+    tokens: int,
+    count: int,
+) -> tuple[list[Answer], float]:
+    """So many of the light principal's answers beside so many other clients, and the others' tokens per second."""
+    ended: list[Answer] = []
+    crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(others)]
+    try:
+        await ask(light, url, model, prompt(), tokens)
+        begin, before = time.perf_counter(), len(ended)
+        answers = [await ask(light, url, model, prompt(), tokens) for _ in range(count)]
+        others_tok_s = sum(answer.tokens for answer in ended[before:]) / (time.perf_counter() - begin)
+    finally:
+        for task in crowd:
+            task.cancel()
+        failures = [one for one in await asyncio.gather(*crowd, return_exceptions=True) if isinstance(one, SystemExit)]
+    if failures:
+        raise failures[0]
+    return answers, others_tok_s
+
+
+async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, together: bool) -> None:
+    """Ask in turns, then print."""
+    rows = {1: Row(), crowd: Row()}
+    accounts = ("heavy", "heavy" if together else "light")
+    async with (
+        session_of(accounts[0]) as heavy,
+        session_of(accounts[1]) as light,
+        node(model, light) as (_, url, served),
+    ):
+        for others in rows:
+            await beside(others, heavy, light, url, served, 8, 1)  # warm up
+        for _ in range(rounds):
+            for others, row in rows.items():
+                answers, tok_s = await beside(others, heavy, light, url, served, tokens, count)
+                row.answers += answers
+                row.others_tok_s.append(tok_s)
+    for others, row in rows.items():
+        say(
+            row=f"beside@{others}",
+            seconds=median(row.seconds),
+            ttft_ms=median(1000 * (answer.first - answer.asked) for answer in row.answers),
+            others_tok_s=median(row.others_tok_s),
+            runs=row.seconds,
+        )
+    ratio = median(rows[crowd].seconds) / median(rows[1].seconds)
+    verdict(f"latency beside {crowd} clients / beside one", ratio, f"<= {BAR}", ratio <= BAR)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="helexa/small")
+    parser.add_argument("--crowd", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--answers", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--together", action="store_true")
+    asked = parser.parse_args()
+    run(measure(asked.model, asked.crowd, asked.rounds, asked.answers, asked.tokens, asked.together))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Five nodes, twelve models, agents' conversations: what swapping by our rules saves, as JSON lines.
+
+usage: python perf/fleet_simulation.py [--seeds 3] [--minutes 60] [--per-minute 9] [--models 12]
+
+Everything happens under a virtual clock and is the same for the same seed. Conversations choose their model by Zipf's
+law, and each turn repeats all before it, so it is cheap where the node still has that in its cache. The nodes together
+hold about half of the models. `ours` are the functions by which the gateway decides in production; `lru_fifo` loads
+at once whatever is asked for, in place of what was used longest ago, and asks the least busy node.
+
+One line per seed and policy: `swaps` are models unloaded to make room; `ttft_p50`, `ttft_p99` and `longest_wait` (for a
+model to be warm) are seconds; `cached` is the part of prompt tokens found in a cache. The verdicts take all seeds
+together: swaps at most half, the 99th percentile of the time to the first token lower, and nobody waits longer than
+the gateway lets requests wait.
+"""
+
+import argparse
+import json
+import math
+from dataclasses import dataclass
+
+from fleet_policies import LruFifo, Ours
+from fleet_traffic import conversations, models
+from fleet_world import NODES_MB, Outcome, World
+
+from helexa.cortex.config import GatewaySection
+
+SWAPS_BAR = 0.5
+LONGEST_WAIT_SECS = GatewaySection().load_wait_secs
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both policies on the same traffic."""
+
+    ours: Outcome
+    usual: Outcome
+
+
+def compare(seed: int, minutes: float, per_minute: float, count: int) -> Comparison:
+    """Run both on the traffic of one seed."""
+    catalogue = models(count)
+    traffic = conversations(seed, catalogue, 60 * minutes, per_minute)
+    ours = World(catalogue, Ours(seed), traffic, NODES_MB).run()
+    return Comparison(ours, World(catalogue, LruFifo(seed), traffic, NODES_MB).run())
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value that `share` of all do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def row(seed: int, policy: str, outcome: Outcome) -> dict[str, object]:
+    """One line."""
+    return {
+        "seed": seed,
+        "policy": policy,
+        "requests": len(outcome.ttfts),
+        "loads": outcome.loads,
+        "swaps": outcome.evictions,
+        "ttft_p50": round(percentile(outcome.ttfts, 0.5), 2),
+        "ttft_p99": round(percentile(outcome.ttfts, 0.99), 1),
+        "longest_wait": round(max(outcome.waits), 1),
+        "cached": round(outcome.cached_tokens / outcome.prompt_tokens, 3),
+    }
+
+
+def verdicts(runs: list[Comparison]) -> list[dict[str, object]]:
+    """What the simulation is about."""
+    ours, usual = (sum(run.evictions for run in side) for side in zip(*((r.ours, r.usual) for r in runs), strict=True))
+    p99 = percentile([ttft for run in runs for ttft in run.ours.ttfts], 0.99)
+    usual_p99 = percentile([ttft for run in runs for ttft in run.usual.ttfts], 0.99)
+    longest = max(wait for run in runs for wait in run.ours.waits)
+    return [
+        _verdict("swaps", ours / max(usual, 1), f"<= {SWAPS_BAR} of lru_fifo", ours <= SWAPS_BAR * usual),
+        _verdict("ttft_p99", p99, f"< {usual_p99:.1f} of lru_fifo", p99 < usual_p99),
+        _verdict("longest_wait", longest, f"< {LONGEST_WAIT_SECS:g}", longest < LONGEST_WAIT_SECS),
+    ]
+
+
+def _verdict(name: str, value: float, bar: str, holds: bool) -> dict[str, object]:
+    return {"verdict": name, "value": round(value, 2), "bar": bar, "holds": holds}
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--per-minute", type=float, default=9)
+    parser.add_argument("--models", type=int, default=12)
+    args = parser.parse_args()
+    runs: list[Comparison] = []
+    for seed in range(1, args.seeds + 1):
+        runs.append(compare(seed, args.minutes, args.per_minute, args.models))
+        print(json.dumps(row(seed, "ours", runs[-1].ours)), flush=True)
+        print(json.dumps(row(seed, "lru_fifo", runs[-1].usual)), flush=True)
+    for line in verdicts(runs):
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What a long prompt does to the streams that decode beside it, as JSON lines.
+
+usage: python perf/gaps.py [MODEL] [--threads 2] [--rounds 5] [--streams 8] [--prompt 6000]
+
+`--streams` answers are being decoded when a prompt of `--prompt` tokens arrives. Every gap between two arrivals of one
+stream counts, in milliseconds: `quiet` before the prompt arrives, `window` from then until its first token, `overall`
+all of them, up to as many tokens after the window as there were before it. `ttft_ms` is what the prompt itself waited.
+
+The verdict is the 99th percentile over the median of the gaps in the window, or overall, whichever is larger;
+`window_p99_over_quiet_p50` compares with the streams undisturbed. Each line is of all rounds together.
+"""
+
+import asyncio
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+from rows import prompt
+from scenario import Answer, ask, engine, parser, require_context
+from serving import run, say, verdict
+
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine_client.client import EngineClient
+
+QUIET_TOKENS = 100
+STREAM_CONTEXT = 64
+BAR = 4.0
+POLL_SECONDS = 0.001
+
+
+@dataclass
+class Gaps:
+    """Gaps in milliseconds, of all streams and rounds."""
+
+    quiet: list[float] = field(default_factory=list[float])
+    window: list[float] = field(default_factory=list[float])
+    overall: list[float] = field(default_factory=list[float])
+    ttft: list[float] = field(default_factory=list[float])
+
+    def add(self, streams: list[Answer], long: Answer) -> None:
+        """Take one round."""
+        begin, end = long.asked, long.arrivals[0]
+        self.ttft.append(long.ttft_ms)
+        start = max(stream.arrivals[0] for stream in streams)  # from here on all of them decode
+        for stream in streams:
+            times = [time for time in stream.arrivals if time >= start]
+            for earlier, later in itertools.pairwise(times):
+                gap = 1000 * (later - earlier)
+                self.overall.append(gap)
+                if later <= begin:
+                    self.quiet.append(gap)
+                elif earlier < end:
+                    self.window.append(gap)
+
+
+async def round_of(client: EngineClient, streams: int, length: int) -> tuple[list[Answer], Answer]:
+    """Start the streams, then the prompt; end the streams some time after its first token."""
+    answers = [Answer() for _ in range(streams)]
+    room = client.ready.context_length - STREAM_CONTEXT
+    tasks = [asyncio.create_task(ask(client, prompt(STREAM_CONTEXT), room, answer=one)) for one in answers]
+    try:
+        await reached(answers, [QUIET_TOKENS] * streams, tasks)
+        long = await ask(client, prompt(length), 1)
+        await reached(answers, [len(one.tokens) + QUIET_TOKENS for one in answers], tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return answers, long
+
+
+async def reached(answers: list[Answer], tokens: list[int], tasks: list[asyncio.Task[Answer]]) -> None:
+    """Wait until every stream has that many tokens, or one has ended."""
+    while any(len(answer.tokens) < count for answer, count in zip(answers, tokens, strict=True)):
+        for task in tasks:
+            if task.done():
+                task.result()
+                raise SystemExit("a stream ended before the prompt was through: the model's context is too short")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def measure(model: Path, threads: int, rounds: int, streams: int, length: int) -> None:
+    """Run the rounds on one engine, then print."""
+    gaps = Gaps()
+    async with engine(model, EngineOptions(threads=threads)) as client:
+        require_context(client, length + 1)
+        for _ in range(rounds):
+            gaps.add(*await round_of(client, streams, length))
+    for row, found in (("quiet", gaps.quiet), ("window", gaps.window), ("overall", gaps.overall)):
+        say(row=row, p50_ms=median(found), p99_ms=p99(found), max_ms=max(found), gaps=len(found))
+    say(row="prompt", ttft_ms=median(gaps.ttft), runs=gaps.ttft)
+    say(row="window_p99_over_quiet_p50", value=p99(gaps.window) / median(gaps.quiet))
+    ratio = max(p99(found) / median(found) for found in (gaps.window, gaps.overall))
+    verdict("inter-token gap, p99 / p50", ratio, f"< {BAR}", ratio < BAR)
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    return quantiles(values, n=100, method="inclusive")[-1]
+
+
+def main() -> None:
+    """Read the command line."""
+    command = parser(__doc__)
+    command.add_argument("--streams", type=int, default=8)
+    command.add_argument("--prompt", type=int, default=6000)
+    arguments = command.parse_args()
+    run(measure(arguments.model, arguments.threads, arguments.rounds, arguments.streams, arguments.prompt))
+
+
+if __name__ == "__main__":
+    main()

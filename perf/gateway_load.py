@@ -1,0 +1,228 @@
+"""What the gateway costs, beside nginx and LiteLLM, in front of a node that costs nothing; as JSON lines.
+
+usage: python perf/gateway_load.py [--seconds 4] [--rounds 3] [--litellm PYTHON] [--streams 1000]
+
+Needs `wrk`, `nginx` and `node`. Each is one process with one worker: the gateway with a capped key, a SQLite ledger
+and metrics; nginx with a plain `proxy_pass`; LiteLLM, if PYTHON has it (`pip install 'litellm[proxy]'`), without a
+database. They are loaded in turns, `--rounds` times.
+
+    json, stream    32 connections: requests per second, and processor time per request
+    alone           one connection: the median, less that of the node asked directly
+    large           one connection, prompts of 200 KB: likewise
+
+Then the gateway's resident memory: idle, and for each of `--streams` streams that stay open. The verdicts take medians
+over the rounds; nginx is the measure of what forwarding bytes costs on this machine at that minute.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import psutil
+from gateway_overhead import cortex_config, gateway_serves
+from serving import client_session, free_port, say, server, verdict
+
+KEY = "benchmark"
+PATH = "/v1/chat/completions"
+CAPPED = f'[[entitlements.keys]]\nkey = "{KEY}"\naccount_id = "benchmark"\nhard_cap = {10**12}\n'
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there, how are you?"}], "max_tokens": 64}
+LARGE = BODY | {"messages": [{"role": "user", "content": "a word and another " * 10_500}]}
+MEBIBYTE = 1 << 20
+_UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+
+
+@contextmanager
+def nginx(folder: Path, port: int, node: str) -> Iterator[psutil.Process]:
+    config = folder / "nginx.conf"
+    config.write_text(
+        f"worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log; daemon off;\n"
+        f"events {{ worker_connections 4096; }}\n"
+        f"http {{ access_log off; client_max_body_size 64m; client_body_buffer_size 1m;\n"
+        f"upstream node {{ server {node.removeprefix('http://')}; keepalive 64; }}\n"
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://node; proxy_http_version 1.1;\n"
+        f'proxy_set_header Connection ""; proxy_buffering off; }} }} }}\n'
+    )
+    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(config)])
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.Process]:
+    config = folder / "litellm.yaml"
+    config.write_text(
+        "model_list:\n- model_name: m\n  litellm_params:\n    model: openai/m\n"
+        f"    api_base: {node}/v1\n    api_key: none\n"
+        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # without keys it is quicker
+    )
+    command = [str(Path(python).with_name("litellm")), "--config", str(config), "--port", str(port)]
+    process = subprocess.Popen([*command, "--num_workers", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            one.kill()
+        process.wait()
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Processor time of a process and all that it has started."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def load(
+    url: str, process: psutil.Process, folder: Path, body: dict[str, object], connections: int, seconds: float
+) -> dict[str, float]:
+    """One run of wrk: requests per second, median in milliseconds, and microseconds of processor time a request."""
+    script = folder / "wrk.lua"
+    script.write_text(
+        'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
+        f'wrk.headers["authorization"] = "Bearer {KEY}"\nwrk.body = [[{json.dumps(body)}]]\n'
+    )
+    before = cpu_seconds(process)
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{connections}",
+        f"-d{seconds}s",
+        "--timeout",
+        "30s",
+        "--latency",
+        "-s",
+        str(script),
+        url + PATH,
+    ]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    spent = cpu_seconds(process) - before
+    if failed := re.search(r"Non-2xx.*|Socket errors.*", out):
+        raise SystemExit(f"{url}: {failed[0]}")
+    rate, middle = re.search(r"Requests/sec:\s+(\S+)", out), re.search(r"50%\s+([\d.]+)(us|ms|s)", out)
+    count = re.search(r"(\d+) requests in", out)
+    assert rate and middle and count, out
+    return {
+        "rps": float(rate[1]),
+        "p50_ms": float(middle[1]) * _UNITS[middle[2]],
+        "cpu_us": spent / int(count[1]) * 1e6,
+    }
+
+
+async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float, float]:
+    """Resident memory with `streams` open streams, less that before, in MiB for each; and that before."""
+    idle = process.memory_info().rss / MEBIBYTE
+    async with client_session() as session:
+
+        async def hold() -> None:
+            body = BODY | {"stream": True, "hold": 1}
+            response = await session.post(url + PATH, json=body, headers={"authorization": f"Bearer {KEY}"})
+            await response.content.readuntil(b"\n\n")
+
+        await asyncio.gather(*(hold() for _ in range(streams)))
+        return idle, (process.memory_info().rss / MEBIBYTE - idle) / streams
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> None:
+    ports = {name: free_port() for name in ("node", "cortex", "nginx", "litellm")}
+    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(ports["node"])])
+    try:
+        config = cortex_config(folder, ports["cortex"], urls["node"], CAPPED)
+        with (
+            server("helexa.cortex", "serve", "-c", str(config)) as cortex,
+            nginx(folder, ports["nginx"], urls["node"]) as plain,
+        ):
+            asyncio.run(_ready(urls["cortex"]))
+            idle, per_stream = asyncio.run(memory(urls["cortex"], cortex, arguments.streams))
+            processes = {"node": psutil.Process(mock.pid), "nginx": plain, "cortex": cortex}
+            if arguments.litellm:
+                with litellm(arguments.litellm, folder, ports["litellm"], urls["node"]) as other:
+                    asyncio.run(_answers(urls["litellm"]))
+                    _rounds(arguments, folder, urls, processes | {"litellm": other})
+            else:
+                _rounds(arguments, folder, urls, processes)
+        verdict("resident memory idle, MiB", idle, "<= 120", idle <= 120)
+        verdict(f"resident memory a stream of {arguments.streams}, MiB", per_stream, "<= 1", per_stream <= 1)
+    finally:
+        mock.terminate()
+        mock.wait()
+
+
+def _rounds(
+    arguments: argparse.Namespace, folder: Path, urls: dict[str, str], processes: dict[str, psutil.Process]
+) -> None:
+    rows = {
+        "json": (BODY, 32, list(processes)),
+        "stream": (BODY | {"stream": True}, 32, list(processes)),
+        "alone": (BODY, 1, ["node", "cortex"]),
+        "large": (LARGE, 1, ["node", "cortex"]),
+    }
+    seen: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for _ in range(arguments.rounds):
+        for row, (body, connections, names) in rows.items():
+            for name in names:
+                got = load(urls[name], processes[name], folder, body, connections, arguments.seconds)
+                seen.setdefault((row, name), []).append(got)
+    middle = {key: {unit: median(run[unit] for run in runs) for unit in runs[0]} for key, runs in seen.items()}
+    for (row, name), figures in middle.items():
+        say(row=row, server=name, **figures)
+    _judge(middle)
+
+
+def _judge(middle: dict[tuple[str, str], dict[str, float]]) -> None:
+    for row, bar in (("json", 12.0), ("stream", 2.0)):
+        ratio = middle[row, "cortex"]["cpu_us"] / middle[row, "nginx"]["cpu_us"]
+        verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
+        if (row, "litellm") in middle:
+            faster = middle[row, "cortex"]["rps"] / middle[row, "litellm"]["rps"]
+            verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
+            cheaper = middle[row, "litellm"]["cpu_us"] / middle[row, "cortex"]["cpu_us"]
+            verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
+    for row, bar in (("alone", 0.5), ("large", 3.0)):
+        added = middle[row, "cortex"]["p50_ms"] - middle[row, "node"]["p50_ms"]
+        verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
+
+
+async def _ready(url: str) -> None:
+    async with client_session() as session:
+        await gateway_serves(session, url, "m")
+
+
+async def _answers(url: str) -> None:
+    async with client_session() as session, asyncio.timeout(120):
+        while True:
+            try:
+                async with session.post(url + PATH, json=BODY, headers={"authorization": "Bearer none"}) as response:
+                    if response.status == 200:
+                        return
+            except OSError:
+                pass
+            await asyncio.sleep(0.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--litellm", metavar="PYTHON")
+    parser.add_argument("--streams", type=int, default=1000)
+    arguments = parser.parse_args()
+    for program in ("wrk", "nginx", "node"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"{program} is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        measure(arguments, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

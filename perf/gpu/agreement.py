@@ -1,0 +1,382 @@
+"""Whether the engine on a GPU says what the reference says, and says it however its steps are scheduled.
+
+    python perf/gpu/agreement.py
+    python perf/gpu/agreement.py qwen3 qwen3_5-w4 --dtype float16
+    python perf/gpu/agreement.py --device cpu --tiny
+
+Small models of random weights, of every kind: see `CASES`. The reference is plain torch in float32 on the CPU, with the
+same weights, quantised alike. Of each model these are checked:
+
+- `logits`: those of prompts and of greedy answers, in spreads (standard deviations of a row of the reference's). How
+  far they may be off follows from how far plain torch is with the same dtype on the same device.
+- `tokens`: of greedy requests, and of such with a seed, alone, which must be the reference's, and then in every way of
+  scheduling them, which must be the same. Where a token is another one, rounding may have decided between two that are
+  nearly tied; that is told, and no failure. `gap` is by how much a token misses in the reference: what it lacks to the
+  likeliest one, in spreads; of one that was drawn, how far the number that was drawn lies from its part of all
+  probability. More than `bound` is a failure. `first` is the first that differs: its request, its place, and both;
+  `worst` is the largest gap there and behind it.
+- `quantised`: matrices get the same codes on the device as on the CPU.
+
+A way of scheduling also fails where nothing came of it (no step overlapped, no sequence was preempted, and so on), and
+where pages are not free at the end. Every line is JSON; the last one has the verdict, and the exit status is 1 if
+anything failed.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import measure
+import numpy as np
+import torch
+from answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, logits_of
+from made_models import AGREEING, TINY_AGREEING, DistinctModel
+from torch import Tensor
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine.sampling.sampler import uniforms
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
+
+CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
+    "llama": ("llama", "", "auto"),
+    "llama-w4": ("llama", "q4k", "auto"),
+    "qwen3": ("qwen3", "", "auto"),
+    "qwen3-kv8": ("qwen3", "", "int8"),
+    "qwen3_moe": ("qwen3_moe", "", "auto"),
+    "qwen3_moe-w4": ("qwen3_moe", "q4k", "auto"),
+    "qwen3_5": ("qwen3_5", "", "auto"),
+    "qwen3_5-w4": ("qwen3_5", "q4k", "auto"),
+    "gpt_oss": ("gpt_oss", "", "auto"),
+    "gemma3": ("gemma3", "", "auto"),
+}
+"""The kind of model, what its weights are quantised to, and the dtype of its KV cache. Experts of gpt_oss are MXFP4."""
+
+LENGTHS, TOKENS, PIECE = (5, 45, 300, 700), 24, 100
+"""Of prompts and of answers, most of which end on another page than the prompt; and where prompts are cut."""
+TINY_LENGTHS, TINY_LONG, TINY_TOKENS, TINY_PIECE = (3, 62, 65), 255, 4, 40
+"""The same, and one more prompt that only logits are computed of."""
+TINY_WAYS = (
+    "guesses",
+    "overlap",
+    "recorded, preempted",
+    "recorded, prefix",
+    "recorded, overlap",
+    "recorded, overlap, cut",
+)
+INTERPRETED = ("llama", "qwen3_moe", "qwen3_5")
+"""Which ways and models there are by default where time is short."""
+SEQUENCES = 8
+TEMPERATURE = 0.8
+
+LARGEST, TYPICAL = 3.0, 2.0
+"""How far a logit may be off at most, and in quadratic mean, in what it is with plain torch."""
+BYTES_OFF = 0.05
+"""The same in spreads, for keys and values in 8 bits, which plain torch has not: added to both."""
+TIE, DRAW_TIE = 16.0, 2.0
+"""In quadratic means of what logits are off with plain torch: gaps between tokens, of which rounding may choose one.
+
+The tokens in question are several times as far off as others, as their rows of the head are the longest. Of draws, what
+logits are off is divided by the temperature.
+"""
+
+
+def main() -> None:
+    arguments = measure.arguments(__doc__, _add_arguments)
+    logging.basicConfig(format="%(message)s", stream=sys.stderr)
+    report = Report()
+    if torch.device(arguments.device).type == "cuda":
+        report.line("", "device", True, name=torch.cuda.get_device_name(), torch=torch.__version__)
+    with report.failing("", "quantised"):
+        quantised(torch.device(arguments.device), report)
+    for name in arguments.models or (INTERPRETED if arguments.device == "cpu" else CASES):
+        with report.failing(name, "all"):
+            Agreement(name, arguments, report).check()
+    report.verdict()
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "models", nargs="*", choices=[*CASES, []], help="all if none is named, or a few on a CPU", metavar="model"
+    )
+    parser.add_argument("--no-graphs", action="store_true", help="without recorded steps, as memory checkers need it")
+
+
+class Report:
+    """Prints lines, and remembers what failed."""
+
+    def __init__(self) -> None:
+        self._checks, self._ties = 0, 0
+        self._failed: list[str] = []
+
+    def line(self, model: str, check: str, held: bool, **more: Any) -> None:
+        """Print what came of a check."""
+        self._checks += 1
+        self._ties += more.get("near_ties", 0)
+        if not held:
+            self._failed.append(" ".join(str(part) for part in (model, check, more.get("way", "")) if part))
+        shown = {name: _rounded(value) for name, value in more.items()}
+        print(json.dumps({"model": model, "check": check, "held": held, **shown}), flush=True)
+
+    def failing(self, model: str, check: str, **more: Any) -> "_Failing":
+        """What is raised within is a failure of this check, and those after it go on."""
+        return _Failing(self, model, check, more)
+
+    def verdict(self) -> None:
+        """Print the last line, and exit if anything failed."""
+        verdict = "failed" if self._failed else "held"
+        line = {"verdict": verdict, "checks": self._checks, "near_ties": self._ties, "failed": self._failed}
+        print(json.dumps(line), flush=True)
+        if self._failed:
+            raise SystemExit(1)
+
+
+@dataclass
+class _Failing:
+    report: Report
+    model: str
+    check: str
+    more: dict[str, Any]
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        traceback.print_exception(error)
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self.report.line(self.model, self.check, False, **self.more, error=said)
+        return True
+
+
+@dataclass(frozen=True)
+class Off:
+    """How far logits are off, in spreads.
+
+    Attributes:
+        largest: at most.
+        typical: in quadratic mean.
+        argmax: share of rows whose largest is the same.
+        spread: what the others are told in, on average.
+    """
+
+    largest: float
+    typical: float
+    argmax: float
+    spread: float
+
+    @classmethod
+    def of(cls, found: Iterable[Tensor], wanted: Iterable[Tensor]) -> "Off":
+        """Of rows [T, V], several times."""
+        rows, expected = torch.cat(list(found)).double(), torch.cat(list(wanted)).double()
+        spreads = expected.std(-1, keepdim=True)
+        off = ((rows - expected) / spreads).nan_to_num(1e9)  # what is no number is beyond any bound
+        same = (rows.argmax(-1) == expected.argmax(-1)).double().mean()
+        return cls(float(off.abs().max()), float(off.square().mean().sqrt()), float(same), float(spreads.mean()))
+
+
+class Agreement:
+    """One model: its reference, and the engine with and without recorded steps."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, report: Report) -> None:
+        self._name, self._report = name, report
+        kind, quant, kv_dtype = CASES[name]
+        self._tiny = tiny = arguments.tiny
+        model = DistinctModel((TINY_AGREEING if tiny else AGREEING)[kind], quant)
+        shared: dict[str, Any] = {"kv_cache_mb": 16 if tiny else 64, "snapshot_mb": 4 if tiny else 64}
+        shared |= {"max_sequences": SEQUENCES, "max_step_tokens": LARGEST_STEP, "context_length": 1024}
+        self._reference = load(model, EngineOptions(dtype="float32", kernels="torch", **shared), "torch")
+        shared |= {"device": arguments.device, "dtype": arguments.dtype}
+        self._plain_torch = load(model, EngineOptions(kernels="torch", **shared), "torch")
+        engine = EngineOptions(kernels="triton", kv_dtype=kv_dtype, graphs=False, **shared)
+        self._runners = {False: load(model, engine, "triton")}
+        if not arguments.no_graphs:
+            self._runners[True] = load(model, EngineOptions(kernels="triton", kv_dtype=kv_dtype, **shared), "triton")
+        self._allowance = BYTES_OFF if kv_dtype == "int8" else 0.0
+        self._piece = TINY_PIECE if tiny else PIECE
+        lengths, self._tokens = (TINY_LENGTHS, TINY_TOKENS) if tiny else (LENGTHS, TOKENS)
+        long = tiny and arguments.device != "cpu"  # in the interpreter it would take minutes
+        generator, vocabulary = torch.Generator().manual_seed(2), model.config["vocab_size"]
+        self._prompts = [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
+        self._long = [torch.randint(vocabulary, (TINY_LONG,), generator=generator).tolist()] if long else []
+        self._off = Off(0.0, 0.0, 1.0, 1.0)
+
+    def check(self) -> None:
+        """All that is to be checked."""
+        self._logits()
+        greedy = [Request(prompt, self._tokens) for prompt in self._prompts]
+        self._ways(greedy, "greedy", self._named_ways())
+        params = [SamplingParams(temperature=TEMPERATURE, seed=7 * number) for number in range(len(greedy))]
+        seeded = [replace(request, sampling=param) for request, param in zip(greedy, params, strict=True)]
+        ways = {"overlap": Way(overlap=True), "recorded, overlap": Way(recorded=True, overlap=True)}
+        if not self._tiny:
+            ways |= {"together": Way(), "guesses": Way(guesses=True)}
+        elif True in self._runners:
+            del ways["overlap"]
+        self._ways(seeded, "seeded", ways, company=greedy[:2])
+
+    def _named_ways(self) -> dict[str, Way]:
+        ways = {
+            "together": Way(),
+            "cut": Way(step_tokens=self._piece),
+            "preempted": Way(tight=True),
+            "prefix": Way(reuse=True),
+            "guesses": Way(guesses=True),
+            "overlap": Way(overlap=True),
+        }
+        recorded = {f"recorded, {name}": replace(way, recorded=True) for name, way in ways.items()}
+        overlapping = {
+            f"recorded, overlap, {name}": replace(ways[name], recorded=True, overlap=True)
+            for name in ("cut", "preempted", "prefix")
+        }
+        if self._tiny and True in self._runners:
+            found = ways | recorded | overlapping
+            return {name: found[name] for name in TINY_WAYS}
+        return ways | {"recorded, alone": Way(recorded=True, together=False)} | recorded | overlapping
+
+    def _logits(self) -> None:
+        """Bounds from plain torch, then the engine's logits."""
+        alone = Way(together=False)
+
+        def off(runner: Runner, way: Way) -> Off:
+            prompts = self._prompts + (self._long if way == alone else [])
+            requests = [Request(prompt, self._tokens) for prompt in prompts]
+            tokens, found = logits(runner, requests, way)
+            return Off.of(found, [self._wanted(*one) for one in zip(prompts, tokens, strict=True)])
+
+        usual = off(self._plain_torch, alone)
+        self._report.line(self._name, "plain torch", True, **vars(usual))
+        self._off = replace(usual, typical=usual.typical + self._allowance / 2)
+        bounds = LARGEST * usual.largest + 4 * self._allowance, TYPICAL * usual.typical + self._allowance
+        ways = {"alone": alone, "cut": Way(step_tokens=self._piece), "recorded": Way(recorded=True)}
+        if self._tiny and True in self._runners:
+            del ways["cut"]
+        for name, way in ways.items():
+            if way.recorded not in self._runners:
+                continue
+            with self._report.failing(self._name, "logits", way=name):
+                found = off(self._runners[way.recorded], way)
+                held = found.largest <= bounds[0] and found.typical <= bounds[1]
+                self._report.line(self._name, "logits", held, way=name, **vars(found), bounds=bounds)
+
+    def _ways(self, requests: list[Request], kind: str, ways: dict[str, Way], company: list[Request] = []) -> None:  # noqa: B006
+        """The answers alone, and then in all ways, beside the requests of some company."""
+        usual = answers(self._runners[False], requests, Way(together=False)).tokens
+        wanted = [self._told(request, tokens) for request, tokens in zip(requests, usual, strict=True)]
+        self._tell(requests, wanted, Seen(usual), Way(together=False), f"{kind}, alone")
+        stops = [replace(one, stop_ids=[tokens[len(tokens) // 2]]) for one, tokens in zip(requests, usual, strict=True)]
+        cut = [tokens[: tokens.index(one.stop_ids[0]) + 1] for one, tokens in zip(stops, usual, strict=True)]
+        tasks = [(name, way, [*requests, *company], usual) for name, way in ways.items()]
+        tasks += [
+            (f"{name}, ends", ways[name], stops, cut) for name in ("overlap", "recorded, overlap") if name in ways
+        ]
+        for name, way, asked, expected in tasks:
+            if way.recorded not in self._runners:
+                continue
+            with self._report.failing(self._name, "tokens", way=f"{kind}, {name}"):
+                seen = answers(self._runners[way.recorded], asked, way, expected)
+                self._tell(asked[: len(requests)], expected, seen, way, f"{kind}, {name}")
+
+    def _tell(self, requests: list[Request], wanted: list[list[int]], seen: Seen, way: Way, name: str) -> None:
+        """Print what came of some requests.
+
+        Args:
+            wanted: the answers that are right.
+        """
+        gaps: list[float] = []
+        more: dict[str, Any] = {}
+        bound = self._bound(requests[0])
+        for number, (request, right, said) in enumerate(zip(requests, wanted, seen.tokens, strict=False)):
+            if said == right:
+                continue
+            place = next((n for n, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), None)
+            if place is None or (len(said) != len(right) and not request.stop_ids):
+                more["lengths"] = [len(said), len(right)]  # one is a part of the other, which nothing excuses
+                gaps.append(1e9)
+                continue
+            pair = said[place], right[place]
+            row = self._wanted(request.prompt, said)[place]
+            gap = max(self._gap(request, place, row, token) for token in pair)
+            first = {"request": number, "place": place, "tokens": pair, "gap": _rounded(gap)}
+            more.setdefault("first", first)
+            gaps += [gap, *self._gaps(request, said)[place + 1 :]]
+        lacking = [name for name in way.brings if not getattr(seen, name)]
+        if lacking:
+            more["lacking"] = lacking
+        worst = max(gaps, default=0.0)
+        if gaps:
+            more["worst"] = worst
+        held = worst <= bound and not lacking and not seen.held
+        differing = sum(said != right for said, right in zip(seen.tokens, wanted, strict=False))
+        ties = differing if held else 0
+        counts = {"same": len(wanted) - differing, "of": len(wanted), "near_ties": ties, "bound": bound}
+        self._report.line(self._name, "tokens", held, way=name, **counts, **more, **seen.counts)
+
+    def _told(self, request: Request, tokens: list[int]) -> list[int]:
+        """What the reference would have said in place of each token, after those before it."""
+        rows = self._wanted(request.prompt, tokens)
+        if request.sampling.temperature == 0:
+            return rows.argmax(-1).tolist()
+        return [_drawn(row, self._number(request, place)) for place, row in enumerate(rows)]
+
+    def _gaps(self, request: Request, tokens: list[int]) -> list[float]:
+        rows = self._wanted(request.prompt, tokens)
+        return [self._gap(request, n, row, token) for n, (row, token) in enumerate(zip(rows, tokens, strict=True))]
+
+    def _gap(self, request: Request, place: int, row: Tensor, token: int) -> float:
+        """By how much a token misses, after the row [V] of the reference's logits; 0 of the right one."""
+        if request.sampling.temperature == 0:
+            return float((row.max() - row[token]) / row.std())
+        ends = _shares(row)
+        number = self._number(request, place)
+        begin = float(ends[token - 1]) if token else 0.0
+        return max(begin - number, number - float(ends[token]), 0.0)
+
+    def _number(self, request: Request, place: int) -> float:
+        seed, position = np.array([request.sampling.seed], np.uint64), np.array([len(request.prompt) + place])
+        return float(uniforms(seed, position)[0])
+
+    def _bound(self, request: Request) -> float:
+        if request.sampling.temperature == 0:
+            return TIE * self._off.typical
+        return DRAW_TIE * self._off.typical * self._off.spread / TEMPERATURE
+
+    def _wanted(self, prompt: list[int], tokens: list[int]) -> Tensor:
+        return logits_of(self._reference, prompt, tokens)
+
+
+def quantised(device: torch.device, report: Report) -> None:
+    """Codes that are made on the device, beside those made on the CPU."""
+    weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
+    for name, form in FORMS.items():
+        there, here = quantize(weight.to(device), form), quantize(weight, form)
+        if there is None or here is None:
+            raise RuntimeError(f"{name}: the matrix cannot be quantised")
+        same = float((there.codes.cpu() == here.codes).double().mean())
+        off = float((there.to(torch.device("cpu")).dequantize() - here.dequantize()).square().mean().sqrt())
+        report.line("", "quantised", same > 0.999 and off < 1e-3, form=name, same=same, off=off)
+
+
+def _shares(row: Tensor) -> Tensor:
+    """Where the part of each token [V] in all probability ends."""
+    return (row.double() / TEMPERATURE).softmax(-1).cumsum(-1)
+
+
+def _drawn(row: Tensor, number: float) -> int:
+    return min(int(torch.searchsorted(_shares(row), number, right=True)), len(row) - 1)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    return [_rounded(one) for one in value] if isinstance(value, tuple) else value
+
+
+if __name__ == "__main__":
+    main()

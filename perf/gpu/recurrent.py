@@ -1,0 +1,68 @@
+"""The gated delta rule of one layer, and the choice of tokens: how much memory they go through in a second.
+
+    python perf/gpu/recurrent.py
+    python perf/gpu/recurrent.py --device cpu --tiny
+
+A line for each case: what it took, its rate, and the share of what torch's own copy reaches on the device. Decoding
+reads and writes the state of every sequence; a choice of tokens reads the logits, once or several times.
+"""
+
+import json
+
+import measure
+import numpy as np
+import torch
+
+QWEN = (16, 48, 128, 128, 4)  # Qwen3.5-27B: heads of keys and of values, their widths, tokens in the convolution
+TINY = (1, 2, 16, 16, 4)
+DECODES = (1, 16, 64)
+PROMPTS = (512, 2048, 8192)
+VOCABULARY = 248320
+CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 20, 0.95, 0), "top-p": (1, 0, 0.95, 0)}
+
+
+def main() -> None:
+    arguments = measure.arguments(__doc__)
+    from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+    from helexa.neuron.ops.gpu.gpu import GpuOps
+
+    device, dtype, tiny = torch.device(arguments.device), getattr(torch, arguments.dtype), arguments.tiny
+    copies = measure.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
+
+    def report(seconds: float, size: float, **case: object) -> None:
+        rate = size / seconds
+        figures = {
+            "us": round(seconds * 1e6, 1),
+            "gb_s": round(rate / 1e9, 3),
+            "share_of_copy": round(rate / copies, 3),
+        }
+        print(json.dumps(case | figures), flush=True)
+
+    def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype, device=device)
+
+    ops, sizes = GpuOps(device, dtype), DeltaSizes(*(TINY if tiny else QWEN))
+    heads = numbers(sizes.heads).abs()
+    kernel, norm = numbers(sizes.kernel, sizes.mixed), numbers(sizes.value_dim)
+    rule = ops.delta_rule(sizes, DeltaWeights(kernel, heads, heads, norm, 1e-6))
+    widths = (sizes.mixed, sizes.values, sizes.heads, sizes.heads)
+    cases = [(count, 1) for count in ((2,) if tiny else DECODES)] + [(1, rows) for rows in ((40,) if tiny else PROMPTS)]
+    for count, rows in cases:
+        batch = measure.batch([64] * count, rows, [[0, 0]] * count, device)
+        mixed, z, b, a = numbers(count * rows, sum(widths), dtype=dtype).split(widths, dim=1)
+        cache = rule.new_cache(count)
+        cache.conv.zero_()
+        cache.state.zero_()
+        took = measure.seconds(lambda: rule(mixed, z, b, a, cache, batch, None), device)  # noqa: B023
+        size = 2 * count * cache.state[0].nbytes + 2 * count * rows * sum(widths[:2]) * dtype.itemsize
+        report(took, size, layer="gated delta rule", sequences=count, rows=rows)
+    for count in (2,) if tiny else DECODES:
+        logits = numbers(count, 300 if tiny else VOCABULARY, dtype=dtype)
+        for name, cut in CUTS.items():
+            settings = np.repeat(np.array([[*cut, 0.5]], np.float32).T, count, axis=1)
+            took = measure.seconds(lambda: ops.choose(logits, settings), device)  # noqa: B023
+            report(took, logits.nbytes, tokens=name, rows=count)
+
+
+if __name__ == "__main__":
+    main()

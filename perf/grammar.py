@@ -1,0 +1,142 @@
+"""What it costs decode that every answer follows a grammar, as JSON lines.
+
+usage: python perf/grammar.py MODEL [--streams 8] [--threads N] [--rounds 40]
+
+In process, two batches of the same prompts take five steps in turns, one with a grammar (a JSON Schema of strings and
+numbers in arrays) and one without. A line each for greedy answers and for temperature 0.8, with nothing guessed ahead
+and with an engine's defaults, which guess for few streams: the milliseconds that a token of each stream takes without
+and with it, median over all, the processor's beside the clock's, and the verdict, which is the median of the rounds'
+ratios of time.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import time
+from statistics import median
+
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+
+os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+
+import msgspec
+import torch
+from llguidance import LLMatcher
+from local_model import local_path
+from rows import prompt
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.ops.constants import PAGE_SIZE
+
+BAR = 1.05
+STEPS = 5
+NAMES = [f"list_{number}" for number in range(200)]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        name: {"type": "array", "minItems": 3, "items": {"type": ["string", "number"], "maxLength": 60}}
+        for name in NAMES
+    },
+    "required": NAMES,
+    "additionalProperties": False,
+}
+
+
+class Batch:
+    """Streams that decode side by side, all with a grammar or all without."""
+
+    def __init__(self, runner: Runner, options: EngineOptions, requests: list[Sequence]) -> None:
+        self._runner = runner
+        self._requests = requests
+        self._scheduler = Scheduler(options, PagePool(runner.facts.kv_pages // 2, PAGE_SIZE))
+        for sequence in requests:
+            self._scheduler.add(sequence)
+        while any(sequence.generated < 3 * STEPS for sequence in requests):
+            self.step()
+        self.clock: list[float] = []
+        self.processor: list[float] = []
+
+    def step(self) -> None:
+        """One step."""
+        plan = self._scheduler.plan()
+        self._scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
+
+    def round(self) -> None:
+        """Some steps."""
+        begun = sum(sequence.generated for sequence in self._requests)
+        clock, processor = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            self.step()
+        clock, processor = time.perf_counter() - clock, time.process_time() - processor
+        tokens = (sum(sequence.generated for sequence in self._requests) - begun) / len(self._requests)
+        self.clock.append(clock * 1e3 / tokens)
+        self.processor.append(processor * 1e3 / tokens)
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("model")
+    command.add_argument("--streams", type=int, default=8)
+    command.add_argument("--threads", type=int, default=0)
+    command.add_argument("--rounds", type=int, default=40)
+    arguments = command.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    path = local_path(arguments.model)
+    options = EngineOptions(threads=arguments.threads)
+    runner = load_once(path, options)
+    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, {"whitespace_flexible": False})
+    matcher = LLMatcher(read_vocabulary(path, runner.facts.vocab_size), grammar)
+    for temperature, guessing in itertools.product((0.0, 0.8), (False, options.speculation)):
+        prompts = [prompt(64) for _ in range(arguments.streams)]
+
+        def batch(
+            guided: bool,
+            prompts: list[list[int]] = prompts,
+            temperature: float = temperature,
+            guessing: bool = guessing,
+        ) -> Batch:
+            requests: list[Sequence] = []
+            for number, tokens in enumerate(prompts):
+                sampling = SamplingParams(temperature=temperature, seed=number)
+                request = Generate(id=number, prompt=tokens, max_tokens=1 << 20, sampling=sampling)
+                requests.append(Sequence(request, guide=Guide(matcher) if guided else None))
+            return Batch(runner, msgspec.structs.replace(options, speculation=guessing), requests)
+
+        plain, guided = batch(False), batch(True)
+        ratios: list[float] = []
+        for number in range(arguments.rounds):
+            first, second = (plain, guided) if number % 2 else (guided, plain)
+            first.round()
+            second.round()
+            ratios.append(guided.clock[-1] / plain.clock[-1])
+        print(
+            json.dumps(
+                {
+                    "temperature": temperature,
+                    "speculation": guessing,
+                    "streams": arguments.streams,
+                    "kernels": runner.ops.name,
+                    "plain_ms": round(median(plain.clock), 2),
+                    "guided_ms": round(median(guided.clock), 2),
+                    "plain_cpu_ms": round(median(plain.processor), 2),
+                    "guided_cpu_ms": round(median(guided.processor), 2),
+                    "ratio": round(median(ratios), 3),
+                    "within_bar": median(ratios) <= BAR,
+                }
+            ),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

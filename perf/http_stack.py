@@ -1,0 +1,276 @@
+"""The gateway's HTTP listener and client beside uvicorn, granian and aiohttp: processor time, as JSON lines.
+
+usage: python perf/http_stack.py [--app relay|gateway] [--seconds 2] [--rounds 5]
+
+Needs `wrk`, `nginx` and `node`, and `pip install uvicorn granian`. Each stack is a listener and a client in one process
+with one event loop (uvloop), in front of a node that costs nothing. The stacks are loaded in turns, every other round
+in reverse order:
+
+    json      32 connections: a POST of 1 KB and a JSON answer
+    stream    32 connections: 64 server-sent events, each in a write of its own, as quickly as the node writes them
+    events    8 connections: the same with 2 ms between two events, so that each of them is read and written by itself
+
+One line per row and stack: medians over the rounds of the processor time per request (`cpu_us`, least and most in
+`runs`), of the requests per second, and of the ratio to helexa's stack in the same round. `event_us` is `cpu_us`
+divided by the events of a stream. `--app relay` forwards bytes and does nothing else; `--app gateway` runs cortex with
+a capped key, a SQLite ledger and metrics. nginx shows what forwarding bytes costs on the machine.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import psutil
+from gateway_load import BODY, CAPPED, load, nginx
+from gateway_overhead import cortex_config, gateway_serves
+from serving import client_session, free_port, say
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from helexa.core import catalogue
+from helexa.cortex import config, gateway
+from helexa.cortex.app import create_app
+from helexa.cortex.observability.metrics import Metrics
+from helexa.cortex.upstream.client import Upstream
+from helexa.http import loop
+from helexa.http.connections.client_disconnect import HangUp
+from helexa.http.listener import Listener, bind, collect_seldom
+
+EVENTS = 64
+STACKS = (
+    "helexa+helexa",
+    "uvicorn+aiohttp",
+    "granian+aiohttp",
+    "helexa+aiohttp",
+    "uvicorn+helexa",
+    "granian+helexa",
+)  # first: the ratio is to it
+_FILLER = {"role": "system", "content": "You answer briefly and politely. " * 27}
+_JSON = BODY | {"messages": [_FILLER, *BODY["messages"]]}
+ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
+    "json": (_JSON, 32),
+    "stream": (_JSON | {"stream": True}, 32),
+    "events": (_JSON | {"stream": True, "pause": 1}, 8),
+}
+
+
+class AiohttpAnswer:
+    """What the gateway reads of an answer, from aiohttp."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.headers = [(name.lower(), value) for name, value in response.raw_headers]
+        self.chunk = response.content.readany
+        self.close = response.release
+        self._content = response.content
+
+    @property
+    def complete(self) -> bool:
+        return self._content.at_eof()
+
+
+class AiohttpUpstream:
+    """The part of `Upstream` that forwarding needs, with aiohttp, which is told to do as little as it can."""
+
+    def __init__(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("accept", "accept-encoding", "content-type", "user-agent"),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=300),
+        )
+
+    async def ask(
+        self, method: bytes, base: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, **_: object
+    ) -> AiohttpAnswer:
+        own = [(name.decode(), value.decode()) for name, value in headers]
+        return AiohttpAnswer(await self._session.request(method.decode(), base + path, headers=own, data=body))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+
+class Relay:
+    """An ASGI application that forwards each request to the node."""
+
+    def __init__(self, upstream: Any, node: str) -> None:
+        self._upstream, self._node = upstream, node
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        sent = [(b"content-type", b"application/json")]
+        answer = await self._upstream.ask(b"POST", self._node, scope["path"], sent, body)
+        try:
+            headers = [pair for pair in answer.headers if pair[0] in (b"content-type", b"content-length")]
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            more = True
+            while more:
+                chunk = await answer.chunk()
+                more = not answer.complete
+                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+        finally:
+            answer.close()
+
+
+class Served:
+    """The application of a stack: begins and ends with the lifespan, as uvicorn and granian have it."""
+
+    def __init__(self) -> None:
+        self._app: ASGIApp
+        self._open = AsyncExitStack()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            self._app = await self._begin()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._open.aclose()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        extensions = scope.setdefault("extensions", {})
+        if HangUp.NAME not in extensions:  # a listener that has none: the application does not see who hangs up
+            extensions[HangUp.NAME] = HangUp()
+        await self._app(scope, receive, send)
+
+    async def _begin(self) -> ASGIApp:
+        upstream: Any = Upstream()
+        if os.environ["CLIENT"] == "aiohttp":
+            upstream = AiohttpUpstream()
+            self._open.push_async_callback(upstream.close)
+        collect_seldom()
+        if os.environ["APP"] == "relay":
+            return Relay(upstream, os.environ["NODE"])
+        settings = config.load(Path(os.environ["CONFIG"]))
+        models = catalogue.load(settings.models_config)
+        running = await self._open.enter_async_context(gateway.running(settings, models, Metrics()))
+        running.proxy._upstream = upstream
+        return create_app(running)
+
+
+def serve(port: int) -> None:
+    """Run helexa's listener until SIGTERM."""
+    loop.run(Listener(Served()).serve(bind(("127.0.0.1", port))))
+
+
+def command(listener: str, port: int) -> list[str]:
+    """The command line of a server: one process that serves, one event loop, no log of requests."""
+    if listener == "helexa":
+        return ["-c", f"import http_stack; http_stack.serve({port})"]
+    options = ["http_stack:Served", "--factory", "--port", str(port), "--loop", "uvloop", "--workers", "1"]
+    if listener == "uvicorn":
+        return ["-m", "uvicorn", *options, "--http", "httptools", "--no-access-log", "--log-level", "warning"]
+    return ["-m", "granian", *options, "--interface", "asgi", "--http", "1", "--no-ws", "--no-log"]
+
+
+@contextmanager
+def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, psutil.Process]]:
+    """One stack in a process of its own: its URL, and the process."""
+    listener, client = name.split("+")
+    port = free_port()
+    folder.mkdir()
+    environment = {"APP": app, "CLIENT": client, "NODE": node, "CONFIG": str(cortex_config(folder, port, node, CAPPED))}
+    process = subprocess.Popen(
+        [sys.executable, *command(listener, port)],
+        env=os.environ | environment,
+        cwd=Path(__file__).parent,
+        start_new_session=True,
+    )
+    family = psutil.Process(process.pid)
+    try:
+        yield f"http://127.0.0.1:{port}", family
+    finally:
+        everybody = [family, *family.children(recursive=True)]
+        process.terminate()
+        for one in psutil.wait_procs(everybody, timeout=5)[1]:
+            one.kill()
+        process.wait()
+
+
+async def ready(url: str, app: str) -> None:
+    """Wait until a stack answers."""
+    async with client_session() as session, asyncio.timeout(60):
+        await listens(session, url)
+        if app == "gateway":
+            await gateway_serves(session, url, "m")
+
+
+async def listens(session: aiohttp.ClientSession, url: str) -> None:
+    """Wait until something answers at all."""
+    while True:
+        try:
+            async with session.post(url, json=BODY):
+                return
+        except aiohttp.ClientConnectionError:
+            await asyncio.sleep(0.05)
+
+
+def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
+    """Load all stacks in turns, then print."""
+    port, nginx_port = free_port(), free_port()
+    node = f"http://127.0.0.1:{port}"
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with ExitStack() as running:
+        mock = subprocess.Popen(["node", str(Path(__file__).with_name("mock_upstream.js")), str(port)])
+        running.callback(mock.wait)
+        running.callback(mock.terminate)
+        plain = (f"http://127.0.0.1:{nginx_port}", running.enter_context(nginx(folder, nginx_port, node)))
+        stacks = {name: running.enter_context(stack(name, app, folder / name, node)) for name in STACKS}
+        for url, _ in stacks.values():
+            asyncio.run(ready(url, app))
+        stacks["nginx"] = plain
+        for number in range(rounds):
+            for row, (body, connections) in ROWS.items():
+                for name in list(stacks)[:: 1 if number % 2 else -1]:
+                    url, process = stacks[name]
+                    runs.setdefault((row, name), []).append(load(url, process, folder, body, connections, seconds))
+    for (row, name), figures in sorted(runs.items(), key=lambda item: list(ROWS).index(item[0][0])):
+        cpu = [one["cpu_us"] for one in figures]
+        own = [one["cpu_us"] for one in runs[row, STACKS[0]]]
+        ratios = sorted(a / b for a, b in zip(cpu, own, strict=True))
+        more = {} if row == "json" else {"event_us": median(cpu) / EVENTS}
+        say(
+            row=row,
+            stack=name,
+            cpu_us=median(cpu),
+            runs=[min(cpu), max(cpu)],
+            **more,
+            rps=median(one["rps"] for one in figures),
+            ratio=median(ratios),
+            ratios=[ratios[0], ratios[-1]],
+        )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--app", choices=("relay", "gateway"), default="relay")
+    parser.add_argument("--seconds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    for program in ("wrk", "nginx", "node"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"{program} is not installed")
+    for package in ("uvicorn", "granian"):
+        if find_spec(package) is None:
+            raise SystemExit(f"{package} is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        measure(arguments.app, arguments.seconds, arguments.rounds, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""llama.cpp's greedy tokens, through xllamacpp: a peer of `agreement.py`.
+
+usage: PYTHON perf/oracle_llama_cpp.py MODEL STEPS < prompts.json
+
+PYTHON is an interpreter that has xllamacpp; nothing else is needed. MODEL is a GGUF file, standard input a JSON list of
+texts. For each text a JSON line: `prompt`, its token ids; `tokens`, the ids that follow, fewer than STEPS where the
+model ends its text; `best`, for each of these the ids of the two best, and `gap`, how far their logprobs lie apart.
+"""
+
+import json
+import sys
+import urllib.request
+from typing import Any
+
+import xllamacpp  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+
+
+class Oracle:
+    """A loaded model."""
+
+    def __init__(self, model: str) -> None:
+        parameters = xllamacpp.CommonParams()
+        parameters.model.path = model
+        parameters.n_ctx, parameters.n_parallel = 2048, 1
+        parameters.cache_prompt = parameters.warmup = False
+        parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        parameters.verbosity = -1
+        self._server = xllamacpp.Server(parameters)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids, with those that the model wants at the beginning."""
+        body = json.dumps({"content": text, "add_special": True}).encode()
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)["tokens"]
+
+    def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
+        """The line of a prompt."""
+        asked = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
+        places = self._server.handle_completions(asked)["choices"][0]["logprobs"]["content"]
+        tops = [place["top_logprobs"] for place in places]
+        return {
+            "prompt": prompt,
+            "tokens": [place["id"] for place in places],
+            "best": [[top["id"] for top in two] for two in tops],
+            "gap": [two[0]["logprob"] - two[1]["logprob"] for two in tops],
+        }
+
+
+def main() -> None:
+    model, steps = sys.argv[1:]
+    oracle = Oracle(model)
+    for text in json.load(sys.stdin):
+        print(json.dumps(oracle.follow(oracle.tokenize(text), int(steps))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

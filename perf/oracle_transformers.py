@@ -1,0 +1,61 @@
+"""transformers' greedy tokens in float32: a peer of `agreement.py`.
+
+usage: PYTHON perf/oracle_transformers.py FOLDER STEPS < prompts.json
+
+PYTHON is an interpreter that has transformers. FOLDER has `config.json` and safetensors; what goes in and what comes
+out is that of `oracle_llama_cpp.py`. Without a tokenizer in FOLDER a text stands for as many ids as it has words, drawn
+at random behind the one that begins a text. A prompt is cut to the context that the model was trained for.
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Oracle:
+    """A loaded model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._config = self._model.config.get_text_config()
+        found = (folder / "tokenizer.json").exists()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder) if found else None
+
+    def tokenize(self, text: str, steps: int) -> list[int]:
+        """Token ids, with those that the model wants at the beginning, that leave room for the steps."""
+        if self._tokenizer is not None:
+            ids = self._tokenizer(text).input_ids
+        else:
+            ordinary = range(self._config.vocab_size // 8, self._config.vocab_size // 2)
+            ids = [self._config.bos_token_id, *random.Random(text).choices(ordinary, k=len(text.split()))]
+        return ids[: self._config.max_position_embeddings - steps]
+
+    @torch.inference_mode()
+    def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
+        """The line of a prompt."""
+        line: dict[str, Any] = {"prompt": prompt, "tokens": [], "best": [], "gap": []}
+        ids, cache = torch.tensor([prompt]), None
+        for _ in range(steps):
+            found = self._model(ids, past_key_values=cache, use_cache=True)
+            logprobs, best = found.logits[0, -1].log_softmax(-1).topk(2)
+            line["tokens"].append(int(best[0]))
+            line["best"].append(best.tolist())
+            line["gap"].append(float(logprobs[0] - logprobs[1]))
+            ids, cache = best[:1].view(1, 1), found.past_key_values
+        return line
+
+
+def main() -> None:
+    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+    oracle = Oracle(folder)
+    for text in json.load(sys.stdin):
+        print(json.dumps(oracle.follow(oracle.tokenize(text, steps), steps)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""OpenVINO GenAI with continuous batching on the rows of `engine.py`, as JSON lines.
+
+usage: PYTHON perf/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
+
+PYTHON is an interpreter that has openvino-genai; nothing else is needed. MODEL is a GGUF file. The library's own
+settings are kept; its prefix cache is off. It generates in one call, so a decode row is the time that 1 + 64 tokens
+take less the time that the first one takes, for as many prompts of the same length.
+"""
+
+import time
+
+import numpy
+import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
+from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
+
+CACHE_GIB = 1
+
+
+class Pipeline:
+    """A loaded model."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.cache_size, scheduler.enable_prefix_caching = CACHE_GIB, False
+        properties = {"INFERENCE_NUM_THREADS": threads} if threads else {}
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
+
+    def decode(self, row: Row) -> float:
+        """Seconds for the steps of a decode row."""
+        first = self._generate(row.sequences, row.context, 1)
+        return self._generate(row.sequences, row.context, 1 + DECODE_STEPS) - first
+
+    def prefill(self, row: Row) -> float:
+        """Seconds until a prompt's first token."""
+        return self._generate(1, row.context, 1)
+
+    def _generate(self, sequences: int, length: int, tokens: int) -> float:
+        prompts = [openvino.Tensor(numpy.array([prompt(length)], dtype=numpy.int64)) for _ in range(sequences)]
+        greedy = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
+        begin = time.perf_counter()
+        results = self._pipeline.generate(prompts, [greedy] * sequences)
+        seconds = time.perf_counter() - begin
+        made = [len(result.m_generation_ids[0]) for result in results]
+        if made != [tokens] * sequences:
+            raise RuntimeError(f"OpenVINO made {made} tokens where {tokens} were asked of each sequence")
+        return seconds
+
+
+def main() -> None:
+    arguments = parser(__doc__).parse_args()
+    pipeline = Pipeline(arguments.model, arguments.threads)
+    pipeline.decode(Row.parse("decode@1"))  # warm up
+    measure_rows("openvino", arguments.rows, pipeline.decode, pipeline.prefill)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a token costs between the engine and the wire, as JSON lines: text of tokens, parser, events, frames.
+
+usage: python perf/projector.py MODEL [--rounds 9] [--tokens 4000]
+
+MODEL is what `neuron --model` takes; only its vocabulary is read. What is said is source code, a token at a time:
+as text, as reasoning before an answer, and as the argument of a tool's call, in a notation of JSON (`hermes`) and one
+of tags (`qwen_xml`). One line for each, and dialect, with the processor's microseconds a token, median over the rounds;
+the verdict is the largest without log-probabilities.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from local_model import local_path
+
+from helexa.core.wire.responses.request import ResponsesRequest
+from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
+from helexa.neuron.events import Started
+from helexa.neuron.parsers.formats.choice import FAMILIES
+from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
+from helexa.neuron.routes.projectors.chat_projector import ChatProjector
+from helexa.neuron.routes.projectors.projector import Projector
+from helexa.neuron.routes.projectors.response_projector import ResponseProjector
+from helexa.neuron.text.model_text import ModelText
+
+BAR_US = 25.0
+TOOLS: dict[str, Any] = {
+    "write_file": {
+        "type": "object",
+        "properties": {"path": {"type": "string"}, "content": {"type": "string"}},
+        "required": ["path", "content"],
+    }
+}
+TEMPLATE = "{# <think>thoughts</think> #}{{ messages }}{{ tools }}"
+
+
+def spelled(kind: str, code: str) -> str:
+    """The code as a model would say it."""
+    match kind:
+        case "thought":
+            return f"<think>\n{code}\n</think>\n\nDone."
+        case "hermes":
+            arguments = json.dumps({"path": "a.py", "content": code})
+            return f'<tool_call>\n{{"name": "write_file", "arguments": {arguments}}}\n</tool_call>'
+        case "qwen_xml":
+            parameters = f"<parameter=path>\na.py\n</parameter>\n<parameter=content>\n{code}\n</parameter>\n"
+            return f"<tool_call>\n<function=write_file>\n{parameters}</function>\n</tool_call>"
+        case _:
+            return code
+
+
+def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, alternatives: int | None) -> float:
+    """The processor's time a token, from the engine's outputs to what is sent."""
+    text.notation.family = FAMILIES.get(kind)
+    reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
+    projector: Projector = ChatProjector("m") if dialect == "chat" else ResponseProjector("m", ASKED)
+    likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]
+    outputs = [TokenOutput(id=1, tokens=[token], logprobs=likely) for token in tokens]
+    projector.frames(Started(1))
+    frames: Callable[[Any], bytes] = projector.frames
+    begun = time.process_time()
+    for output in outputs:
+        for event in reader.read(output):
+            frames(event)
+    return (time.process_time() - begun) / len(outputs) * 1e6
+
+
+ASKED = ResponsesRequest.of({"model": "m", "input": "Write."})
+
+
+def main() -> None:
+    command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    command.add_argument("model")
+    command.add_argument("--rounds", type=int, default=9)
+    command.add_argument("--tokens", type=int, default=4000)
+    arguments = command.parse_args()
+    tokenizer = ModelText.open(local_path(arguments.model)).tokenizer
+    text = ModelText(tokenizer, TEMPLATE, {})
+    code = Path(__file__).with_name("sample.txt").read_text() * 10
+    rows: dict[tuple[str, str, int | None], list[float]] = {
+        (kind, dialect, None): []
+        for kind in ("text", "thought", "hermes", "qwen_xml")
+        for dialect in ("chat", "responses")
+    }
+    rows["text", "chat", 5] = []
+    said = {kind: tokenizer.encode(spelled(kind, code))[: arguments.tokens] for kind, _, _ in rows}
+    for _ in range(arguments.rounds):
+        for (kind, dialect, alternatives), found in rows.items():
+            found.append(microseconds(text, kind, said[kind], dialect, alternatives))
+    for (kind, dialect, alternatives), found in rows.items():
+        row = {"row": kind, "dialect": dialect, "top_logprobs": alternatives, "us_per_token": round(median(found), 1)}
+        print(json.dumps(row))
+    worst = max(median(found) for (_, _, alternatives), found in rows.items() if alternatives is None)
+    print(
+        json.dumps(
+            {"verdict": "microseconds a token", "value": round(worst, 1), "bar": BAR_US, "holds": worst <= BAR_US}
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

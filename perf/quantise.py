@@ -1,0 +1,203 @@
+"""How long a bfloat16 checkpoint takes to load while it is quantised, and what it needs for that, as JSON lines.
+
+usage: python perf/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
+
+A random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) is written to a temporary folder, or found in
+FOLDER. Then, in turns and as often as `--runs` says, with the system's page cache cold and warm:
+
+    read    all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or each into memory of its own
+            (`memory`), which is what any load must do that keeps them
+    load    a process of its own loads the model and computes one token, as an engine does at its start
+
+`load` has seconds from the checkpoint's path to the loaded model. Kernels were compiled before, and nothing is found
+packed. 8 GiB of memory (or half of what is free) were touched and given back just before, since the host of a virtual
+machine may hand out memory at its first use, and take longer for that than all the rest. `peak_mib` is what the process
+held resident at most, less what it held when torch and the engine were imported. `result_mib` is what the weights take
+in memory in the end, `layer_mib` one layer of the file. Without a system that lets a file go from its page cache there
+are no cold runs. The verdicts compare medians: the load with reading the file into memory, and the peak with 1.35 times
+the result and one layer.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import psutil
+import torch
+from safetensors.torch import save_file
+from serving import say, verdict
+
+TIME_BAR, MEMORY_BAR = 3.0, 1.35
+VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2
+PIECE, TOUCHED = 16 << 20, 8 << 30
+
+
+def write_checkpoint(folder: Path) -> None:
+    """Random weights in the shape of Qwen2-1.5B."""
+    config = {
+        "model_type": "qwen2",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+    }
+    width = HIDDEN // HEADS * KV_HEADS
+    shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.input_layernorm.weight": (HIDDEN,), f"{at}.post_attention_layernorm.weight": (HIDDEN,)}
+        for name, rows in (("q", HIDDEN), ("k", width), ("v", width)):
+            shapes |= {
+                f"{at}.self_attn.{name}_proj.weight": (rows, HIDDEN),
+                f"{at}.self_attn.{name}_proj.bias": (rows,),
+            }
+        shapes |= {
+            f"{at}.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+            f"{at}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+        }
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (INTERMEDIATE, HIDDEN) for name in ("gate", "up")}
+    torch.manual_seed(0)
+    tensors = {
+        name: torch.ones(shape).bfloat16()
+        if "norm" in name
+        else torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def read_seconds(file: Path, *, keep: bool) -> float:
+    """Seconds that all bytes of a file take; `keep`: each in memory of its own."""
+    touch_memory()
+    size = file.stat().st_size
+    buffer = torch.empty(size if keep else PIECE, dtype=torch.uint8).numpy().data
+    begin = time.perf_counter()
+    with file.open("rb", buffering=0) as stream:
+        done = 0
+        while count := stream.readinto(buffer[done : done + PIECE] if keep else buffer):
+            done += count
+            if done == size:
+                break
+    return time.perf_counter() - begin
+
+
+def touch_memory() -> None:
+    """Let the host hand out memory, and give it back to the system."""
+    torch.ones(min(TOUCHED, psutil.virtual_memory().available // 2), dtype=torch.uint8)
+
+
+def forget(file: Path) -> None:
+    """Let a file go from the page cache."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def load(folder: Path, quant: str) -> dict[str, float]:
+    """Load in a process of its own, with a cache folder of its own."""
+    touch_memory()
+    with tempfile.TemporaryDirectory() as cache:
+        command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
+        done = subprocess.run(command, env=os.environ | {"HELEXA_CACHE": cache}, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def child(folder: Path, quant: str) -> None:
+    """What the process of `load` does."""
+    from helexa.neuron.engine.ipc.messages import EngineOptions
+    from helexa.neuron.engine.loading.device import physical_cores
+    from helexa.neuron.engine.loading.load import load as load_model
+    from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
+
+    with contextlib.suppress(Unavailable):
+        native_kernels()
+    torch.set_num_threads(physical_cores())
+    before = peak_mib()
+    begin = time.perf_counter()
+    loaded = load_model(folder, EngineOptions(quant=quant, kv_cache_mb=64))
+    seconds = time.perf_counter() - begin
+    figures = {"seconds": seconds, "peak_mib": peak_mib() - before, "result_mib": loaded.ops.step_bytes / 2**20}
+    print(json.dumps(figures), flush=True)
+    os._exit(0)  # what is still being written to the cache is of no use to anybody
+
+
+def peak_mib() -> float:
+    """What this process held resident at most since the last call, or since its start."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak
+
+
+@contextlib.contextmanager
+def checkpoint_in(given: Path | None) -> Iterator[Path]:
+    """The folder of the checkpoint, written if it is not there."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given or Path(temporary)
+        if not (folder / "config.json").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_checkpoint(folder)
+        yield folder
+
+
+def measure(folder: Path, quant: str, runs: int) -> None:
+    """Read and load in turns, then print."""
+    file = folder / "model.safetensors"
+    layer = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_HEADS * HIDDEN // HEADS * HIDDEN + 3 * HIDDEN * INTERMEDIATE) / 2**20
+    peaks: list[float] = []
+    results: list[float] = []
+    for state in ("cold", "warm") if hasattr(os, "posix_fadvise") else ("warm",):
+        seconds: dict[str, list[float]] = {"buffer": [], "memory": [], "load": []}
+        read_seconds(file, keep=False)
+        for _ in range(runs):
+            for row, found in seconds.items():
+                if state == "cold":
+                    forget(file)
+                if row == "load":
+                    figures = load(folder, quant)
+                    found.append(figures["seconds"])
+                    peaks.append(figures["peak_mib"])
+                    results.append(figures["result_mib"])
+                else:
+                    found.append(read_seconds(file, keep=row == "memory"))
+        for row, found in seconds.items():
+            say(row=row, cache=state, seconds=median(found), gb_s=file.stat().st_size / 1e9 / median(found), runs=found)
+        ratio = median(seconds["load"]) / median(seconds["memory"])
+        verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
+    peak, result = median(peaks), median(results)
+    say(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
+    ratio = (peak - layer) / result
+    verdict("(peak - layer) / result", ratio, f"<= {MEMORY_BAR}", ratio <= MEMORY_BAR)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quant", default="q4k")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments.quant)
+        return
+    with checkpoint_in(arguments.folder) as folder:
+        measure(folder, arguments.quant, arguments.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""A node over HTTP: one client, then several side by side, in turns; tokens per second, as JSON lines.
+
+usage: python perf/serving.py [MODEL] [--streams 1,16] [--rounds 5] [--tokens 128]
+
+MODEL is what `neuron --model` takes: an id, a package or a path. The node is a process of its own; this process is the
+client, which does as little as it can. Each round asks for every row once, so that what else happens on the machine
+falls on all of them. Answers are streamed, greedy, and exactly `--tokens` long; no two prompts are the same.
+
+One line per row with the medians over the rounds: `tok_s` counts the tokens of all streams from the first request to
+the last token, `ttft_ms` is the time to a stream's first token, `tpot_ms` the time between two tokens after it, and
+`runs` has each round's `tok_s`. The last line, `ratio`, says how many times as fast the last row is as the first.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import aiohttp
+import psutil
+
+LOAD_SECONDS = 1800.0
+END_SECONDS = 15.0
+POLL_SECONDS = 0.01
+
+_serial = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed answer: its tokens, and when (`time.perf_counter`) it was asked for, began and ended."""
+
+    tokens: int
+    asked: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one run of several streams at once gave."""
+
+    tok_s: float
+    ttft_ms: float
+    tpot_ms: float
+
+
+@contextmanager
+def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
+    """Run `python -m module`; on leaving the block it ends, and so does everything that it has started."""
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        family = psutil.Process(process.pid)
+        try:
+            yield family
+        except (Exception, SystemExit):
+            log.seek(0)
+            sys.stderr.writelines(log.readlines()[-20:])
+            raise
+        finally:
+            everybody = [family, *_children(family)]
+            process.send_signal(signal.SIGTERM)
+            _, left = psutil.wait_procs(everybody, timeout=END_SECONDS)
+            for one in left:
+                one.kill()
+            process.wait()
+
+
+@asynccontextmanager
+async def node(model: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[psutil.Process, str, str]]:
+    """A node that serves one model: its process, its base URL and the model's id there."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
+        yield process, url, await served_model(session, url, process)
+
+
+async def served_model(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> str:
+    """Wait until the node has loaded its model; return the model's id."""
+    async with asyncio.timeout(LOAD_SECONDS):
+        while True:
+            health = await get(session, f"{url}/health")
+            if health and health["activation"]["failed"]:
+                raise SystemExit(health["activation"]["failed"][0]["error"])
+            if health and health["activation"]["completed"]:
+                return health["activation"]["completed"][0]
+            require_alive(process)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def require_alive(process: psutil.Process) -> None:
+    """End the benchmark if a server has ended by itself."""
+    if process.status() == psutil.STATUS_ZOMBIE:
+        raise SystemExit("the server has ended by itself")
+
+
+async def get(session: aiohttp.ClientSession, url: str) -> Any:
+    """A JSON answer, or None while nobody listens."""
+    try:
+        async with session.get(url) as response:
+            return await response.json()
+    except aiohttp.ClientConnectionError:
+        return None
+
+
+async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int) -> Answer:
+    """Stream one greedy answer of exactly `tokens` tokens."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    asked = time.perf_counter()
+    first, tail = 0.0, b""
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise SystemExit(f"the server answered HTTP {response.status}: {await response.text()}")
+        async for chunk in response.content.iter_any():
+            if not first and b"data: " in chunk:
+                first = time.perf_counter()
+            tail = (tail + chunk)[-4096:]
+    last = time.perf_counter()
+    *_, end, done, _ = tail.split(b"\n\n")
+    if done != b"data: [DONE]" or b'"usage"' not in end:
+        raise SystemExit(f"the stream broke off: {end.decode(errors='replace')}")
+    return Answer(json.loads(end.removeprefix(b"data: "))["usage"]["completion_tokens"], asked, first, last)
+
+
+async def ask_side_by_side(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
+    """Ask for several answers at once."""
+    prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
+    answers = await asyncio.gather(*(ask(session, url, model, prompt, tokens) for prompt in prompts))
+    seconds = max(answer.last for answer in answers) - min(answer.asked for answer in answers)
+    return Row(
+        tok_s=sum(answer.tokens for answer in answers) / seconds,
+        ttft_ms=median(1000 * (answer.first - answer.asked) for answer in answers),
+        tpot_ms=median(1000 * (answer.last - answer.first) / max(answer.tokens - 1, 1) for answer in answers),
+    )
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def client_session() -> aiohttp.ClientSession:
+    """A session that keeps its connections and sets no limits."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
+    )
+
+
+def say(**line: object) -> None:
+    """Print one JSON line; numbers are rounded."""
+    print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
+
+
+def verdict(row: str, value: float, bar: str, holds: bool) -> None:
+    """Print what a benchmark is about: the figure, the bar, and whether it holds."""
+    say(verdict=row, value=value, bar=bar, holds=holds)
+
+
+def run(work: Any) -> None:
+    """Run a benchmark to its end; SIGTERM ends it like Ctrl-C, so that its servers are ended too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+def _children(process: psutil.Process) -> Iterable[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
+    """Ask in turns, then print the medians."""
+    runs: dict[int, list[Row]] = {streams: [] for streams in rows}
+    async with client_session() as session, node(model, session) as (_, url, served):
+        for streams in rows:
+            await ask_side_by_side(session, url, served, streams, 8)  # warm up
+        for _ in range(rounds):
+            for streams in rows:
+                runs[streams].append(await ask_side_by_side(session, url, served, streams, tokens))
+    for streams, found in runs.items():
+        say(
+            row=f"stream@{streams}",
+            tok_s=median(row.tok_s for row in found),
+            ttft_ms=median(row.ttft_ms for row in found),
+            tpot_ms=median(row.tpot_ms for row in found),
+            runs=[row.tok_s for row in found],
+        )
+    one, many = runs[rows[0]], runs[rows[-1]]
+    say(row="ratio", value=median(b.tok_s / a.tok_s for a, b in zip(one, many, strict=True)))
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="helexa/small")
+    parser.add_argument("--streams", default="1,16")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    arguments = parser.parse_args()
+    rows = [int(streams) for streams in arguments.streams.split(",")]
+    run(measure(arguments.model, rows, arguments.rounds, arguments.tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How long short requests take while a long prompt is read, and what they cost that prompt, as JSON lines.
+
+usage: python perf/short_beside_long.py [MODEL] [--threads 2] [--rounds 3] [--prompt 16384] [--every 2]
+
+Each round measures, in turns: short requests alone (`own`), the long prompt alone (`alone`), the long prompt while a
+short request arrives every `--every` seconds, all of one principal (`same`) and of a principal of their own (`other`).
+A short request has `--short` prompt tokens and `--tokens` of output; the long prompt has one token of output.
+
+`long_s` is the time to the long prompt's first token. `prefill_tok_s` is the number of all prompt tokens, short and
+long, over the time until all requests have ended. `chunk_ms` is the long prompt's time alone, per `max_step_tokens`
+tokens; `step_ms` is the same per step that the engine ran.
+
+The verdict is the 95th percentile of the short requests' times, over three chunks and the median time of a short
+request alone.
+"""
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median, quantiles
+
+from rows import prompt
+from scenario import GREEDY, engine, parser, require_context
+from serving import run, say, verdict
+
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine_client.client import EngineClient
+
+CHUNKS = 3
+"""Chunks of the long prompt that a short request may wait for."""
+
+OWN_REQUESTS = 5
+
+
+@dataclass(frozen=True)
+class Load:
+    """Tokens of the long prompt, of a short prompt and of its answer; seconds between short requests."""
+
+    prompt: int
+    short: int
+    tokens: int
+    every: float
+
+
+@dataclass
+class Row:
+    """Seconds of the short requests and of the long prompt; prompt tokens per second; milliseconds of a step."""
+
+    short: list[float] = field(default_factory=list[float])
+    long: list[float] = field(default_factory=list[float])
+    prefill_tok_s: list[float] = field(default_factory=list[float])
+    step_ms: list[float] = field(default_factory=list[float])
+
+
+async def ask(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
+    """Ask for exactly `tokens` tokens after a prompt of `length` tokens; return the seconds to the last one."""
+    asked = time.perf_counter()
+    async with aclosing(client.generate(prompt(length), max_tokens=tokens, sampling=GREEDY, salt=salt)) as stream:
+        async for output in stream:
+            if output.error:
+                raise SystemExit(f"the engine refused: {output.error}")
+    return time.perf_counter() - asked
+
+
+async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | None) -> None:
+    """Read one long prompt; unless `salt` is None, ask for short requests of that principal meanwhile."""
+    begin, reports = time.perf_counter(), client.reports
+    long = asyncio.create_task(ask(client, load.prompt, 1))
+    shorts: list[asyncio.Task[float]] = []
+    while salt is not None:
+        done, _ = await asyncio.wait([long], timeout=load.every)
+        if done:
+            break
+        shorts.append(asyncio.create_task(ask(client, load.short, load.tokens, salt)))
+    row.long.append(await long)
+    row.step_ms.append(1000 * row.long[-1] / (client.reports - reports))
+    row.short += await asyncio.gather(*shorts)
+    row.prefill_tok_s.append((load.prompt + len(shorts) * load.short) / (time.perf_counter() - begin))
+
+
+async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
+    """Run the rounds on one engine, then print."""
+    own: list[float] = []
+    rows: dict[str, Row] = {"alone": Row(), "same": Row(), "other": Row()}
+    salts = {"alone": None, "same": "", "other": "other"}
+    async with engine(model, EngineOptions(threads=threads)) as client:
+        require_context(client, load.prompt + 1)
+        for _ in range(rounds):
+            own += [await ask(client, load.short, load.tokens) for _ in range(OWN_REQUESTS)]
+            for name, row in rows.items():
+                await measure_long(client, row, load, salts[name])
+    chunk = median(rows["alone"].long) / (load.prompt / client.options.max_step_tokens)
+    say(row="own", p50_ms=1000 * median(own), runs=own)
+    for name, row in rows.items():
+        short = {"p50_ms": 1000 * median(row.short), "p95_ms": 1000 * p95(row.short)} if row.short else {}
+        say(row=name, long_s=median(row.long), prefill_tok_s=median(row.prefill_tok_s), runs=row.long, **short)
+    say(row="chunk_ms", value=1000 * chunk, step_ms=median(rows["alone"].step_ms))
+    bound = CHUNKS * chunk + median(own)
+    slowest = max(p95(row.short) for row in rows.values() if row.short)
+    ratio = slowest / bound
+    verdict("p95 of short requests / (3 chunks + own time)", ratio, "<= 1", ratio <= 1)
+
+
+def p95(values: list[float]) -> float:
+    """The 95th percentile."""
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
+
+
+def main() -> None:
+    """Read the command line."""
+    command = parser(__doc__)
+    command.set_defaults(rounds=3)
+    command.add_argument("--prompt", type=int, default=16384)
+    command.add_argument("--short", type=int, default=32)
+    command.add_argument("--tokens", type=int, default=10)
+    command.add_argument("--every", type=float, default=2.0)
+    asked = command.parse_args()
+    load = Load(asked.prompt, asked.short, asked.tokens, asked.every)
+    run(measure(asked.model, asked.threads, asked.rounds, load))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What speculation gains where the output repeats the input, and costs where it does not, as JSON lines.
+
+usage: python perf/speculation.py [MODEL] [--threads 2] [--rounds 5]
+
+Two engines of the same model, one with speculation and one without, answer the same prompts in turns, each going first
+every other time; while one computes, the other sleeps. Tokens per second count from the first token on.
+
+`edit` has the model write `sample.txt` (about 400 tokens) again, greedily, after a prompt that shows it twice; how much
+of the answer really is that file is `copied`, and the benchmark ends if that is less than 0.9. `free` has it tell a
+story in 256 tokens, and `free, sampled` at temperature 0.8: a small model's greedy stories repeat themselves sooner or
+later. One line per task and way with the median and each round's tokens per second, then the verdicts: the medians of
+the rounds' ratios.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from scenario import GREEDY, Answer, ask, engine, parser
+from serving import run, say, verdict
+
+from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
+from helexa.neuron.engine_client.client import EngineClient
+from helexa.neuron.text.model_text import ModelText
+
+STORY_TOKENS = 256
+COPIED = 0.9
+EDIT_BAR, FREE_BAR = 1.5, 0.98
+SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "an old clock", "the night market")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both engines are asked in one round."""
+
+    name: str
+    prompt: list[int]
+    tokens: int
+    sampling: SamplingParams
+
+
+class Tasks:
+    """The prompts of one model, for any round."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._text = text
+        self._file = Path(__file__).with_name("sample.txt").read_text()
+        self._file_tokens = len(text.tokenizer.encode(self._file))
+
+    def of_round(self, number: int) -> list[Task]:
+        """The three tasks."""
+        shown = f"```python\n{self._file}```\n\n"
+        edit = self._text.tokenizer.encode(
+            f"File {number}:\n\n{shown}The same file, word for word:\n\n{shown}Once more, word for word:\n\n```python\n"
+        )
+        subject = SUBJECTS[number % len(SUBJECTS)]
+        ask_for = f"Tell me story number {number}, a long one, about {subject}."
+        story = self._text.prompt_ids([{"role": "user", "content": ask_for}])
+        return [
+            Task("edit", edit, self._file_tokens, GREEDY),
+            Task("free", story, STORY_TOKENS, GREEDY),
+            Task("free, sampled", story, STORY_TOKENS, SamplingParams(temperature=0.8, seed=number)),
+        ]
+
+    def copied(self, answer: Answer) -> float:
+        """The part of an edit that is the file, from its beginning on."""
+        written = self._text.tokenizer.decode(answer.tokens)
+        pairs = enumerate(zip(written, self._file, strict=False))
+        return next((i for i, (ours, theirs) in pairs if ours != theirs), len(written)) / len(self._file)
+
+
+@asynccontextmanager
+async def both(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClient]]:
+    """An engine with speculation and one without."""
+    async with (
+        engine(model, EngineOptions(threads=threads, speculation=True)) as on,
+        engine(model, EngineOptions(threads=threads, speculation=False)) as off,
+    ):
+        yield {"on": on, "off": off}
+
+
+async def measure(model: Path, threads: int, rounds: int) -> None:
+    """Ask in turns, then print."""
+    tasks = Tasks(ModelText.open(model))
+    rates: dict[str, dict[str, list[float]]] = {}
+    copied: list[float] = []
+    async with both(model, threads) as clients:
+        for number in range(rounds + 1):  # the first one warms up
+            for task in tasks.of_round(number):
+                for way in list(clients)[:: 1 if number % 2 else -1]:
+                    answer = await ask(clients[way], task.prompt, task.tokens, task.sampling)
+                    if task.name == "edit":
+                        copied.append(tasks.copied(answer))
+                    if number:
+                        ways = rates.setdefault(task.name, {"on": [], "off": []})
+                        ways[way].append(answer.tok_s)
+    for name, ways in rates.items():
+        for way, found in ways.items():
+            say(row=name, speculation=way, tok_s=median(found), runs=found)
+    say(row="edit", copied=min(copied))
+    if min(copied) < COPIED:
+        raise SystemExit("the model does not repeat the file, so this says nothing of editing: take another model")
+    for name, bar in (("edit", EDIT_BAR), ("free", FREE_BAR), ("free, sampled", FREE_BAR)):
+        ratio = median(on / off for on, off in zip(rates[name]["on"], rates[name]["off"], strict=True))
+        verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
+
+
+def main() -> None:
+    """Read the command line."""
+    arguments = parser(__doc__).parse_args()
+    run(measure(arguments.model, arguments.threads, arguments.rounds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""How long a node takes from its command to its first answer, and what it holds in memory then, as JSON lines.
+
+usage: python perf/startup.py [MODEL] [--runs 5]
+
+Every run starts a node with `--model MODEL`, waits until it listens and serves, asks for one token, then for 16 answers
+of 64 tokens side by side. A run before the first is not counted: it fetches the model if it is not here yet, and fills
+our caches and the system's, so that every counted one is a second start.
+
+One line per row, with the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
+start of the process. `memory@1` and `memory@16` are MiB after the one token and after the 16 answers, of the server and
+of its engine, and as multiples of the model's file (`per_file`). There is a line each for what is resident (`rss`),
+which counts a page once for each process that maps it, for the same with such pages divided among those processes
+(`pss`), and for the part of that which belongs to no file (`anonymous`). Where the system does not tell, only `rss` is
+there. `helexa --help` is in milliseconds. The verdicts are of the first answer and of the memory resident at it.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import aiohttp
+import psutil
+from local_model import local_path
+from serving import (
+    LOAD_SECONDS,
+    POLL_SECONDS,
+    ask,
+    ask_side_by_side,
+    client_session,
+    free_port,
+    get,
+    require_alive,
+    run,
+    say,
+    served_model,
+    server,
+    verdict,
+)
+
+from helexa.core.errors import HelexaError
+
+STREAMS, TOKENS = 16, 64
+START_BAR, RESIDENT_BAR = 3.0, 2.5
+
+Memory = dict[str, float]
+"""Kind of memory -> MiB, as much as the system tells."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a node's server and its engine hold."""
+
+    server: Memory
+    engine: Memory
+
+    @classmethod
+    def of(cls, node: psutil.Process) -> "Holding":
+        """What they hold now."""
+        engines = [memory(child) for child in node.children(recursive=True)]
+        return cls(memory(node), {kind: sum(one[kind] for one in engines) for kind in engines[0]})
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start took, in seconds, and what it held after one token and after several answers."""
+
+    listening: float
+    loaded: float
+    first_answer: float
+    early: Holding
+    late: Holding
+
+
+async def start(model: str) -> Start:
+    """Start a node, use it, and end it."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with client_session() as session:
+        begin = time.perf_counter()
+        with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
+            await until_listening(session, url, process)
+            listening = time.perf_counter() - begin
+            served = await served_model(session, url, process)
+            loaded = time.perf_counter() - begin
+            await ask(session, url, served, "The capital of France is", 1)
+            first_answer = time.perf_counter() - begin
+            early = Holding.of(process)
+            await ask_side_by_side(session, url, served, STREAMS, TOKENS)
+            return Start(listening, loaded, first_answer, early, Holding.of(process))
+
+
+async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
+    """Wait until the node answers anything at all."""
+    async with asyncio.timeout(LOAD_SECONDS):
+        while await get(session, f"{url}/version") is None:
+            require_alive(process)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def memory(process: psutil.Process) -> Memory:
+    """What one process holds now."""
+    try:
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:
+        return {"rss": process.memory_info().rss / 2**20}
+    mib = {name: int(value.split()[0]) / 2**10 for name, _, value in (line.partition(":") for line in lines)}
+    return {"rss": mib["Rss"], "pss": mib["Pss"], "anonymous": mib.get("Pss_Anon", mib["Anonymous"])}
+
+
+def help_ms() -> float:
+    """Milliseconds that `helexa --help` takes, the interpreter's own start included."""
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "helexa", "--help"], check=True, stdout=subprocess.DEVNULL)
+    return 1000 * (time.perf_counter() - begin)
+
+
+async def measure(model: str, file_mib: float, runs: int) -> None:
+    """Start several times, then print."""
+    await start(model)
+    starts = [await start(model) for _ in range(runs)]
+    for row in ("listening", "loaded", "first_answer"):
+        seconds = [getattr(one, row) for one in starts]
+        say(row=row, seconds=median(seconds), runs=seconds)
+    say_memory("memory@1", [one.early for one in starts], file_mib)
+    say_memory(f"memory@{STREAMS}", [one.late for one in starts], file_mib)
+    times = [help_ms() for _ in range(1 + 2 * runs)][1:]
+    say(row="helexa --help", ms=median(times), runs=times)
+    seconds = median(one.first_answer for one in starts)
+    verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
+    resident = median(one.early.server["rss"] + one.early.engine["rss"] for one in starts) / file_mib
+    verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
+
+
+def say_memory(row: str, found: list[Holding], file_mib: float) -> None:
+    """Print a line per kind of memory."""
+    for kind in found[0].server:
+        server, engine = [one.server[kind] for one in found], [one.engine[kind] for one in found]
+        whole = [a + b for a, b in zip(server, engine, strict=True)]
+        say(
+            row=row,
+            kind=kind,
+            mib=median(whole),
+            per_file=median(whole) / file_mib,
+            server_mib=median(server),
+            engine_mib=median(engine),
+            runs=whole,
+        )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="helexa/small")
+    parser.add_argument("--runs", type=int, default=5)
+    arguments = parser.parse_args()
+    try:
+        path = local_path(arguments.model)
+    except HelexaError as error:
+        raise SystemExit(str(error)) from None
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    run(measure(arguments.model, sum(file.stat().st_size for file in files) / 2**20, arguments.runs))
+
+
+if __name__ == "__main__":
+    main()

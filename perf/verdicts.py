@@ -1,0 +1,113 @@
+"""How often unchanged builds raise an alarm, and how often a planted slowdown does, with a real server's scatter.
+
+python perf/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
+python perf/verdicts.py replay samples.json
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from helexa.bench.analysis.verdict import confirms, judge
+from helexa.bench.client import Client, dialect_of, open_session
+from helexa.bench.identity import Model
+from helexa.bench.measurement.clock import SystemClock
+from helexa.bench.measurement.measures import measure
+from helexa.bench.measurement.prompts import sample_seed
+from helexa.bench.scenarios.scenario import Subject
+from helexa.bench.scenarios.single import Single
+from helexa.bench.targets.target import ServedModel
+
+FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # as a sweep has them by default
+
+
+async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
+    """Samples of an unchanged server, as a sweep takes them of its cold single stream."""
+    scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
+    served = ServedModel(Model(name=model))
+    found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
+    async with open_session() as session:
+        client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
+        for number in range(samples + 3):
+            subject = Subject(client, served, SystemClock(), salt=f"{time.time_ns()}")
+            outcome = await scenario.run(subject, sample_seed(0, scenario.key.name, number))
+            if number >= 3 and outcome.error is None:
+                measured = measure(outcome.records[0])
+                assert measured.ttft_s and measured.tpot_s
+                found["ttft_s"].append(round(measured.ttft_s, 6))
+                found["tpot_s"].append(round(measured.tpot_s, 7))
+    return found
+
+
+def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Suspicions and confirmed alarms of builds that did not change."""
+    history: list[list[float]] = []
+    suspected = confirmed = 0
+    for _ in range(BUILDS):
+        drawn = rng.choice(samples, FIRST + EXTRA).tolist()
+        if judge(history, drawn[:FIRST], "lower").state in ("regressed", "improved"):
+            suspected += 1
+            confirmed += confirms(judge(history, drawn, "lower"), drawn[:FIRST], drawn[FIRST:])
+        history.append(drawn[:FIRST])
+    return suspected, confirmed
+
+
+def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
+    """The share of slow builds that are confirmed within eight samples, each after eight builds that did not change."""
+    found = 0
+    for _ in range(TRIALS):
+        history = [rng.choice(samples, FIRST).tolist() for _ in range(8)]
+        drawn = (rng.choice(samples, FIRST + EXTRA) * slowdown).tolist()
+        found += judge(history, drawn[:FIRST], "lower").state == "regressed" and confirms(
+            judge(history, drawn, "lower"), drawn[:FIRST], drawn[FIRST:]
+        )
+    return found / TRIALS
+
+
+def replay(path: Path) -> None:
+    """Print what the rule makes of stored samples."""
+    rows = []
+    for name, values in json.loads(path.read_text())["metrics"].items():
+        samples = np.array(values)
+        counts = [alarms(samples, np.random.default_rng(seed)) for seed in range(5)]
+        rows.append(
+            {
+                "metric": name,
+                "samples": len(samples),
+                "deviation": f"{statistics.stdev(values) / statistics.mean(values):.1%}",
+                "alarms in 200": ", ".join(f"{confirmed} of {suspected}" for suspected, confirmed in counts),
+                "8 % seen": f"{detections(samples, np.random.default_rng(0), 1.08):.0%}",
+            }
+        )
+    for row in rows:
+        print("  ".join(f"{key}: {value}" for key, value in row.items()))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True, dest="verb")
+    measuring = verbs.add_parser("measure")
+    measuring.add_argument("endpoint")
+    measuring.add_argument("model")
+    measuring.add_argument("--samples", type=int, default=300)
+    measuring.add_argument("--out", type=Path, required=True)
+    replaying = verbs.add_parser("replay")
+    replaying.add_argument("samples", type=Path)
+    arguments = parser.parse_args()
+    if arguments.verb == "replay":
+        replay(arguments.samples)
+        return
+    metrics = asyncio.run(take(arguments.endpoint, arguments.model, arguments.samples))
+    taken = {"model": arguments.model, "taken": time.strftime("%Y-%m-%d", time.gmtime()), "metrics": metrics}
+    arguments.out.write_text(json.dumps(taken, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
