@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.ops.native import compiler as compiler_module
 from helexa.neuron.ops.native.native import NativeOps
-from helexa.neuron.ops.native.native import compiler as compiler_module
 from helexa.neuron.ops.torch_cpu import CpuOps
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from helexa.neuron.weights.gguf.files import GgufFile

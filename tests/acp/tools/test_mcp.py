@@ -109,7 +109,7 @@ async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None
 
 async def test_a_server_is_reached_by_http_with_its_headers(workplace: Any) -> None:
     import uvicorn
-    from tools.server.mcpserver import MCPServer
+    from mcp.server.mcpserver import MCPServer
 
     server = MCPServer("remote")
     server.tool(name="where")(lambda: "here I am")

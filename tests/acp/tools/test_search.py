@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helexa.acp.history import Location
-from helexa.acp.tools.search.search import search as searching
+from helexa.acp.tools.search import search as searching
 from helexa.acp.tools.search.search_process import braces_expanded
 
 

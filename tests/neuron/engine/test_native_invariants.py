@@ -18,8 +18,9 @@ from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.queues import Queues
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.compiler import Unavailable
-from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 
 # "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.

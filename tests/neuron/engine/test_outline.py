@@ -88,7 +88,7 @@ def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quan
 def test_what_a_gpu_will_hold_is_known_beforehand(
     model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from helexa.neuron.ops.gpu.gpu import gpu
+    from helexa.neuron.ops.gpu import gpu
 
     monkeypatch.setattr(gpu, "SCRATCH_BYTES", 0)
     tiny_model(tmp_path, **MODELS[model])

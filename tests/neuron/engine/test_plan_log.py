@@ -13,17 +13,9 @@ from driving import GREEDY
 from virtual_hour import VirtualHour
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.plan_log import recorded_scheduler
 from helexa.neuron.engine.plan_log.recorded_scheduler import RecordedScheduler
-from helexa.neuron.engine.plan_log.records import (
-    Added,
-    Failed,
-    Finished,
-    Planned,
-    Setup,
-    encode,
-    read,
-    recorded_scheduler,
-)
+from helexa.neuron.engine.plan_log.records import Added, Failed, Finished, Planned, Setup, encode, read
 from helexa.neuron.engine.plan_log.replay import Replay, main, replay
 from helexa.neuron.engine.scheduling import step_controller
 from helexa.neuron.engine.scheduling.queues import Queues

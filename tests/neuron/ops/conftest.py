@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.native.native import NativeOps
 
 THREADS = 2
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from helexa.neuron.ops.choice import accelerator_dtype, choose
+from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 

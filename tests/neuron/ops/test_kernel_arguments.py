@@ -11,9 +11,10 @@ import torch
 
 from helexa.neuron.ops import kernel_header
 from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS, Field
+from helexa.neuron.ops.native import compiler
 from helexa.neuron.ops.native.attention_plan import Split, Tile
 from helexa.neuron.ops.native.kernel_library import Argument, Instruction, KernelLibrary, structure
-from helexa.neuron.ops.native.native import NativeOps, compiler
+from helexa.neuron.ops.native.native import NativeOps
 
 _NEURON = compiler._FOLDER.parents[1]
 

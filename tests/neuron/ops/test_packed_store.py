@@ -11,8 +11,8 @@ import torch
 
 import helexa
 from helexa.neuron.cache_folder import cache_root
+from helexa.neuron.ops.native import packed_store
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
-from helexa.neuron.ops.native.native import packed_store
 from helexa.neuron.ops.native.packed import HugeMemory, PackedMatrix, pack
 from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
 from neuron.ops import random_weights

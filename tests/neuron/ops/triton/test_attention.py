@@ -12,7 +12,7 @@ from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.attention.attention import attention
+from helexa.neuron.ops.triton.attention import attention
 from helexa.neuron.ops.triton.card import Card
 from neuron.ops import oracle, paged
 from neuron.ops.paged import CPU

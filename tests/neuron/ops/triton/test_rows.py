@@ -10,7 +10,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference.reference import ReferenceOps
-from helexa.neuron.ops.triton.attention.attention import rotation
+from helexa.neuron.ops.triton.attention import rotation
 from neuron.ops import oracle, paged
 from neuron.ops.paged import CPU
 
