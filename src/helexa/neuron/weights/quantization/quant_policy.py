@@ -1,4 +1,4 @@
-"""What load-time quantisation does to which tensor; docs/quantisation.md says why."""
+"""What load-time quantisation does to which tensor; docs/quantization.md says why."""
 
 import re
 from collections.abc import Mapping
