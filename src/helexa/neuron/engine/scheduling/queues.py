@@ -60,7 +60,11 @@ class Queues:
         self.memory.release(sequence)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Remove a running sequence, unregister its pages, and return those that are free and must be cleared."""
+        """Remove a running sequence and unregister its pages.
+
+        Returns:
+            The pages that no other sequence holds; the caller must clear them.
+        """
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         return self.memory.discard(sequence)

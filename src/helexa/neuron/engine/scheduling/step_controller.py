@@ -23,7 +23,7 @@ _MIN_TOKENS = 16  # a step of 16 tokens takes hardly longer than a step of one t
 _SHORT_SECONDS = 0.5
 _MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 as in one of 512
 
-# Prompt tokens beside decode rows.
+# Prompt tokens in steps with decode rows.
 _MIXED_STRETCH = 2.0
 _FIRST_MIXED_TOKENS = 32  # until their cost is known
 _MIN_MIXED_TOKENS = 8
