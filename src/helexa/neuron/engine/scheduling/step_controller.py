@@ -35,7 +35,7 @@ _FAIR_STRETCH = 1.6
 _FAIR_STEP_EVERY = 16  # steps, to measure a fair step
 _LIGHT_STEP_EVERY = 8  # steps; then one without prompt tokens of heavy principals, to measure decoding
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until their cost is known
-_MIN_HEAVY_TOKENS = 16  # prompt tokens add a fixed cost to a step, whatever their number
+_MIN_HEAVY_TOKENS = 16  # prompt tokens add a fixed cost to a step
 _MAX_OVERRUN = 8.0  # fair steps
 
 # Nominal seconds of a step, with `step_timing = "fixed"`.

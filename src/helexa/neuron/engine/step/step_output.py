@@ -13,7 +13,7 @@ class StepOutput:
     """The result of a step.
 
     Attributes:
-        tokens: one token for each row that samples; `NON_FINITE` for a row with non-finite logits.
+        tokens: one token for each row that samples; `NON_FINITE` if the row's largest logit is NaN or infinite.
         logprobs: log-probabilities by index in `tokens`, for rows that request them.
         hidden: sequence id -> float32 [H], the sum of hidden states, for sequences that are embedded.
         scores: sequence id -> log-probabilities of the next prompt tokens, for sequences that request them.
