@@ -137,7 +137,7 @@ class Runner:
     def clear(self, pages: list[int]) -> None:
         """Zero the contents of KV pages. NaN would spread to other results, even from masked positions."""
         for cache in self._caches:
-            if isinstance(cache, Tensor):  # native caches have pages in dimension 0, others have slots in dimension 2
+            if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
                 by_page[pages] = 0
 

@@ -159,7 +159,7 @@ class _WeightSizes(Loader):
         self.held -= sum(part.nbytes for parts in copied for part in parts if part is not kept)
 
     def _take(self, size: int, beside: int = 0) -> int:
-        """Allocate `size` bytes, and `beside` bytes that are freed at once; return `size`."""
+        """Allocate `size` bytes and temporarily `beside` bytes more; return `size`."""
         self.held += size
         self.peak = max(self.peak, self.held + beside)
         return size

@@ -31,7 +31,7 @@ def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, 
     Args:
         weights: bytes allocated after the model was loaded.
         run: runs the largest steps one after the other.
-        graphs: decode steps will be captured as graphs, which keep memory of their own.
+        graphs: decode steps will be captured as graphs, which keep separate memory.
         cuda: source of memory statistics; `torch.cuda`.
     """
     cuda.empty_cache()
