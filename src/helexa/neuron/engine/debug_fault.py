@@ -43,7 +43,7 @@ _EXIT_CODE = 77
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: its kind, and the condition under which it occurs."""
+    """A fault: its kind and its condition."""
 
     kind: Kind
     when: str
@@ -172,7 +172,7 @@ class MarkedPages:
     def spans(self, step: StepInput) -> list[bool]:
         """Return for each span of a step whether its sequence has such a page."""
         pages = step.slots // PAGE_SIZE
-        self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # pages with a new first position
+        self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())
         used = -(-(step.prefixes + np.diff(step.starts)) // PAGE_SIZE)
         return [not self._pages.isdisjoint(own[:count]) for own, count in zip(step.pages.tolist(), used, strict=True)]

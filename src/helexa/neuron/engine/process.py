@@ -27,7 +27,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     parent_death.hold()
     heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
-    faulthandler.register(signal.SIGUSR1)  # the server requests stack traces of a hung engine
+    faulthandler.register(signal.SIGUSR1)  # the server requests stack traces of hung engines
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd))

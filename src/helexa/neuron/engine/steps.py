@@ -106,7 +106,7 @@ class Steps:
         begun, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - begun
         sound = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
-        if any(sound):  # empty for chunks of prompts
+        if any(sound):  # `sound` is empty for chunks of prompts
             self._strikes.sound()
         elif sound:
             owner = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)

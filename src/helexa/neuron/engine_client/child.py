@@ -85,7 +85,7 @@ class Child:
                 await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process and the processes that it has started."""
+        """Send a signal to the process group: the process and the processes that it has started."""
         if self._ended:
             return  # the process id may belong to another process now
         with suppress(ProcessLookupError):

@@ -100,7 +100,8 @@ class MemoryBook:
     def observe(self, free: int) -> None:
         """Record the free memory of the host, in bytes.
 
-        If it is less than all outstanding grants of CPU engines, the shortage is divided in proportion to these grants.
+        If the free memory is less than all outstanding grants of engines that use the host's memory, the shortage is
+        divided among these engines in proportion to their outstanding grants.
         """
         owed = {
             pid: self._outstanding(pid, holding)

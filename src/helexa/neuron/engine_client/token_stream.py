@@ -27,7 +27,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
 
     Args:
         gather: number of new tokens at which the consumer is woken, because a wake-up costs as much as many tokens. The
-            first token and the end of the stream wake the consumer in any case.
+            first token, an output with `started` and the end of the stream wake the consumer in any case.
     """
 
     def __init__(self, client: Submits, message: Generate | Embed, gather: int = 1) -> None:

@@ -50,7 +50,9 @@ class Loader:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
-        """Return a tensor as stored: plain, or groupwise with its exact codes. Copy it to keep it (see `Checkpoint`).
+        """Return a tensor as stored: plain, or groupwise with its exact codes.
+
+        The tensor may be a view of the file (see `Checkpoint`), so the caller must copy a tensor that it keeps.
 
         Args:
             index: index of the matrix in a tensor [E, N, K]; None for the whole tensor.

@@ -116,7 +116,7 @@ def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
 
 
 def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
-    """Apply Llama 3.1's rule: long wavelengths are stretched, short ones kept, and the rest interpolated."""
+    """Apply Llama 3.1's rule: stretch long wavelengths, keep short wavelengths, and interpolate between them."""
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:

@@ -20,7 +20,11 @@ class WithExperts(Llama):
     """Default of `norm_topk_prob`: whether the weights of a row's experts add up to 1."""
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return experts in every `decoder_sparse_step`-th layer, except the layers in `mlp_only_layers`."""
+        """Return the feed-forward layer at `index`.
+
+        Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`. Other layers are
+        dense.
+        """
         settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
         dense = config.get("mlp_only_layers") or []
         if index in dense or (index + 1) % settings.positive("decoder_sparse_step", 1):

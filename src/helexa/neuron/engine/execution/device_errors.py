@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 _MOST_STRIKES = 3
-_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # starts of RuntimeErrors
+_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # RuntimeError prefixes
 
 
 def is_device_fault(error: BaseException) -> bool:
@@ -30,7 +30,7 @@ def let_go(error: BaseException) -> None:
 class Strikes:
     """Counts consecutive steps that ran out of memory.
 
-    A single such step may be caused by its requests; several in a row are not.
+    The requests of a step may cause one failure. Several failures in a row are a problem of the process.
     """
 
     def __init__(self) -> None:

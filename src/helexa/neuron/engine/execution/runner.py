@@ -150,7 +150,7 @@ class Runner:
             slot: a state slot that no sequence reads anymore; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a step in flight still reads its inputs
+            torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
         logits = self.forward(
             StepInput(
                 tokens=int32([self._model.bos_token]),

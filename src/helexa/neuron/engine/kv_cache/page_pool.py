@@ -5,8 +5,8 @@ class PagePool:
     """A fixed number of KV pages of equal size, which sequences take, share and give back.
 
     A page can be registered under a hash of its contents (see `page_hash`). A registered page without a holder keeps
-    its contents and can be shared again. The pool reuses the least recently used of these pages when no empty page is
-    left.
+    its contents and can be shared again. When no empty page is left, `take` evicts the least recently used of these
+    pages.
 
     Args:
         total: number of pages.

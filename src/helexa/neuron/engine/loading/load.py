@@ -57,7 +57,7 @@ def load(
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
-        _log.warning("%s; it is loaded again in float32", str(error))  # a reference to the error would keep the model
+        _log.warning("%s; it is loaded again in float32", str(error))  # the error itself would keep the model alive
     gc.collect()
     torch.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
     return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
@@ -120,7 +120,7 @@ def load_once(
     if model.recurrent:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", asked.state / 2**20, grant.snapshots)
     runner = Runner(model, ops, options, asked, grant)
-    if options.kv_cache_mb:  # find missing memory now, not while serving
+    if options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
     begun = time.perf_counter()
     if not runner.computes_finite_logits(0, 0):

@@ -22,7 +22,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 _ALLOWANCE = 1.1  # times a step's memory, for allocator blocks that no tensor fits into
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # needs more memory than greedy sampling
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
-"""Prompt lengths with other matmul kernels than the largest step; sampling settings with other kernels, too."""
+"""Prompt lengths that use other matmul kernels than the largest step, and settings that use other sampling kernels."""
 
 
 def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda) -> Needs:

@@ -11,9 +11,9 @@ from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, S
 from helexa.neuron.ops.protocol import Ops
 
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
-_CONTEXTS = 4  # full contexts in the cache on a CPU, if memory is not short
+_CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
 _SHARE, _CUDA_SHARE = 0.25, 0.8  # of the memory after weights and states; other programs share a CPU's memory
-_SNAPSHOT_PART = 8  # free memory divided by this is for snapshots
+_SNAPSHOT_PART = 8  # divisor of free memory for the snapshots' share
 _MOST_SNAPSHOTS = 4096
 _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
@@ -21,8 +21,8 @@ _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
     """Return the memory request.
 
-    The KV cache has the size in the options. Otherwise a CPU engine requests pages for four contexts, and a GPU engine
-    requests pages for all free memory.
+    The KV cache has the size in the options, if they have one. Otherwise a CPU engine requests pages for four contexts,
+    and a GPU engine requests as many pages as the free memory holds. `Needs.share` limits both.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     room = min(free, limit or free)

@@ -149,10 +149,10 @@ class Guide:
         return masks
 
     def _recovered(self) -> bool:
-        """Return whether the matcher had no error; if it had one, rebuild it from the output.
+        """Return whether the matcher had no error; after an error, rebuild the matcher from the output.
 
         An error in a look ahead is not an error of the output, which may continue with other tokens. A matcher never
-        leaves its error state, so it is replaced, and the guide stops looking ahead.
+        leaves its error state. So the matcher is replaced, and the look ahead is turned off.
         """
         if not self._matcher.is_error():
             return True
@@ -176,19 +176,22 @@ class Guide:
         return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
 
     def _spent(self, begun: float, rows: int = 0) -> None:
-        """Count the time since `begun`, in which `rows` rows were checked, and fail if it exceeds the bound."""
+        """Count the time since `begun`, in which `rows` rows were checked; fail if the time exceeds the limit."""
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS:
             self._fail("the grammar takes too long to follow", bad_grammar=True)
 
     def _fail(self, error: str, *, bad_grammar: bool) -> None:
-        """Keep the first error."""
+        """Set the error, unless an earlier error is set."""
         if not self.error:
             self.error, self.bad_grammar = error, bad_grammar
 
 
 def _allows(matcher: "LLMatcher", token: int) -> bool:
-    """Return whether `token` may come next. False may be wrong for special tokens; a mask is exact."""
+    """Return whether `token` may come next.
+
+    For special tokens, False may be wrong; a mask is exact.
+    """
     forced = matcher.compute_ff_tokens()
     return forced[0] == token if forced else matcher.validate_tokens([token]) == 1
 

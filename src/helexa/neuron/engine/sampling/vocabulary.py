@@ -18,7 +18,7 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token, skip_special=False) for token in range(width)]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
         special = {token for token in range(width) if self.tokens[token] and not tokenizer.token_bytes(token)}
-        self.special_token_ids = sorted(special.union(self.ends))  # end tokens, marked or not, never occur in text
+        self.special_token_ids = sorted(special.union(self.ends))  # end tokens never occur in text
         if not self.ends:
             raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
         self.eos_token_id = self.ends[0]

@@ -72,7 +72,7 @@ class Grammars:
             self._changed.notify()
 
     def cancel(self, sequence_id: int) -> None:
-        """Drop a sequence, if its grammar is queued or being compiled."""
+        """Drop a sequence whose grammar is queued or being compiled, if there is one."""
         self._open.discard(sequence_id)
         with self._changed:
             self._new.pop(sequence_id, None)
@@ -95,7 +95,7 @@ class Grammars:
         return ready
 
     def close(self) -> None:
-        """End the thread after the grammar that it is compiling."""
+        """Close the sockets. The thread ends after the current grammar."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -124,7 +124,7 @@ class Grammars:
             except BaseException as problem:  # a Rust panic in llguidance is not an Exception
                 result = Failure(f"the grammar cannot be compiled: {type(problem).__name__}")
             self._done.put((sequence, result))
-            with suppress(OSError):  # closed, or full: then the reader wakes anyway
+            with suppress(OSError):  # closed, or full: the reader wakes anyway
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":

@@ -29,7 +29,7 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether `draft` may return tokens after one more token; if False, it returns none for any next token."""
+        """Whether `draft` may return tokens after one more token; if False, no next token yields a draft."""
         self._read()
         known = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or tuple(self._tokens[-known:]) in self._index

@@ -56,10 +56,10 @@ class Planner:
         return self._plan_together()
 
     def plan_after(self) -> Plan:
-        """Return the step after an uncommitted step; the plan may be empty. Call it within `as_after`.
+        """Return the step after the uncommitted step that is in flight; the plan may be empty. Call within `as_after`.
 
         The planner preempts no sequence for this step. It omits a sequence for which no page is free; then no further
-        step is planned ahead.
+        step is planned ahead until the next `plan`.
         """
         self._ahead = True
         try:
@@ -105,7 +105,7 @@ class Planner:
         if len(decoding) <= self._most_drafting and not self._ahead:
             room = self._options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
-                if sequence in plan and sequence.decoding:  # not preempted and restarted in this plan
+                if sequence in plan and sequence.decoding:  # not if it was preempted and restarted
                     drafts[sequence] = self._draft(sequence, room)
                     room -= len(drafts[sequence][0])
         return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]

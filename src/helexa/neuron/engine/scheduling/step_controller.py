@@ -28,14 +28,14 @@ _MIXED_STRETCH = 2.0
 _FIRST_MIXED_TOKENS = 32  # until their cost is known
 _MIN_MIXED_TOKENS = 8
 _MAX_MIXED_RUN = 32  # steps in a row; then one is decode-only, to measure decoding
-_ROW_MULTIPLE = 8  # of rows in a mixed step, since a step of a new size takes longer
+_ROW_MULTIPLE = 8  # of rows in a mixed step, because a step of a new size takes longer
 
 # Fair share.
 _FAIR_STRETCH = 1.6
 _FAIR_STEP_EVERY = 16  # steps, to measure a fair step
 _LIGHT_STEP_EVERY = 8  # steps; then one without prompt tokens of heavy principals, to measure decoding
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until their cost is known
-_MIN_HEAVY_TOKENS = 16  # prompt tokens add a fixed cost to a step
+_MIN_HEAVY_TOKENS = 16  # prompt tokens also add a fixed cost to a step
 _MAX_OVERRUN = 8.0  # fair steps
 
 # Nominal seconds of a step, with `step_timing = "fixed"`.
@@ -180,7 +180,7 @@ class StepController:
         tokens = sum(prompts.values())
         if self._fixed:
             seconds = _FIXED_BASE + _FIXED_ROW * rows + _FIXED_TOKEN * tokens
-        # A step far below the limit predicts a step at the limit badly, so it counts only if it exceeds the time limit.
+        # Small steps predict the time per token of large steps badly, so they count only if they exceed the time limit.
         if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
             self._cost.learn_worst(rows + tokens, seconds)
         if self._fair_seconds is not None:
