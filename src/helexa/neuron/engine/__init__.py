@@ -1,1 +1,1 @@
-"""The engine: scheduler, pages, batch, runner and sampler, behind a message border."""
+"""The inference engine: scheduler, KV cache, steps, sampler and model execution, behind an IPC protocol."""

@@ -1,19 +1,19 @@
-"""Faults on purpose, for drills: what `NEURON_DEBUG_FAULT` asks for, an engine process does to itself.
+"""Fault injection for tests: an engine process executes the faults in `NEURON_DEBUG_FAULT`.
 
-The variable holds any number of `[MODEL:]KIND@WHEN`, separated by commas; MODEL is a part of the model's path. KIND:
+The variable holds any number of `[MODEL:]KIND@WHEN`, separated by commas. MODEL is a part of the model's path. KIND is:
 
-    exit   ends the process        hang   never ends the step      slow   makes the step take a second longer
-    crawl  makes the step take three seconds longer, in which it reports progress
-    oom    runs out of memory      fault  is a device's fault      error  raises what is nobody's fault but the step's
-    nan    makes logits of one sequence no numbers
+    exit   ends the process             hang   never ends the step
+    slow   adds a second to the step    crawl  adds three seconds to the step, with progress reports
+    oom    raises out of memory         fault  raises a device error
+    error  raises an error of the step  nan    sets the logits of a sequence to NaN
 
-and WHEN:
+WHEN is:
 
-    load        while the model loads, after its first bytes (exit, hang, slow, crawl, oom, fault, error)
+    load        while the model loads, after its first bytes (every KIND but nan)
     step=N      in the Nth step of the process
     every=N     in every Nth step
-    token=N     in steps of a sequence in whose KV pages this token is
-    file=PATH   in the next step after there is such a file, which is removed
+    token=N     in steps of a sequence that has this token in its KV pages
+    file=PATH   in the next step after the file exists; the step removes the file
 """
 
 import time
@@ -43,7 +43,7 @@ _EXIT_CODE = 77
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what, and when."""
+    """A fault: its kind and its condition."""
 
     kind: Kind
     when: str
@@ -51,10 +51,10 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Read `KIND@WHEN`.
+        """Parse `KIND@WHEN`.
 
         Raises:
-            HelexaError: it is none.
+            HelexaError: the text is not a fault.
         """
         kind, _, place = text.partition("@")
         when, _, argument = place.partition("=")
@@ -65,10 +65,11 @@ class Fault:
         return cls(cast(Kind, kind), when, argument)
 
     def due(self, number: int, marked: bool) -> bool:
-        """Whether step `number`, from 1, is to suffer it.
+        """Return whether the fault occurs in a step.
 
         Args:
-            marked: a sequence of the step has the fault's token.
+            number: number of the step, from 1.
+            marked: a sequence of the step has the fault's token in its KV pages.
         """
         match self.when:
             case "step":
@@ -86,7 +87,7 @@ class Fault:
         return False
 
     def strike(self) -> None:
-        """Do it; `nan` is done to the logits."""
+        """Execute the fault. `nan` does nothing here; `Faults.afflict` sets the logits."""
         match self.kind:
             case "exit":
                 raise SystemExit(_EXIT_CODE)
@@ -108,7 +109,7 @@ class Fault:
 
 
 class Faults:
-    """The faults of one engine process; none, and nothing is in the way of its steps."""
+    """The faults of one engine process. Without faults, steps run unchanged."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = faults
@@ -117,10 +118,10 @@ class Faults:
 
     @classmethod
     def of(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
-        """Those that the environment asks for.
+        """Return the faults for `model` in the environment.
 
         Raises:
-            HelexaError: it asks for what there is not.
+            HelexaError: the variable contains an invalid fault.
         """
         faults: list[Fault] = []
         for text in filter(None, environ.get(DEBUG_FAULT, "").split(",")):
@@ -130,7 +131,7 @@ class Faults:
         return cls(faults)
 
     def loading(self) -> None:
-        """Strike once while the model loads."""
+        """Execute the `load` faults on the first call."""
         if not self._loaded:
             self._loaded = True
             for fault in self._faults:
@@ -138,7 +139,7 @@ class Faults:
                     fault.strike()
 
     def afflict(self, runner: Runner) -> None:
-        """Have the runner's forward passes struck by what is due."""
+        """Wrap the runner's `compute`, so that due faults occur in its steps."""
         if not self._faults:
             return
         compute = runner.compute
@@ -162,16 +163,16 @@ class Faults:
 
 
 class MarkedPages:
-    """The pages that hold a token, known from the steps that have filled them."""
+    """The KV pages that hold a certain token, tracked from the inputs of all steps."""
 
     def __init__(self, token: int) -> None:
         self._token = token
         self._pages: set[int] = set()
 
     def spans(self, step: StepInput) -> list[bool]:
-        """Which spans of a step have such a page."""
+        """Return for each span of a step whether its sequence has such a page."""
         pages = step.slots // PAGE_SIZE
-        self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # begun anew
+        self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())
         used = -(-(step.prefixes + np.diff(step.starts)) // PAGE_SIZE)
         return [not self._pages.isdisjoint(own[:count]) for own, count in zip(step.pages.tolist(), used, strict=True)]

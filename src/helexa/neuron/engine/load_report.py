@@ -1,4 +1,4 @@
-"""Loading a model in an engine, with its server told of it."""
+"""Loads a model in an engine process, and reports the load to the server."""
 
 import logging
 import os
@@ -21,13 +21,13 @@ _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 
 def load_reporting(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
-    """Load a model; the server is told how far that is, asked for memory, and told `Ready` or `LoadFailed` at the end.
+    """Load a model. Send `Progress` and memory requests to the server, and finally `LoadFailed` on failure or `Ready`.
 
     Returns:
-        None after `LoadFailed`.
+        The runner, or None after `LoadFailed`.
 
     Raises:
-        BrokenPipeError, ConnectionResetError: the server is gone.
+        BrokenPipeError, ConnectionResetError: the server has closed the socket.
     """
     reported = 0
 

@@ -1,4 +1,4 @@
-"""The loop of an engine: messages in, a step, its report out."""
+"""The engine loop: receive messages, run a step, report its outputs."""
 
 import logging
 import os
@@ -32,12 +32,12 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Engine:
-    """Serves requests from one socket until it closes.
+    """Serves requests from one socket until the socket closes.
 
     Args:
         connection: a connected stream socket.
-        model: where the runner's model is; grammars need its vocabulary.
-        step_seconds: time without progress after which the server kills this engine.
+        model: path of the runner's model; grammars need its vocabulary.
+        step_seconds: seconds without progress after which the server kills this engine.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Engine:
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
-        """Loop: take what has arrived, run a step, report it. Returns on `Shutdown` or when the server is gone."""
+        """Receive messages, run a step and report it, until a `Shutdown` message or the end of the socket."""
         with closing(self._grammars), self._selector:
             while self._round():
                 pass
 
     def _round(self) -> bool:
-        """One round of the loop; False when it is time to end."""
+        """Run one iteration of the loop; return False if the engine must end."""
         scheduler = self._scheduler
         outputs: list[TokenOutput] = []
         if not self._receive(outputs):
@@ -92,7 +92,7 @@ class Engine:
         return True
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:
-        """Handle waiting messages, blocking while there is nothing to compute; False when it is time to end."""
+        """Handle pending messages, and block while there is nothing to compute; return False if the engine must end."""
         timeout = None if self._steps.idle else 0
         while events := self._selector.select(timeout):
             ready = [key.fileobj for key, _ in events]
@@ -117,7 +117,7 @@ class Engine:
         return True
 
     def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
-        """Queue a sequence, or have its grammar compiled before."""
+        """Queue a sequence, after its grammar is compiled if it has one."""
         if not sequence.request.grammar:
             self._add(sequence, None, outputs)
         elif len(self._grammars) < self._scheduler.options.max_waiting:

@@ -1,4 +1,4 @@
-"""The engine process: one loaded model, one scheduler, one loop. Started as a `Child`, ends with its socket."""
+"""The engine process: loads one model and serves it. A `Child` starts the process, which ends with its socket."""
 
 import argparse
 import faulthandler
@@ -17,8 +17,8 @@ from helexa.neuron.processes.file_use import mark_used
 
 
 def main() -> None:
-    """Load the model that the server names, say `Ready` (or `LoadFailed`), serve."""
-    gc.disable()  # what is imported and loaded is there to stay, and looking through it takes a tenth of the start
+    """Load the model that the server names, send `Ready` or `LoadFailed`, and serve requests."""
+    gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--heartbeat-fd", type=int, required=True)
@@ -26,21 +26,21 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when an engine ends
     parent_death.hold()
-    heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, which are given its address
-    faulthandler.register(signal.SIGUSR1)  # the server wants to know where a process hangs
+    heartbeat.attach(arguments.heartbeat_fd)  # before kernels are loaded, because they receive its address
+    faulthandler.register(signal.SIGUSR1)  # the server requests stack traces of hung engines
     code = 0
     try:
         _run(socket.socket(fileno=arguments.fd))
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the server is gone, and so are we
+        pass  # the server has ended
     except SystemExit as end:
         code = int(end.code or 0)
     logging.shutdown()
-    os._exit(code)  # taking everything down in order takes long, and for ever on a device that is broken
+    os._exit(code)  # an orderly teardown is slow, and hangs on a broken device
 
 
 def _run(connection: socket.socket) -> None:
-    # Torch takes long to import, and a server that starts an engine ahead has not decided yet what it is for.
+    # Importing torch is slow, so a warm standby process imports it before it receives `Load`.
     from helexa.neuron.engine.load_report import load_reporting
     from helexa.neuron.engine.loop import Engine
 
@@ -50,7 +50,7 @@ def _run(connection: socket.socket) -> None:
     runner = load_reporting(connection, model, asked.options)
     if runner is not None:
         gc.collect()
-        gc.freeze()  # a model is many objects, none of which the collector need look through in the midst of steps
+        gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
         Engine(connection, runner, asked.options, model, asked.step_seconds).serve()
 

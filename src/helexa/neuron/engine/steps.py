@@ -1,4 +1,4 @@
-"""Steps: planned, launched, read and committed, one after the other; and what it costs when one fails."""
+"""Runs steps: plans, launches, reads and commits them, and handles failed steps."""
 
 import logging
 import time
@@ -24,10 +24,10 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 @dataclass(frozen=True)
 class _Step:
-    """A plan that was launched, or failed to be.
+    """A plan with its launched step, or with the error of the launch.
 
     Attributes:
-        begun: when, by the clock of `time.perf_counter`.
+        begun: start of the launch, in seconds on the clock of `time.perf_counter`.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class _Step:
     error: Exception | None = None
 
     def read(self) -> StepOutput:
-        """Wait for what it brings, or raise what it failed with."""
+        """Wait for the step's output and return it, or raise the error of the launch."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
         return self.launched.read(partial(refused, self.plan))
@@ -46,8 +46,8 @@ class Steps:
     """Advances the sequences of a scheduler on a runner.
 
     Args:
-        overlap: launch a step before the one before it is read, where that can be; a sequence that turns out to have
-            ended has a row too many then, which counts for nothing.
+        overlap: launch a step before the previous step is read, if possible. A sequence that ended in the previous step
+            then has a superfluous row, whose results are dropped.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, overlap: bool = False) -> None:
@@ -56,18 +56,20 @@ class Steps:
         self._overlap = overlap
         self._ahead: _Step | None = None
         self._strikes = Strikes()
-        self._read = 0.0  # when a step was read last
+        self._read = 0.0  # time at which the last step was read
 
     @property
     def idle(self) -> bool:
-        """There is nothing to compute, and nothing to read."""
+        """Whether no step is in flight and the scheduler has no sequences."""
         return self._ahead is None and self._scheduler.idle
 
     def advance(self) -> list[TokenOutput]:
-        """Run a step to its end, if there is anything to do. What a request brings about ends that request.
+        """Run a step, if there is anything to compute, and return its outputs.
+
+        A step that fails because of a request ends this request only.
 
         Raises:
-            Exception: the device, or this process, can no longer be trusted.
+            Exception: the device or this process is in an unusable state.
         """
         step, self._ahead = self._ahead or self._launch(self._scheduler.plan()), None
         if step is None:
@@ -95,7 +97,7 @@ class Steps:
             if is_device_fault(error) or (exhausted and self._strikes.out()):
                 raise
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
-            let_go(error)  # the step's tensors, among others
+            let_go(error)  # releases the step's tensors
             if exhausted and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
             after, self._ahead = self._ahead, None
@@ -104,7 +106,7 @@ class Steps:
         begun, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - begun
         sound = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
-        if any(sound):  # a piece of a prompt proves nothing
+        if any(sound):  # `sound` is empty for chunks of prompts
             self._strikes.sound()
         elif sound:
             owner = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
@@ -120,13 +122,19 @@ class Steps:
 
 
 def _sound_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Of each token for a sequence that is still there, whether it was chosen from finite numbers."""
+    """Return for each sampled token whether its logits were finite.
+
+    Tokens of sequences that ended before are left out.
+    """
     rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
     return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
 def _sound_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Of each vector that this step completes, for a sequence that is still there, whether it is all finite numbers."""
+    """Return for each vector that this step completes whether all its numbers are finite.
+
+    Vectors of sequences that ended before are left out.
+    """
     return [
         pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
         for entry in plan

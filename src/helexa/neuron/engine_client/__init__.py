@@ -1,1 +1,1 @@
-"""The server's side of an engine process: its start and end, the requests sent to it, the memory promised to it."""
+"""The server's side of an engine process: starts and ends it, sends requests, and grants memory."""

@@ -1,4 +1,4 @@
-"""An engine as a process of the operating system: its start, its log and its end."""
+"""An engine as an operating system process: its start, its log and its end."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ _LINE_BYTES = 1 << 20
 
 
 class Child:
-    """A process in a session of its own, which ends with this one: it holds a lifeline. Made by `spawn`.
+    """An engine process in a separate session. Its parent-death watch ends it with this process. Made by `spawn`.
 
     Attributes:
-        pid: its number.
-        reader, writer: this process's end of a socket between the two.
-        verdict: what it was killed for, if that was decided here.
+        pid: process id.
+        reader, writer: this side's end of the socket to the engine.
+        verdict: the reason why this side killed the process; None if it did not.
     """
 
     def __init__(
@@ -44,19 +44,19 @@ class Child:
         self._heartbeat = heartbeat
         self._ended = False
         self._last_line = ""
-        # In a context of its own: its lines are not of the request that loads the model.
+        # A new context, so that log lines are not attributed to the request that loads the model.
         self._stderr = asyncio.create_task(self._log_stderr(), context=Context())
 
     @classmethod
     async def spawn(cls, command: Sequence[str] | None = None) -> "Child":
-        """Start an engine, which is told by its socket what to load.
+        """Start an engine process. Its first message, `Load`, names the model.
 
         Args:
-            command: the command line instead of the usual one; `--fd` with the socket's descriptor and `--heartbeat-fd`
-                with the heartbeat's are appended.
+            command: command line to use in place of `COMMAND`. `--fd` with the socket's descriptor and `--heartbeat-fd`
+                with the heartbeat's descriptor are appended.
 
         Raises:
-            OSError: the system has no descriptor, memory or process left for it.
+            OSError: the system has no descriptor, memory or process left.
         """
         heartbeat = Heartbeat()
         try:
@@ -70,29 +70,29 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process is running."""
         return self._process.returncode is None
 
     @property
     def progress(self) -> int:
-        """A count that grows while the engine advances, also within a step or while it loads."""
+        """A count that grows while the engine advances, also within a step and while it loads."""
         return 0 if self._ended else self._heartbeat.count
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it has ended, but not longer than that."""
+        """Wait until the process has ended, for at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and whatever it has started."""
+        """Send a signal to the process group: the process and the processes that it has started."""
         if self._ended:
-            return  # by now the number may be somebody else's
+            return  # the process id may belong to another process now
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait for it to end, by force after `grace` seconds; nothing that it has started is left."""
+        """Wait for the process to end; after `grace` seconds terminate it, then kill it and its child processes."""
         if self._ended:
             return
         for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
@@ -100,7 +100,7 @@ class Child:
             if self.alive:
                 self.signal(force)
         await self._process.wait()
-        self.signal(signal.SIGKILL)  # a compiler that it has left behind
+        self.signal(signal.SIGKILL)  # a compiler process may be left
         self._ended = True
         self._heartbeat.close()
         await asyncio.wait([self._stderr], timeout=1.0)  # a grandchild may hold the pipe open
@@ -110,7 +110,7 @@ class Child:
             await self.writer.wait_closed()
 
     def ending(self) -> str:
-        """How it has ended, in words."""
+        """Return how the process ended, as text for users."""
         if self.verdict is not None:
             return self.verdict
         code = self._process.returncode
@@ -132,7 +132,7 @@ class Child:
             text = line.decode(errors="replace").strip()
             if text:
                 self._last_line = text
-                level, _, rest = text.partition(" ")  # as the engine's own lines begin
+                level, _, rest = text.partition(" ")  # the level in the engine's log format
                 known = logging.getLevelNamesMapping().get(level)
                 log.log(known or logging.INFO, "engine %d: %s", self.pid, rest if known else text)
 
@@ -145,8 +145,8 @@ async def _start(
     with theirs:
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            # A session of its own: Ctrl-C on the terminal reaches the server only, which then ends its engines.
-            # Standard input is its lifeline: it ends with this process.
+            # In a new session, Ctrl-C on the terminal reaches the server only, which then ends its engines.
+            # The pipe on standard input is the parent-death watch: it closes when this process ends.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--fd",
@@ -168,4 +168,4 @@ async def _start(
 
 
 Spawn = Callable[[], Awaitable[Child]]
-"""Starts the process of an engine."""
+"""Starts an engine process."""

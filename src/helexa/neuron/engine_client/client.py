@@ -1,4 +1,4 @@
-"""The server's side of the border: one engine process, its token streams, and the news of its death."""
+"""The server's side of the IPC protocol: one engine process, its token streams, and its unexpected end."""
 
 import asyncio
 import itertools
@@ -40,12 +40,12 @@ from helexa.neuron.engine_client.token_stream import TokenStream
 log = logging.getLogger(__name__)
 
 OVERLOADED = "overloaded"
-"""What the `error` of a `TokenOutput` starts with when the engine's waiting queue was full."""
+"""Prefix of the `error` of a `TokenOutput` if the engine's waiting queue was full."""
 
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
-_LOOKS = 8  # at an engine that works, within the time that it may go on without progress
+_LOOKS = 8  # checks of a working engine within the time that it may take without progress
 _FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 
@@ -54,12 +54,13 @@ class EngineClient:
     """One running engine process. Made by `start`; ended by `close`, or by the process itself.
 
     Attributes:
-        ready: what the engine said of itself when it had loaded.
-        options: what it was started with.
-        running, waiting, free_pages: of the last step.
-        prompt_tokens, cached_tokens: of all requests that were started; the second were found in the KV cache.
-        refused: requests the engine turned away because its waiting queue was full.
-        reports: how often it has reported.
+        ready: the engine's `Ready` message.
+        options: the engine's options; `max_sequences` is the granted number.
+        running, waiting, free_pages: load figures of the last report.
+        prompt_tokens: number of prompt tokens of all sequences that the engine has started.
+        cached_tokens: number of these tokens that were found in the KV cache.
+        refused: number of requests that the engine rejected because its waiting queue was full.
+        reports: number of messages from the engine.
     """
 
     ready: Ready
@@ -88,7 +89,7 @@ class EngineClient:
         self._room = asyncio.Lock()
         self._ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
-        self._owed = False  # it has not reported since it was last told something
+        self._owed = False  # a message was sent since the last report
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -107,18 +108,18 @@ class EngineClient:
         step_seconds: float = _STEP_SECONDS,
         memory: MemoryBook | None = None,
     ) -> "EngineClient":
-        """Spawn an engine process and wait until its model is loaded.
+        """Start an engine process and wait until its model is loaded.
 
         Args:
-            on_progress: called in the event loop for every step of the loading.
-            on_exit: called once, with the reason, when the process ends without having been asked to.
-            spawn: starts its process.
-            load_seconds: time without progress after which an engine that loads counts as hung, and is killed.
-            step_seconds: the same for an engine that has work.
-            memory: promises it what it needs; without one it may have whatever is free.
+            on_progress: called in the event loop for every `Progress` message.
+            on_exit: called once, with the reason, if the process ends without `close`.
+            spawn: starts the process.
+            load_seconds: seconds without progress after which a loading engine counts as hung and is killed.
+            step_seconds: seconds without progress after which a working engine counts as hung and is killed.
+            memory: grants memory requests; None for a new book without a reserve.
 
         Raises:
-            DoesNotFitError: it needs more memory than is free for it.
+            DoesNotFitError: the model needs more memory than is free.
             ModelFileError: the file is corrupt or of an unsupported kind.
             HelexaError: any other failure to load, in one line.
         """
@@ -134,13 +135,13 @@ class EngineClient:
                 raise HelexaError(f"the engine does not speak the protocol: {error}") from None
             raise
         client._stop_watching_progress()
-        client._watcher = asyncio.create_task(client._watch(), context=Context())  # not of the request that loads
+        client._watcher = asyncio.create_task(client._watch(), context=Context())  # not the loading request's context
         client._watch_progress(step_seconds, lambda: bool(client._streams) or client._owed)
         return client
 
     @property
     def alive(self) -> bool:
-        """Whether the engine takes requests."""
+        """Whether the engine accepts requests."""
         return self._death is None and not self._closing
 
     @property
@@ -150,12 +151,12 @@ class EngineClient:
 
     @property
     def missing_bytes(self) -> int:
-        """Memory promised to the engine that the machine could not give when it was last looked at."""
+        """Memory granted to the engine that the machine could not provide at the last reading, in bytes."""
         return self._memory.missing(self._child.pid)
 
     @property
     def open_streams(self) -> int:
-        """Requests that were sent to the engine and have not ended."""
+        """Number of requests that were sent to the engine and have not ended."""
         return len(self._streams)
 
     def generate(
@@ -173,12 +174,12 @@ class EngineClient:
         reports_start: bool = False,
         gather: int = 1,
     ) -> TokenStream:
-        """Continue `prompt`. The request is sent when the stream is first awaited.
+        """Return a stream that continues `prompt`. The request is sent when the stream is first awaited.
 
         See `Generate` and `TokenStream` for the arguments.
 
         Raises:
-            ApiError: 503, the engine is gone.
+            ApiError: 503, the engine is not running.
         """
         self._require_alive()
         message = Generate(
@@ -197,10 +198,12 @@ class EngineClient:
         return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """The vector of `prompt`, or why there is none. See `Embed` for the arguments. A cancelled wait drops it.
+        """Return the embedding of `prompt`, or the error. See `Embed` for the arguments.
+
+        If the wait is canceled, the engine drops the request.
 
         Raises:
-            ApiError: 503, the engine is gone.
+            ApiError: 503, the engine is not running.
         """
         self._require_alive()
         message = Embed(id=next(self._ids), prompt=prompt, pooling=pooling, salt=salt)
@@ -209,7 +212,7 @@ class EngineClient:
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
     async def close(self, grace: float = 5.0) -> None:
-        """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end in an error."""
+        """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end with an error."""
         self._closing = True
         self._fail_streams(_ENDED)
         if self._child.alive:
@@ -221,7 +224,7 @@ class EngineClient:
             await asyncio.wait([self._watchdog])
 
     async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
-        """Send a stream's request, once the socket has room; for `TokenStream` only."""
+        """Send a stream's request after the socket's write buffer has drained; for `TokenStream` only."""
         async with self._room:
             with suppress(ConnectionError):
                 await self._writer.drain()
@@ -232,7 +235,7 @@ class EngineClient:
         self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Drop the request `number` if it is still open; for `TokenStream` only."""
+        """Drop the request `number` if it has not ended; for `TokenStream` only."""
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 
@@ -241,7 +244,7 @@ class EngineClient:
             raise service_unavailable("the model's engine is not running; it may be restarting", retry_after=2)
 
     def _write(self, message: ToEngine) -> None:
-        # One call writes one whole frame, so frames never interleave whoever writes.
+        # One call writes one whole frame, so frames of concurrent writers never interleave.
         if not self._writer.is_closing():
             self._writer.write(encode(message))
             self._owed = self._owed or isinstance(message, Generate | Embed | Cancel)
@@ -272,7 +275,7 @@ class EngineClient:
         raise HelexaError(f"{self._child.ending()} while loading the model")
 
     async def _read(self) -> bytes:
-        """The next bytes of the socket, empty at its end."""
+        """Return the next bytes of the socket, empty at its end."""
         try:
             return await self._reader.read(_READ_BYTES)
         except ConnectionError:
@@ -305,8 +308,8 @@ class EngineClient:
             self._watchdog = None
 
     async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
-        """Kill the engine if it neither reports nor makes progress for `seconds` while it `works`."""
-        silence = Silence(_LOOKS + 1)  # the first of them may come right after the work did
+        """Kill the engine if it neither reports nor makes progress for `seconds` while `works` returns True."""
+        silence = Silence(_LOOKS + 1)  # the first check may come right after the work
         while self._child.alive and not self._closing:
             await self._child.wait(seconds / _LOOKS)
             if silence.look(self.reports + self._child.progress, works()):
@@ -337,5 +340,5 @@ class EngineClient:
             stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))
 
     async def _end(self, grace: float) -> None:
-        """Wait for the process to end, by force after `grace` seconds, and release what belonged to it."""
+        """Wait for the process to end, by force after `grace` seconds, and release its resources."""
         await self._child.end(grace)

@@ -1,4 +1,4 @@
-"""Who was promised how much memory: so that two models that load side by side do not both count on the same."""
+"""Tracks the memory granted to engines, so that two models that load concurrently do not count on the same memory."""
 
 import logging
 from collections.abc import Callable
@@ -16,14 +16,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Holding:
-    """What one engine was promised.
+    """The memory granted to one engine, in bytes.
 
     Attributes:
-        begun: when its process began, since numbers of processes come again.
-        base: bytes that it held before.
-        taken: bytes of an accelerator's memory that it has said to hold.
-        settled: nothing of the promise is outstanding any more.
-        missing: of the promise, bytes that the machine could not give at the last reading.
+        device: the engine's device.
+        promised: granted bytes.
+        begun: start time of the process; distinguishes processes with the same id.
+        base: bytes that the process held when it requested memory.
+        taken: bytes of GPU memory that the engine reported to hold.
+        settled: the engine holds all granted memory.
+        missing: granted bytes that the machine could not provide at the last reading.
     """
 
     device: str
@@ -36,16 +38,17 @@ class _Holding:
 
 
 class MemoryBook:
-    """Promises to engines. Those of an engine end with its process.
+    """Grants memory to engines. The grants of an engine end with its process.
 
-    An engine on a CPU takes what it was promised little by little. On an accelerator nobody sees how much it has taken:
-    while it loads, it says so itself (`took`). When it is ready it counts as having taken all of it, and `settle` says
-    so; what its steps take later is the reserve's to cover.
+    A CPU engine allocates granted memory gradually, and the server reads the size of its process. The server cannot
+    read the GPU memory of a process, so a GPU engine reports its memory while it loads (`took`). After `settle`, the
+    engine counts as holding its whole grant. Memory beyond the grant that its steps allocate later comes out of the
+    reserve.
 
     Args:
-        reserve: bytes of free memory that no model is promised.
-        held: bytes that a process holds of memory that is its alone; None if there is no such process (any more).
-        begun: when a process began; None if there is none.
+        reserve: bytes of free memory that are never granted.
+        held: returns the private memory of a process in bytes, or None if the process does not exist.
+        begun: returns the start time of a process, or None if the process does not exist.
     """
 
     def __init__(
@@ -61,10 +64,12 @@ class MemoryBook:
         self._holdings: dict[int, _Holding] = {}
 
     def grant(self, pid: int, needs: Needs) -> Grant:
-        """Promise the engine `pid` what it needs, as far as there is room, in place of an earlier promise to it.
+        """Grant the engine `pid` memory for its request, and return the grant.
+
+        A new grant replaces an earlier grant to the engine.
 
         Raises:
-            DoesNotFitError: there is not enough.
+            DoesNotFitError: the free memory is too small.
         """
         before = self._holdings.pop(pid, None)
         others = [(each, other) for each, other in self._living() if _same_memory(other.device, needs.device)]
@@ -82,18 +87,22 @@ class MemoryBook:
         return granted
 
     def took(self, pid: int, taken: int) -> None:
-        """The engine says that it holds so many bytes of an accelerator's memory."""
+        """Record that the engine holds `taken` bytes of GPU memory."""
         if (holding := self._holdings.get(pid)) is not None:
             holding.taken = taken
 
     def settle(self, pid: int) -> None:
-        """The engine is ready: on an accelerator, it holds all that it was promised."""
+        """Record that the engine is ready. A GPU engine then counts as holding its whole grant."""
         holding = self._holdings.get(pid)
         if holding is not None and holding.device != "cpu":
             holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Take note of how much memory of the host is free now: engines that count on more share what is missing."""
+        """Record the free memory of the host, in bytes.
+
+        If the free memory is less than all outstanding grants of engines that use the host's memory, the shortage is
+        divided among these engines in proportion to their outstanding grants.
+        """
         owed = {
             pid: self._outstanding(pid, holding)
             for pid, holding in self._living()
@@ -105,7 +114,7 @@ class MemoryBook:
             self._holdings[pid].missing = short * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
-        """Bytes promised to an engine that the machine could not give when it was last looked at."""
+        """Return the bytes granted to an engine that the machine could not provide at the last reading."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.missing
 
@@ -116,14 +125,14 @@ class MemoryBook:
         return list(self._holdings.items())
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
-        """Bytes that were promised and are not taken yet."""
+        """Return the granted bytes that the engine has not taken yet."""
         if holding.device != "cpu":
             return 0 if holding.settled else max(holding.promised - holding.taken, 0)
         return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
 
 
 def _begun(pid: int) -> float | None:
-    """When a process began, on a clock that nobody sets."""
+    """Return the start time of a process from a clock that is never adjusted; None if there is no such process."""
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -134,6 +143,6 @@ def _begun(pid: int) -> float | None:
 
 
 def _same_memory(device: str, other: str) -> bool:
-    """Whether two devices take from the same: Apple's accelerator has no memory of its own."""
+    """Return whether two devices share memory. Apple's GPU (`mps`) uses the host's memory."""
     names = {"mps": "cpu", "cuda": "cuda:0"}
     return names.get(device, device) == names.get(other, other)

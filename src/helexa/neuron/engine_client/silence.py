@@ -1,13 +1,13 @@
-"""Tells an engine that hangs from one that works."""
+"""Detects an engine that hangs."""
 
 
 class Silence:
-    """Tells an engine that hangs from one that works: by how often one looked and nothing new had come.
+    """Detects an engine that hangs: counts consecutive checks without news.
 
-    It counts looks, not seconds: a server that was stopped for a while itself does not blame its engine.
+    It counts checks, not seconds, so a suspended server process does not take its engine for hung.
 
     Args:
-        patience: looks without news while there is work.
+        patience: number of consecutive checks without news, while there is work, at which the engine counts as hung.
     """
 
     def __init__(self, patience: int) -> None:
@@ -16,11 +16,11 @@ class Silence:
         self._looks = 0
 
     def look(self, news: int, working: bool) -> bool:
-        """Whether the engine hangs.
+        """Check the engine; return whether it hangs.
 
         Args:
-            news: a count that grows with each sign of life.
-            working: whether it has something to do.
+            news: a count that grows with each report or progress of the engine.
+            working: whether the engine has work.
         """
         self._looks = self._looks + 1 if working and news == self._seen else 0
         self._seen = news

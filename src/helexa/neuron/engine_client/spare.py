@@ -1,4 +1,4 @@
-"""An engine process that is started before it is known what it will load, which most of its start is not about."""
+"""A warm standby engine process: started before the server knows which model to load."""
 
 from typing import Self
 
@@ -6,7 +6,9 @@ from helexa.neuron.engine_client.child import Child, Spawn
 
 
 class Spare:
-    """Holds one process at most, from `begin` until it is taken or closed: as a context manager, for its block.
+    """Holds at most one warm standby process, from `begin` until `take` or `close`.
+
+    Most of a process's start does not depend on the model. As a context manager, the class calls `begin` and `close`.
 
     Args:
         spawn: starts a process.
@@ -17,19 +19,19 @@ class Spare:
         self._child: Child | None = None
 
     async def begin(self) -> None:
-        """Start one, unless there is one."""
+        """Start a process, unless there is one."""
         if self._child is None:
             self._child = await self._spawn()
 
     async def take(self) -> Child:
-        """The one that was begun, if it lives, else a new one."""
+        """Return the warm standby process if it is alive, else a new process."""
         child, self._child = self._child, None
         if child is not None and child.alive:
             return child
         return await self._spawn()
 
     async def close(self) -> None:
-        """End it if nobody has taken it."""
+        """End the process if it was not taken."""
         child, self._child = self._child, None
         if child is not None:
             await child.end(grace=0.0)

@@ -1,4 +1,4 @@
-"""The outputs of one request, as they come from an engine."""
+"""The outputs of one request, in the order in which the engine sends them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,24 +10,24 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOut
 
 
 class Submits(Protocol):
-    """What a stream needs of the engine's client."""
+    """The interface of the engine client for streams."""
 
     async def submit(self, stream: "TokenStream", message: Generate | Embed) -> None:
         """Send the stream's request."""
 
     def cancel(self, number: int) -> None:
-        """Drop a request if it is still open."""
+        """Drop a request if it has not ended."""
 
 
 class TokenStream(AsyncIterator[TokenOutput]):
-    """The outputs of one request, ending after the one that has `finish`.
+    """The outputs of one request; the last output has `finish`.
 
-    What arrives while the consumer is away is merged into one output, so a slow consumer costs no more memory than
-    its tokens. A cancelled wait loses nothing and may be repeated. `aclose` before the end cancels the request.
+    Outputs that arrive between two reads are merged into one output, so a slow consumer needs memory for tokens only.
+    Canceling a wait loses no output, and the wait can be repeated. `aclose` before the end cancels the request.
 
     Args:
-        gather: tokens behind the first that the consumer is woken for, and at the end: each time costs as much as many
-            tokens do.
+        gather: number of new tokens at which the consumer is woken, because a wake-up costs as much as many tokens. The
+            first token, an output with `started` and the end of the stream wake the consumer in any case.
     """
 
     def __init__(self, client: Submits, message: Generate | Embed, gather: int = 1) -> None:
@@ -46,7 +46,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
 
     @property
     def unread(self) -> int:
-        """Number of tokens that arrived and were not read."""
+        """Number of tokens that arrived and have not been read."""
         return len(self._tokens)
 
     async def __anext__(self) -> TokenOutput:
@@ -74,7 +74,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         )
 
     def put(self, output: TokenOutput) -> None:
-        """Take the next output; never waits."""
+        """Add the next output; does not wait."""
         self._tokens += output.tokens
         self._logprobs += output.logprobs
         self._prompt_logprobs += output.prompt_logprobs
@@ -85,7 +85,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
             self._news.set()
 
     async def aclose(self) -> None:
-        """End the stream; a request that has not finished is cancelled in the engine at once."""
+        """End the stream, and cancel an unfinished request in the engine."""
         self._ended = True
         self._client.cancel(self._message.id)
         self._news.set()

@@ -1,1 +1,1 @@
-"""The pieces that model files are assembled from."""
+"""Layers from which the models are built."""

@@ -14,13 +14,13 @@ class Attention:
     """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023); a mixer.
 
     Args:
-        rope: of this layer.
-        scale: of the products of queries and keys; None for 1 / sqrt(head_dim).
-        window: positions that each query sees, its own included; None for all.
-        sinks: `sinks` in the checkpoint holds a score per head that takes its share of every softmax.
-        norms: normalise each query and key head (with `q_norm` and `k_norm`) before rotation: epsilon, and what is
-            added to the weights in the checkpoint. None does not.
-        gated: `q_proj` yields for each head its query and then a gate, whose sigmoid multiplies what the head finds.
+        rope: rotary embedding of this layer.
+        scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
+        window: number of positions that each query attends to, including its own; None for all.
+        sinks: the checkpoint's tensor `sinks` holds one score per head, which takes part in every softmax.
+        norms: (epsilon, offset) of RMS norms on each query and key head before rotation (`q_norm` and `k_norm`). The
+            offset is added to the weights in the checkpoint. None for no norms.
+        gated: `q_proj` yields a query and a gate for each head; the sigmoid of the gate multiplies the head's output.
     """
 
     state_bytes = 0
@@ -61,7 +61,7 @@ class Attention:
         self.page_bytes = loader.ops.page_bytes(kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
-        """K and V of this layer, for `pages` pages."""
+        """Return the K and V cache of this layer for `pages` pages."""
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:

@@ -12,11 +12,11 @@ from helexa.neuron.ops.norm import NormOp
 
 
 class Block:
-    """Norm, mixer, norm, feed-forward, each pair beside the residual stream; optionally a norm behind each, too.
+    """A pre-norm decoder layer: a mixer and a feed-forward layer, each with a norm, on the residual stream.
 
     Args:
-        norms: before the mixer and before the feed-forward layer.
-        post_norms: of what these two would add to the stream (Gemma); None for none.
+        norms: norms of the inputs of the mixer and of the feed-forward layer.
+        post_norms: norms of the outputs of the mixer and of the feed-forward layer (Gemma); None for no such norms.
     """
 
     def __init__(
@@ -36,10 +36,12 @@ class Block:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Add `delta` to the residual stream [T, H] in place; return the stream and what this layer would add next.
+        """Add `delta` to the residual stream [T, H] in place; return the stream and the next `delta`.
+
+        The next layer, or the final norm, adds the returned `delta` to the stream.
 
         Args:
-            rows: [S] rows that are wanted; None for all.
+            rows: int32 [S], the rows to compute; None for all.
         """
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
         if rows is not None:

@@ -1,4 +1,4 @@
-"""Token embedding, and the output head that may share its weight."""
+"""Token embedding, whose weight the output head may share."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from helexa.neuron.ops.protocol import Ops
 
 
 class Embedding:
-    """Rows of a [vocabulary, H] weight; quantised weights stay quantised and only the rows asked for are decoded.
+    """Rows of a [vocabulary, H] weight. A quantized weight stays quantized; only the requested rows are dequantized.
 
     Attributes:
-        matrix: the weight, as the kernels hold it; a head may share it.
-        vocab_size: its rows.
+        matrix: the weight in the format of the kernels; a head may share it.
+        vocab_size: number of rows.
     """
 
     def __init__(self, ops: Ops, matrix: Any, vocab_size: int) -> None:
@@ -21,5 +21,5 @@ class Embedding:
         self.vocab_size = vocab_size
 
     def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """[T] -> float32 [T, H], times `factor`."""
+        """Tokens [T] -> float32 [T, H], times `factor`."""
         return self._ops.embedding(self.matrix, tokens, factor)

@@ -1,4 +1,4 @@
-"""The experts of a mixture, from whichever form a checkpoint has them in."""
+"""Reads the expert weights of a mixture from any of the checkpoint layouts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,16 @@ from helexa.neuron.ops.mixture import Expert
 
 
 class ExpertReader:
-    """Finds matrices of each expert alone, or those of all in one tensor.
+    """Reads expert matrices that are stored separately or stacked in one tensor.
 
-    That is `prefix.7.gate_proj.weight`; `prefix.gate_up_proj`, [E, 2 * I, H], gates first, and `prefix.down_proj`; or
-    `prefix.gate_proj.weight`, [E, I, H], and so on, as in GGUF files. Biases may be there.
+    The layouts are, with optional biases:
+
+    * one matrix per expert: `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight`, `prefix.7.down_proj.weight`
+    * stacked, gate and up fused: `prefix.gate_up_proj`, [E, 2 * I, H], gate rows first, and `prefix.down_proj`
+    * stacked, as in GGUF files: `prefix.gate_proj.weight`, [E, I, H], and the same for up and down
 
     Args:
-        count: E.
+        count: E, the number of experts.
     """
 
     def __init__(self, loader: Loader, prefix: str, count: int) -> None:
@@ -26,7 +29,7 @@ class ExpertReader:
         self.count = count
 
     def experts(self, hidden: int, intermediate: int) -> list[Expert]:
-        """All of them, in order."""
+        """Return all experts in order."""
         fused = f"{self.prefix}.gate_up_proj" in self.loader
         gates = {"gate_up_proj": 2 * intermediate} if fused else {"gate_proj": intermediate, "up_proj": intermediate}
         gate_ups = self._parts(gates, hidden)
@@ -37,15 +40,15 @@ class ExpertReader:
         ]
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
-        """That of one expert in a tensor of those of all."""
+        """Return one expert's matrix from the tensor that stacks all experts."""
         return self.loader.matrix(name, (self.count, *shape), expert)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Those of all experts, [E, width]."""
+        """Return the biases of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
     def _parts(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
-        """For each expert the matrices that make `outputs` side by side, and their biases."""
+        """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first = next(iter(outputs))
         if f"{prefix}.0.{first}.weight" in loader:

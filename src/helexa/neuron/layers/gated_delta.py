@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a mixer that keeps a state of fixed size in place of keys and values."""
+"""Gated DeltaNet: a mixer that keeps a state of fixed size instead of keys and values."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
-_LARGEST_STATE = 1 << 26  # bytes of one sequence in one layer; the largest models have 3 MiB
+_LARGEST_STATE = 1 << 26  # bytes per sequence and layer; the largest models have 3 MiB
 
 
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al., 2024) behind a short convolution; a mixer.
+    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution; a mixer.
 
-    The checkpoint has its projections apart (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two in one
-    (`in_proj_qkvz`, `in_proj_ba`), where the rows of each key head and of its value heads lie together.
+    The checkpoint has four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
+    (`in_proj_qkvz`, `in_proj_ba`). In the latter, the rows of each key head and of its value heads are grouped.
 
     Args:
         key_heads, heads: Hk and Hv; each key head serves Hv / Hk value heads.
         key_dim, value_dim: Dk and Dv.
-        kernel: K, tokens that the convolution sees.
-        eps: of the norm of each head's result.
+        kernel: K, the number of tokens in the convolution's window.
+        eps: epsilon of the norm on each head's output.
     """
 
     page_bytes = 0
@@ -73,17 +73,22 @@ class GatedDeltaNet:
         self._out = loader.linear({f"{prefix}.out_proj": hidden}, sizes.values)
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
-        """Room for the states of `slots` sequences."""
+        """Return a cache with `slots` state slots."""
         return self._rule.new_cache(slots)
 
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; the settled rows of each span change its state."""
+        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; updates the states with the settled rows of each span."""
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
         return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
 
 
 def _ungrouped(loader: Loader, name: str, inputs: int, groups: int, widths: tuple[int, ...]) -> Any:
-    """A matrix whose rows lie group by group, each group with so many of each part, as one part behind the other."""
+    """Return a matrix whose rows are reordered from groups to parts: all rows of the first part, then of the second.
+
+    Args:
+        groups: number of groups in the checkpoint's matrix.
+        widths: rows of each part in a group.
+    """
     shape = (groups * sum(widths), inputs)
 
     def read() -> Weight:

@@ -1,4 +1,4 @@
-"""The loader: builds layers straight from a checkpoint, tensor by tensor, in the layout the kernels want."""
+"""The loader: builds layers from a checkpoint, tensor by tensor, in the layout of the kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,15 @@ from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 
 
 class Loader:
-    """Turns names in a checkpoint into layers.
+    """Builds layers from tensor names in a checkpoint.
 
-    Every tensor must have the shape that the configuration makes it: native kernels read by those numbers alone.
+    Every tensor must have the shape that the configuration implies, because native kernels read by these sizes without
+    further checks.
 
     Args:
         on_read: called with the bytes of weights read so far.
-        store: matrices that were prepared at an earlier start.
-        policy: what to quantise, and how.
+        store: matrices that were prepared at an earlier start; None to prepare all matrices.
+        policy: which matrices to quantize, and to which format; None for no quantization.
     """
 
     def __init__(
@@ -49,34 +50,36 @@ class Loader:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
-        """A tensor as the file has it: plain, or groupwise with its codes kept exactly; not for keeping (`Checkpoint`).
+        """Return a tensor as stored: plain, or groupwise with its exact codes.
+
+        The tensor may be a view of the file (see `Checkpoint`), so the caller must copy a tensor that it keeps.
 
         Args:
-            index: the matrix at `index` of a tensor [E, N, K].
+            index: index of the matrix in a tensor [E, N, K]; None for the whole tensor.
 
         Raises:
-            ModelFileError: it is missing, or of another shape.
+            ModelFileError: the tensor is missing or has another shape.
         """
         require_shape(name, self.checkpoint.shape(name), shape)
         weight = self.checkpoint.read(name) if index is None else self.checkpoint.read(name, index)
         self._read += _nbytes(weight)
         heartbeat.beat()
-        self._on_read(min(self._read, self.checkpoint.total_bytes))  # what was in fp8 is more by now
+        self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights grow when they are read
         return weight
 
     def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
-        """The same for a matrix [N, K], prepared for the kernels."""
+        """Return a matrix [N, K], prepared for the kernels. See `weight` for the arguments."""
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> Any:
-        """The matrix that `read` returns, quantised by the policy and prepared for the kernels.
+        """Return the matrix from `read`, quantized by the policy and prepared for the kernels.
 
-        It is not read if it was prepared at an earlier start.
+        If the store has the matrix, `read` is not called.
 
         Args:
-            key: tells it from all others of the model.
+            key: unique name of the matrix in the model.
         """
         found = None if self._store is None else self._store.get(key, shape)
         if found is not None:
@@ -92,39 +95,40 @@ class Loader:
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A small tensor in float32, on the device."""
+        """Return a small tensor in float32 on the device."""
         weight = self.weight(name, shape)
         if isinstance(weight, GroupwiseTensor):
             return weight.dequantize(torch.float32).to(self.ops.device)
         return weight.to(self.ops.device, torch.float32, copy=True)
 
     def vector(self, name: str, width: int) -> Tensor:
-        """A tensor [width] in float32, on the device."""
+        """Return a tensor [width] in float32 on the device."""
         return self.plain(name, (width,))
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
-        """The RMS norm whose weight is `name.weight`, [width], plus `offset`."""
+        """Return the RMS norm with the weight `name.weight`, [width], plus `offset`."""
         return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
     def linear(self, outputs: Mapping[str, int], inputs: int, gate: str | None = None) -> LinearOp:
-        """One product for one or several weights that read the same input, outputs side by side.
+        """Return one product for one or several weights with the same input; their outputs are concatenated.
 
         Args:
-            outputs: names with their numbers of outputs: `name.weight` is [outputs, inputs], `name.bias` may be there.
-            gate: it takes twice as many inputs, of which the first half gates the second (see `Ops.linear`).
+            outputs: names and their numbers of outputs: `name.weight` is [outputs, inputs]; `name.bias` is optional.
+            gate: activation of a gated input: the product takes twice as many inputs, of which the first half gates the
+                second (see `Ops.linear`). None for no gate.
         """
         return self.product(*self.parts(outputs, inputs), gate)
 
     def product(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """The product of prepared matrices (see `Ops.linear`)."""
+        """Return the product of prepared matrices (see `Ops.linear`)."""
         return self.ops.linear(parts, bias, gate)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """The mixture of experts of prepared matrices (see `Ops.mixture`)."""
+        """Return the mixture of experts of prepared matrices (see `Ops.mixture`)."""
         return self.ops.mixture(experts, routing, clamp)
 
     def parts(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
-        """The matrices of `linear`, and their biases together if there are any."""
+        """Return the matrices of `linear`, and their concatenated biases or None."""
         parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
         bias = None
@@ -134,14 +138,17 @@ class Loader:
         return parts, bias
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """The token embedding whose weight is `name.weight`, [vocabulary, width]; the file says how many tokens."""
+        """Return the token embedding with the weight `name.weight`, [vocabulary, width].
+
+        The file's tensor sets the vocabulary size.
+        """
         name = f"{name}.weight"
         vocab_size = self.checkpoint.shape(name)[0]
         return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
 
 
 def require_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise a ModelFileError if the tensor `name` does not have the `shape` that the configuration makes it."""
+    """Raise a ModelFileError unless the tensor `name` has the `shape` that the configuration implies."""
     if found != shape:
         raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
 

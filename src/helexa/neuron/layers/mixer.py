@@ -1,4 +1,4 @@
-"""The part of a block that lets positions see one another: attention, or a recurrence."""
+"""The part of a block that mixes positions: attention or a recurrence."""
 
 from typing import Any, Protocol
 
@@ -8,24 +8,23 @@ from helexa.neuron.layers.step import Step
 
 
 class Mixer(Protocol):
-    """What a block and the runner ask of it.
+    """The interface that blocks and the runner use.
 
     Attributes:
-        page_bytes: of what it keeps of the positions of one page; 0 if it keeps nothing by position.
-        state_bytes: of what it keeps of one sequence whatever its length; 0 if that is nothing.
+        page_bytes: bytes of its cache per KV page; 0 for a recurrent mixer.
+        state_bytes: bytes of its state per sequence, independent of the length; 0 for attention.
     """
 
     page_bytes: int
     state_bytes: int
 
     def new_cache(self, pages: int, slots: int) -> Any:
-        """What it keeps, for `pages` pages and for `slots` sequences.
+        """Return a cache for `pages` KV pages and `slots` state slots.
 
-        Whatever has `state_bytes` makes an object with `copy(source, target)`, which copies the state of one slot to
-        another.
+        The cache of a mixer with `state_bytes` has a method `copy(source, target)` that copies the state of a slot.
         """
         ...
 
     def __call__(self, x: Tensor, cache: Any, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; takes this step into `cache`."""
+        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; writes this step to `cache`."""
         ...

@@ -6,7 +6,7 @@ from helexa.neuron.layers.loader import Loader
 
 
 class GatedMlp:
-    """`down(act(gate(x)) * up(x))`, gate and up in one product (Shazeer, 2020).
+    """`down(act(gate(x)) * up(x))`, with gate and up as one product (Shazeer, 2020).
 
     Args:
         act: "silu" or "gelu_tanh".

@@ -1,4 +1,4 @@
-"""A feed-forward layer with experts."""
+"""A feed-forward layer with a mixture of experts."""
 
 from torch import Tensor
 
@@ -9,13 +9,14 @@ from helexa.neuron.ops.mixture import Clamp, Routing
 
 
 class SparseMoe:
-    """A feed-forward layer of which each row uses a part (Shazeer et al., 2017).
+    """A feed-forward layer in which each row uses a few of many experts (Shazeer et al., 2017).
 
     Args:
-        router: in the checkpoint `router.weight` is [E, hidden], and `router.bias` may be there.
+        router: name of the router: `router.weight` is [E, hidden] in the checkpoint, `router.bias` is optional.
+        reader: reader of the experts.
         intermediate: width of each expert.
-        clamp: the activation, if it is not silu.
-        shared: an expert that all rows pass.
+        clamp: settings of the clamped activation; None for silu.
+        shared: an expert that all rows use; None for no shared expert.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class SparseMoe:
 
 
 class SharedExpert:
-    """An expert that all rows pass (`prefix.shared_expert`), behind a gate of its own (`prefix.shared_expert_gate`)."""
+    """An expert that all rows use (`prefix.shared_expert`), with a gate (`prefix.shared_expert_gate`)."""
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
         self._ops = loader.ops
@@ -49,5 +50,5 @@ class SharedExpert:
         self._gate = loader.linear({f"{prefix}.shared_expert_gate": 1}, hidden)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """What it makes of x [T, H], added to `out` [T, H]."""
+        """Return `out` [T, H] plus the gated output of the expert for x [T, H]."""
         return self._ops.add_gated(out, self._expert(x), self._gate(x))

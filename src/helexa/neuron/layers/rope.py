@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of a model, and the tables of one step."""
+"""Rotary position embedding: the frequencies of a model, and the cos and sin tables of one step."""
 
 import math
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from helexa.neuron.ops.protocol import Ops
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a configuration says of the rotation, old or new, in the form of today's `rope_parameters`.
+    """Return the rotary settings of a configuration, old or new, with the keys of today's `rope_parameters`.
 
-    Keys: `rope_type`, `rope_theta`, `partial_rotary_factor`, and what the type needs.
+    The keys are `rope_type`, `rope_theta`, `partial_rotary_factor` and the keys of the type.
 
     Raises:
-        ModelFileError: it says it for each type of layer.
+        ModelFileError: the configuration has separate settings for each type of layer.
     """
     stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in stated.values()):
@@ -31,13 +31,13 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Rope:
-    """Frequencies of one model, or of one kind of its layers.
+    """Frequencies of one model, or of one type of its layers.
 
     Args:
         settings: see `rope_settings`; with `mrope_section`, positions may have three axes.
-        head_dim: D; the first `partial_rotary_factor` of it is rotated.
-        trained_context: stands for `original_max_position_embeddings` where the settings lack it.
-        factors: [R / 2] divisors of the frequencies, as some GGUF files carry them.
+        head_dim: D; the first `partial_rotary_factor` * D numbers of a head are rotated (R).
+        trained_context: default of `original_max_position_embeddings`.
+        factors: [R / 2], divisors of the frequencies, which some GGUF files contain.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Rope:
         self._columns = torch.arange(rotated // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of positions [T] or [3, T], each float32 [T, R / 2]."""
+        """Return cos and sin of positions [T] or [3, T], each float32 [T, R / 2]."""
         if positions.dim() == 1:
             return self._ops.rope_tables(positions, self._frequencies, self._factor)
         by_axis = [self._ops.rope_tables(axis, self._frequencies, self._factor) for axis in positions]
@@ -85,10 +85,10 @@ class Rope:
 
 
 def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
-    """Which of three positions (time, height, width) each frequency turns by, [R / 2] (M-RoPE; Wang et al., 2024).
+    """Return the position axis of each frequency, int64 [R / 2]: 0 time, 1 height, 2 width (M-RoPE; Wang et al., 2024).
 
-    `mrope_section` counts the frequencies of each axis. They follow one another, or take turns as far as height and
-    width have any left (`mrope_interleaved`).
+    `mrope_section` lists the number of frequencies of each axis. The frequencies of an axis are contiguous. With
+    `mrope_interleaved`, the axes alternate as long as height and width have frequencies left.
     """
     sections = settings.get("mrope_section")
     if sections is None:
@@ -116,7 +116,7 @@ def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
 
 
 def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
-    """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
+    """Apply Llama 3.1's rule: stretch long wavelengths, keep short wavelengths, and interpolate between them."""
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:
@@ -127,7 +127,10 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
 
 
 def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
-    """YaRN (Peng et al., 2023): the same by whole dimensions, and a factor on cos and sin that sharpens attention."""
+    """Apply YaRN (Peng et al., 2023); return the frequencies, and a factor on cos and sin that sharpens attention.
+
+    YaRN stretches and interpolates like Llama 3.1, but its bounds are dimensions instead of wavelengths.
+    """
     trained = _trained(settings, trained_context)
     factor = _positive("factor", settings["factor"] or trained_context / trained)
     half = frequencies.shape[0]

@@ -1,4 +1,4 @@
-"""One file per `model_type`; each says only what differs."""
+"""The supported model architectures: one module per `model_type`, with only its differences from the base classes."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -23,20 +23,20 @@ _CLASSES = {
 
 
 def check_model_type(model_type: str) -> None:
-    """Refuse a `model_type` that is not implemented.
+    """Check that a `model_type` is implemented.
 
     Raises:
-        ModelFileError: which are.
+        ModelFileError: the type is not implemented; the message lists the implemented types.
     """
     if model_type not in _CLASSES:
         raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
 
 
 def model_class(model_type: str) -> "type[Decoder]":
-    """The implementation of a `model_type` (the file of that name).
+    """Return the class that implements a `model_type`, from the module of this name.
 
     Raises:
-        ModelFileError: there is none.
+        ModelFileError: the type is not implemented.
     """
     check_model_type(model_type)
     return getattr(import_module(f"helexa.neuron.models.{model_type}"), _CLASSES[model_type])

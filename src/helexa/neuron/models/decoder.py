@@ -1,4 +1,4 @@
-"""What all decoders have in common: an embedding, blocks, a norm and a head."""
+"""The base class of all decoders: an embedding, blocks, a norm and a head."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,35 +14,35 @@ from helexa.neuron.processes import heartbeat
 
 
 class Decoder:
-    """A causal language model; subclasses say what a block is.
+    """A causal language model; subclasses define the block.
 
     Args:
-        config: the checkpoint's, with the class's `defaults`.
+        config: configuration of the checkpoint, merged with the class's `defaults`.
 
     Attributes:
-        settings: what it was built from.
-        embedding: of tokens.
-        blocks: its layers, first to last.
-        vocab_size: width of the logits.
-        bos_token: that sequences begin with, or 0.
+        settings: the checked configuration.
+        embedding: token embedding.
+        blocks: layers, first to last.
+        vocab_size: number of logits per row.
+        bos_token: token at the beginning of sequences, or 0.
     """
 
     recurrent: ClassVar[bool] = False
-    """Some layers keep a state beside the pages, which follows every token and cannot go back."""
+    """Some layers keep a recurrent state, which every token changes and which cannot be rolled back."""
     recorded: ClassVar[bool] = True
-    """What a step computes depends on its shape alone, so that it can be recorded and run again."""
+    """The operations of a step depend on its shape only, so that they can be captured as a graph."""
     half: ClassVar[bool] = True
-    """Activations stay within float16."""
+    """Activations stay within the range of float16."""
     norm_offset: ClassVar[float] = 0.0
-    """What is added to the weights of norms, as they are in checkpoints."""
+    """Number to add to the norm weights in checkpoints."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """What holds where a configuration is silent, as transformers' class for it has it."""
+    """Values of missing settings, as in transformers' configuration class."""
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Values that are implemented of settings that change what is computed; None is for a setting that is not there."""
+    """Settings that change the computation, with their implemented values; None means a missing setting."""
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
-        # A checkpoint that reads blocks of its own takes `quantization_config` away.
+        # Checkpoint readers that support a quantization remove `quantization_config`.
         self.settings.require(quantization_config=(None,), **self.supported)
         self.loader = loader
         self.prepare()
@@ -58,23 +58,23 @@ class Decoder:
         self._head = loader.product(parts, bias)
 
     def prepare(self) -> None:
-        """Check the settings and make what all blocks share, before anything is read."""
+        """Check the settings and create objects that all blocks share, before any weight is read."""
         raise NotImplementedError
 
     def block(self, index: int, prefix: str) -> Block:
-        """The block at `index`, whose tensors' names begin with `prefix`."""
+        """Return the block at `index`, whose tensor names start with `prefix`."""
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
-        """The norm `name` of the residual stream's width."""
+        """Return the norm `name` with the width of the residual stream."""
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[T] -> the residual stream, float32 [T, H]."""
+        """Tokens [T] -> residual stream, float32 [T, H]."""
         return self.embedding(tokens)
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Logits [S, vocabulary] of the rows that sample; each block takes all rows into its cache."""
+        """Return the logits [S, vocabulary] of the rows that sample; write all rows to the caches."""
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -82,7 +82,10 @@ class Decoder:
         return self._head(hidden)
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Hidden states [S + P, H] behind the last norm, of rows that sample and those that are pooled."""
+        """Return hidden states [S + P, H] after the last norm.
+
+        The S rows sample; the P rows are pooled or scored.
+        """
         step = Step(batch)
         hidden, delta = self.embed(batch.tokens), None
         if batch.embeddings is not None:
@@ -90,6 +93,6 @@ class Decoder:
         for block, cache in zip(self.blocks[:-1], caches[:-1], strict=True):
             hidden, delta = block(hidden, delta, cache, step)
             heartbeat.beat()
-        # Of the last block only what it keeps is needed of the other rows.
+        # The last block caches all rows, but computes outputs only for the sampled and pooled rows.
         hidden, delta = self.blocks[-1](hidden, delta, caches[-1], step, batch.sample_rows)
         return self._norm(hidden, delta)

@@ -1,4 +1,4 @@
-"""Gemma 3, its text part (transformers `modeling_gemma3`)."""
+"""Gemma 3, text model (transformers `modeling_gemma3`)."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,7 +14,7 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class Gemma3(Llama):
-    """Norms before and behind every layer, most layers with a sliding window and a rotation of their own."""
+    """Llama with norms before and after every layer; most layers have a sliding window and a local rotary embedding."""
 
     defaults: ClassVar = {
         "hidden_size": 2304,
@@ -52,7 +52,10 @@ class Gemma3(Llama):
         return "sliding_attention" if local else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """See `Llama`; older configurations scale the global rotation only, and have another key for the local one."""
+        """See `Llama`.
+
+        Older configurations scale only the global rotation, and have a separate key for the local rotation.
+        """
         config = self.settings.config
         stated = config.get("rope_parameters") or {}
         wide = {"rope_theta": config.get("rope_theta") or _GLOBAL_THETA, **(stated.get("full_attention") or {})}
@@ -79,5 +82,5 @@ class Gemma3(Llama):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`, times the square root of H, rounded to the activations' dtype as it was in training."""
+        """See `Decoder`; scaled by the square root of H, rounded to the activation dtype as in training."""
         return self.embedding(tokens, self._factor)

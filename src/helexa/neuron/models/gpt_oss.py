@@ -1,4 +1,7 @@
-"""gpt-oss: experts in every layer, sinks, and a window in every other layer (transformers `modeling_gpt_oss`)."""
+"""gpt-oss: experts in every layer, attention sinks, and a sliding window in every other layer.
+
+Reference: transformers `modeling_gpt_oss`.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,7 +18,7 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
 class GptOss(Llama):
-    """The biases of attention are found by their names in the checkpoint."""
+    """Llama with attention sinks and experts. The loader finds the attention biases by their names."""
 
     defaults: ClassVar = {
         "head_dim": 64,
@@ -51,7 +54,10 @@ class GptOss(Llama):
 
 
 class GptOssReader(ExpertReader):
-    """In Hugging Face's checkpoints gate and up alternate, and what is not quantised has inputs before outputs."""
+    """Reads the experts of Hugging Face checkpoints, in which the rows of gate and up alternate.
+
+    Tensors that are not quantized have inputs before outputs there.
+    """
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
         """See `ExpertReader`."""
@@ -76,5 +82,5 @@ class GptOssReader(ExpertReader):
 
 
 def _gate_first(rows: Tensor) -> Tensor:
-    """Rows of gate and up in turns: first those of gate, then those of up."""
+    """Reorder alternating gate and up rows: all gate rows first, then all up rows."""
     return torch.cat((rows[0::2], rows[1::2]))

@@ -1,4 +1,4 @@
-"""Llama: the plain pre-norm decoder that most others vary (reference: transformers `modeling_llama`)."""
+"""Llama: the pre-norm decoder that most other architectures vary (reference: transformers `modeling_llama`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -14,42 +14,42 @@ from helexa.neuron.models.decoder import Decoder
 
 
 class Llama(Decoder):
-    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; residuals in float32.
+    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; the residual stream is float32.
 
     Attributes:
-        layer_types: of each layer, one of `types`.
+        layer_types: type of each layer, one of `types`.
     """
 
     supported: ClassVar = {"hidden_act": (None, "silu")}
 
     types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    """Types of layers that the architecture has, in the terms of `layer_types` in a configuration."""
+    """The architecture's layer types, as in `layer_types` of a configuration."""
     qk_norm: ClassVar[bool] = False
-    """Each query and key head passes a norm before it is rotated."""
+    """Each query and key head is normalized before rotation."""
     sinks: ClassVar[bool] = False
-    """Each head has a sink (see `Attention`)."""
+    """Each head has an attention sink (see `Attention`)."""
     gated: ClassVar[bool] = False
-    """What each head finds passes a gate (see `Attention`)."""
+    """Each head's output is gated (see `Attention`)."""
     act: ClassVar[str] = "silu"
-    """The gate of the feed-forward layers (see `GatedMlp`)."""
+    """Activation of the feed-forward layers (see `GatedMlp`)."""
 
     def prepare(self) -> None:
-        """The type of each layer, and the rotation of each type."""
+        """Set the type of each layer, and the rotary embedding of each type."""
         settings = self.settings
         stated = settings.layer_types(self.types)
         self.layer_types = stated or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
 
     def layer_type(self, index: int) -> str:
-        """The type of layer `index` in a configuration without `layer_types`."""
+        """Return the type of layer `index` in a configuration without `layer_types`."""
         return "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """The rotation of each type of layer that attends: one for all."""
+        """Return the rotary embedding of each attention layer type: the same for all."""
         return dict.fromkeys(self.types, self.rope(self.settings.config))
 
     def rope(self, config: Mapping[str, Any]) -> Rope:
-        """The rotation that `config` describes."""
+        """Return the rotary embedding that `config` describes."""
         settings, loader = self.settings, self.loader
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
@@ -63,7 +63,7 @@ class Llama(Decoder):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms)
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """What lets the positions of layer `index` see one another."""
+        """Return the mixer of layer `index`."""
         settings = self.settings
         return Attention(
             self.loader,
@@ -81,15 +81,15 @@ class Llama(Decoder):
         )
 
     def scale(self) -> float | None:
-        """Of the products of queries and keys; None for 1 / sqrt(head_dim)."""
+        """Return the factor on the products of queries and keys; None for 1 / sqrt(head_dim)."""
         return None
 
     def window(self, index: int) -> int | None:
-        """Positions that a query of layer `index` sees; None for all."""
+        """Return the number of positions that a query of layer `index` attends to; None for all."""
         sliding = self.layer_types[index] == "sliding_attention"
         return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """The feed-forward layer at `index`."""
+        """Return the feed-forward layer at `index`."""
         settings = self.settings
         return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=settings.intermediate, act=self.act)

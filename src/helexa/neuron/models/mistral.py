@@ -1,6 +1,6 @@
-"""Mistral: Llama whose layers may all look through a sliding window (transformers `modeling_mistral`).
+"""Mistral: Llama with an optional sliding window in all layers (transformers `modeling_mistral`).
 
-Ministral, which mixes layers with a window and without, states their types.
+Ministral mixes layers with and without a window; its configuration lists the layer types.
 """
 
 from typing import ClassVar
@@ -9,7 +9,7 @@ from helexa.neuron.models.llama import Llama
 
 
 class Mistral(Llama):
-    """A `sliding_window` of null is none."""
+    """Llama with a sliding window, unless `sliding_window` is null."""
 
     defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
     types = ("full_attention", "sliding_attention")

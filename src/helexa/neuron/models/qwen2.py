@@ -6,7 +6,7 @@ from helexa.neuron.models.llama import Llama
 
 
 class Qwen2(Llama):
-    """The biases are found by their names in the checkpoint; the later layers may have a sliding window."""
+    """Llama with attention biases, found by their names, and an optional sliding window in later layers."""
 
     defaults: ClassVar = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
     types = ("full_attention", "sliding_attention")

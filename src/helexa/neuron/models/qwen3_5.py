@@ -1,6 +1,6 @@
-"""Qwen3.5 (dense), its text part: three of four layers are Gated DeltaNets (transformers `modeling_qwen3_5`).
+"""Qwen3.5 (dense), text model: three of four layers are Gated DeltaNets (transformers `modeling_qwen3_5`).
 
-Text has the same position on all three axes of the rotation, which makes it the plain one.
+Text has the same position on all three axes of the rotary embedding, which is then the same as a one-axis embedding.
 """
 
 from typing import ClassVar
@@ -12,7 +12,7 @@ from helexa.neuron.models.llama import Llama
 
 
 class Qwen35(Llama):
-    """Llama's blocks with another mixer, or with attention that has a gate and rotates a quarter of each head."""
+    """Llama with Gated DeltaNet layers, and attention layers that are gated and rotate a quarter of each head."""
 
     defaults: ClassVar = {"partial_rotary_factor": 0.25}
     types = ("full_attention", "linear_attention")

@@ -5,6 +5,6 @@ from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen35Moe(WithExperts, Qwen35):
-    """The weights of a row's experts add up to 1."""
+    """Qwen3.5 with experts, whose weights add up to 1 for each row."""
 
     normalised = True

@@ -8,6 +8,6 @@ from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen3Moe(WithExperts, Qwen3):
-    """Either all layers have a sliding window, or none has."""
+    """Qwen3 with experts; either all layers have a sliding window or none."""
 
     defaults: ClassVar = {**Qwen2.defaults, "max_window_layers": 0, "num_key_value_heads": 4, "num_experts_per_tok": 8}

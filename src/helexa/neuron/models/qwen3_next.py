@@ -1,10 +1,13 @@
-"""Qwen3-Next: the hybrid that Qwen3.5 continued, with experts (transformers `modeling_qwen3_next`)."""
+"""Qwen3-Next: the hybrid predecessor of Qwen3.5, with experts (transformers `modeling_qwen3_next`)."""
 
 from helexa.neuron.models.qwen3_5 import Qwen35
 from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen3Next(WithExperts, Qwen35):
-    """Its projections of the linear layers are grouped by key head, which `GatedDeltaNet` knows by their names."""
+    """Qwen3.5 with experts, and projections of the linear layers that are grouped by key head.
+
+    `GatedDeltaNet` detects the grouping by the tensors' names.
+    """
 
     normalised = True

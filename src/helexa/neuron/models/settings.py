@@ -1,4 +1,4 @@
-"""A model's configuration, read with care: it came with the weights, from outside."""
+"""Reads and checks a model's configuration, which is untrusted input."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,15 +9,15 @@ _LARGEST = 1 << 24
 
 
 class Settings:
-    """What every decoder is built from.
+    """The configuration of a decoder.
 
     Attributes:
-        config: all of it, in the terms of Hugging Face's `config.json`.
-        hidden, layers, heads, kv_heads, head_dim, eps: the shape that all families state.
-        context: positions that the model was trained for.
+        config: the whole configuration, with the keys of Hugging Face's `config.json`.
+        hidden, layers, heads, kv_heads, head_dim, eps: sizes that all architectures have.
+        context: number of positions that the model was trained for.
 
     Raises:
-        ModelFileError: names the setting that is missing or makes no model.
+        ModelFileError: a setting is missing or invalid; the message names it.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -36,11 +36,11 @@ class Settings:
 
     @property
     def intermediate(self) -> int:
-        """Width of the feed-forward layers; a model whose layers all have experts need not state it."""
+        """Width of the feed-forward layers. Models with experts in all layers need not have this setting."""
         return self.positive("intermediate_size")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
+        """Return a positive integer setting."""
         value = self.config.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 < value < _LARGEST:
@@ -48,21 +48,25 @@ class Settings:
         return value
 
     def number(self, key: str) -> float:
-        """A number above 0."""
+        """Return a positive number."""
         value = float(self.config[key])
         if not 0 < value < _LARGEST:
             raise ModelFileError(f"config: '{key}' is {value}, expected a positive number")
         return value
 
     def fraction(self, key: str, default: float) -> float:
-        """A number between 0 and 1."""
+        """Return a number between 0 and 1, exclusive."""
         value = float(self.config.get(key, default))
         if not 0 < value < 1:
             raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
         return value
 
     def layer_types(self, known: Collection[str]) -> list[str] | None:
-        """The type of each layer, one of those in `known`, where the configuration states them."""
+        """Return the type of each layer, or None if the configuration does not list them.
+
+        Raises:
+            ModelFileError: the list has another length than the model, or a type that is not in `known`.
+        """
         types = self.config.get("layer_types")
         if types is None:
             return None
@@ -74,9 +78,12 @@ class Settings:
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
-        """Refuse by name what would load but compute something else: each setting must be one of those given.
+        """Check settings that change the computation: each must have one of its supported values.
 
-        A setting that is not there is None.
+        A missing setting counts as None.
+
+        Raises:
+            ModelFileError: a value is not supported; the message names the setting.
         """
         for key, values in supported.items():
             value = self.config.get(key)

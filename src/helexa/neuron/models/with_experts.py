@@ -1,4 +1,4 @@
-"""What models with experts in their feed-forward layers have in common."""
+"""The base class of models with experts in their feed-forward layers."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,13 +14,17 @@ from helexa.neuron.ops.mixture import Routing
 
 
 class WithExperts(Llama):
-    """Put before a dense model among a class's bases, it gives some or all of its layers experts."""
+    """A mixin that gives some or all layers experts; list it before a dense model among the base classes."""
 
     normalised: ClassVar[bool] = False
-    """Whether the weights of a row's experts add up to 1 where the configuration does not say it."""
+    """Default of `norm_topk_prob`: whether the weights of a row's experts add up to 1."""
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Experts in every `decoder_sparse_step`-th layer but those in `mlp_only_layers`."""
+        """Return the feed-forward layer at `index`.
+
+        Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`. Other layers are
+        dense.
+        """
         settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
         dense = config.get("mlp_only_layers") or []
         if index in dense or (index + 1) % settings.positive("decoder_sparse_step", 1):
@@ -43,7 +47,7 @@ class WithExperts(Llama):
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:
-    """How many experts each layer has, and how many of them a row passes."""
+    """Return the number of experts per layer, and the number of experts per row."""
     experts = settings.positive("num_experts" if "num_experts" in settings.config else "num_local_experts")
     chosen = settings.positive("num_experts_per_tok")
     if chosen > experts:

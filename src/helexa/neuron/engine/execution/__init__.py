@@ -1,1 +1,1 @@
-"""Runs steps on a device."""
+"""Runs steps of a model on a device."""

@@ -1,22 +1,22 @@
-"""Sizes of recorded steps."""
+"""Batch sizes of captured graphs."""
 
 from collections.abc import Sequence
 
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import MAX_DRAFTS
 
-_MOST_DRAFTING = 4  # sequences in a recorded step with drafts
+_MOST_DRAFTING = 4  # sequences in a captured graph with drafts
 
 FEW = 1 + MAX_DRAFTS
-"""Rows of a span that has drafts, at most."""
+"""Maximum rows of a span with drafts."""
 
 
 def buckets(most: int, drafting: int = 0) -> list[Bucket]:
-    """Sizes of recorded steps, the smallest first.
+    """Return the sizes of captured graphs: first sizes without drafts in ascending order, then sizes with drafts.
 
     Args:
-        most: sequences that advance by a token each.
-        drafting: sequences that may have drafts instead.
+        most: maximum number of sequences that advance by one token each.
+        drafting: maximum number of sequences in a step with drafts.
     """
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
@@ -25,10 +25,12 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
-    """The first bucket that a step can be padded to, if there is one.
+    """Return the first bucket that a step can be padded to, or None.
 
     Args:
-        longest: rows of its longest span.
+        rows, spans: size of the step.
+        longest: rows of the step's longest span.
+        among: the buckets to choose from.
     """
     for bucket in among:
         most = 1 if bucket.rows == bucket.spans else FEW

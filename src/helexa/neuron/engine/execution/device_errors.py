@@ -1,15 +1,15 @@
-"""What a failed step says of the device: pure decisions on exceptions."""
+"""Classifies the exceptions of failed steps."""
 
 from collections.abc import Iterator
 
 import torch
 
 _MOST_STRIKES = 3
-_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # of errors without a type of their own
+_DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # RuntimeError prefixes
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Whether the device, or what torch knows of it, can no longer be trusted."""
+    """Return whether the device, or torch's state of the device, is unusable after `error`."""
     return any(
         isinstance(link, torch.AcceleratorError) or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
         for link in _chain(error)
@@ -17,37 +17,37 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, the device's or the machine's."""
+    """Return whether the device or the host ran out of memory."""
     return any(isinstance(link, torch.OutOfMemoryError | MemoryError) or _no_room(link) for link in _chain(error))
 
 
 def let_go(error: BaseException) -> None:
-    """Give up what an exception holds by its traceback: all that the functions had at hand that it came through."""
+    """Release the local variables that an exception holds through its traceback."""
     for link in _chain(error):
         link.__traceback__ = None
 
 
 class Strikes:
-    """Counts steps in a row that ran out of memory.
+    """Counts consecutive steps that ran out of memory.
 
-    One such step may be its requests' doing; if nothing succeeds any more, it is not.
+    The requests of a step may cause one failure. Several failures in a row are a problem of the process.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
     def sound(self) -> None:
-        """A step went well."""
+        """Reset the count after a successful step."""
         self._count = 0
 
     def out(self) -> bool:
-        """A step did not; whether that was one too many."""
+        """Count a failed step; return whether the limit is reached."""
         self._count += 1
         return self._count >= _MOST_STRIKES
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception, and what it was raised from or while handling."""
+    """Yield an exception and its causes and contexts."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -56,5 +56,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _no_room(error: BaseException) -> bool:
-    # Torch's allocator for CPUs has no type of its own for this.
+    # Torch's CPU allocator raises a plain RuntimeError.
     return type(error) is RuntimeError and "allocate memory" in str(error)

@@ -1,23 +1,25 @@
-"""What a loaded model says of itself."""
+"""Facts about a loaded model."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Sizes of a loaded model and of the memory that it was granted.
+    """Sizes of a loaded model and of its granted memory.
 
     Attributes:
-        weight_bytes: of its tensors in their files.
-        step_bytes: of the weights that one decode step reads, as the kernels hold them.
-        token_bytes: of K and V of one token in all layers.
-        kv_bytes, kv_pages: of the whole cache.
-        state_bytes: of what recurrent layers keep of one sequence; 0 for a model without such.
-        quant: what plain weights became while they loaded, empty if they stayed as they were.
-        snapshots: of that state that there is room for.
-        max_sequences: that there is room for.
-        token_seconds: that a step of one token took when the model had been loaded.
-        memory_bytes: granted for all of this, and for steps.
+        context_length: maximum positions of a sequence.
+        parameters: number of weights.
+        weight_bytes: bytes of the tensors in the model's files.
+        step_bytes: bytes of weights that one decode step reads, in the format of the kernels.
+        token_bytes: bytes of K and V of one token in all layers.
+        kv_bytes, kv_pages: size of the whole KV cache.
+        state_bytes: bytes of the recurrent state of one sequence; 0 for a model without recurrent layers.
+        snapshots: number of snapshots of recurrent state in the granted memory.
+        max_sequences: maximum number of running sequences in the granted memory.
+        memory_bytes: bytes granted for the model, its caches and its steps.
+        quant: format to which unquantized weights were quantized while loading; empty for no quantization.
+        token_seconds: seconds of a step with one token right after loading.
     """
 
     model_type: str

@@ -27,16 +27,16 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Runner:
-    """Runs steps of a model on one device. It knows of sequences nothing but what a step's input says.
+    """Runs steps of a model on one device. A step's input is all that the runner knows about sequences.
 
     Args:
         ops: the kernels that the model was built with.
-        asked: sizes of the model.
-        grant: how many pages, sequences and snapshots to make room for.
+        asked: the memory request of the model, for its sizes.
+        grant: number of KV pages, sequences and snapshots to allocate.
 
     Attributes:
-        facts: of the model, when it has been loaded.
-        buckets: sizes of steps that are recorded, or will be by `warm_up`.
+        facts: facts about the model, set after loading.
+        buckets: sizes of captured graphs, or of graphs that `warm_up` will capture.
     """
 
     facts: ModelFacts
@@ -59,15 +59,15 @@ class Runner:
             self.buckets = buckets(grant.sequences, drafting)
 
     def run(self, step: StepInput) -> StepOutput:
-        """Run one step."""
+        """Run one step and return its output."""
         return self.launch(step).read()
 
     @torch.inference_mode()
     def launch(self, step: StepInput, after: Launched | None = None) -> Launched:
-        """Have the device run one step; on a GPU this returns before it has.
+        """Launch one step; on a GPU, return before the step is computed.
 
         Args:
-            after: the step before, whose tokens stand in this one as numbers below 0.
+            after: the previous step; negative numbers in `step` refer to its tokens.
         """
         self._copy_states(step.restores)
         last = None if after is None or after.sampled is None else after.sampled.tokens
@@ -83,15 +83,15 @@ class Runner:
         return Launched(sampled, logprobs, sums, scores)
 
     def forward(self, step: StepInput) -> Tensor:
-        """Logits [S, vocabulary] of the rows that sample; K and V of all rows go to the cache."""
+        """Return the logits [S, vocabulary] of the rows that sample; write K and V of all rows to the cache."""
         return self.compute(step)[0]
 
     @torch.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """What `forward` returns, and the hidden states [P, H] that are pooled or scored, if any.
+        """Return the logits of `forward`, and the hidden states [P, H] that are pooled or scored, or None.
 
         Args:
-            last: int64 [N], the tokens that the step before yields, if any are still to come from there.
+            last: int64 [N], the tokens of the previous step, if the step refers to them.
         """
         model = self._model
         batch = self._buffers.load(step)
@@ -106,10 +106,12 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Record the steps that are to be recorded, the largest first, whose memory the others share.
+        """Capture the graphs for all buckets, the largest first, because the smaller graphs share its memory.
+
+        If a graph cannot be captured, all steps run without graphs.
 
         Args:
-            on_progress: called with (recorded, in all).
+            on_progress: called with (captured graphs, total graphs).
         """
         sizes = sorted(self.buckets, reverse=True)
         for done, bucket in enumerate(sizes):
@@ -117,7 +119,7 @@ class Runner:
             try:
                 self.ops.record(self._forward, self._buffers.load(StepInput.blank(bucket)))
             except RuntimeError as error:
-                refused = "captur" in str(error)  # it does what a recording must not, and no harm is done
+                refused = "captur" in str(error)  # the pass cannot be captured; the device still works
                 if not refused and is_device_fault(error):
                     raise
                 _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
@@ -126,16 +128,16 @@ class Runner:
                 return
 
     def touch_caches(self) -> None:
-        """Write to all of the KV cache, so that memory which is not there is missed now."""
+        """Write to the whole KV cache, so that missing memory causes an error now."""
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Make zeros of what pages hold: what is no number would spread, even from behind a mask."""
+        """Zero the contents of KV pages. NaN would spread to other results, even from masked positions."""
         for cache in self._caches:
-            if isinstance(cache, Tensor):  # the native kernels' pages lie one after another
+            if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
                 by_page[pages] = 0
 
@@ -144,11 +146,11 @@ class Runner:
         """Compute one token; return whether all its logits are finite.
 
         Args:
-            page: a KV page that no sequence reads any more; it is zero afterwards.
-            slot: a slot for recurrent state that no sequence reads any more, where the model has such state.
+            page: a KV page that no sequence reads anymore; it is zero afterwards.
+            slot: a state slot that no sequence reads anymore; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a step in flight still reads its inputs
+            torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight
         logits = self.forward(
             StepInput(
                 tokens=int32([self._model.bos_token]),

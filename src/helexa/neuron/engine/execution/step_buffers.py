@@ -1,4 +1,4 @@
-"""Memory that the numbers of steps lie in while kernels read them."""
+"""Memory for the inputs of steps while kernels read them."""
 
 import numpy as np
 import torch
@@ -8,18 +8,19 @@ from helexa.neuron.engine.execution.buckets import FEW
 from helexa.neuron.engine.step.step_input import Int32, StepInput
 from helexa.neuron.ops.batch import Batch, Capacity, SpanTable
 
-_ALIGNED = 16  # numbers: every part begins at a multiple, so that kernels may read several at once
-_AXES = 3  # of positions, at most
-_NOWHERE = -1  # the slot of a row that pads
+_ALIGNED = 16  # numbers; every part starts at a multiple, so that kernels can read several numbers at once
+_AXES = 3  # maximum axes of positions
+_NOWHERE = -1  # slot of padding rows
 
 
 class StepBuffers:
-    """Makes batches of steps. Steps of the same shape lie at the same addresses, as recorded steps need it.
+    """Makes batches of steps. Steps of the same shape have the same addresses, as captured graphs require.
 
     Args:
-        packed: parts lie one behind the other in pinned host memory, from where one copy takes them to the device, and
-            batches are padded to their buckets. Otherwise, host and device are one, each part has a place of its own
-            whatever the step's shape, and spans stay where they are.
+        capacity: the largest batch.
+        packed: the parts of a step are adjacent in pinned host memory, one copy transfers them to the device, and
+            batches are padded to their buckets. If False, host and device memory are the same, each part has a fixed
+            place for steps of any shape, and spans are not copied.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device, packed: bool) -> None:
@@ -29,14 +30,14 @@ class StepBuffers:
         parts = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
         size = sum(_rounded(part) for part in parts)
         pinned = packed and device.type == "cuda"
-        # Two, as the device may still copy from one while the other is filled.
+        # Two if packed: the device may still copy from one buffer while the host fills the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(1 + packed)]
         self._copied = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self._device = torch.zeros(size, dtype=torch.int32, device=device) if packed else self._hosts[0]
         self._turn = 0
 
     def load(self, step: StepInput) -> Batch:
-        """The batch of a step; it is good until the next one is loaded."""
+        """Return the batch of a step; it is valid until the next call."""
         bucket, capacity = step.bucket, self._capacity
         if bucket is None:
             rows, samples, (spans, width) = len(step.tokens), len(step.sample_rows), step.pages.shape
@@ -91,10 +92,11 @@ class StepBuffers:
 
 
 class _Parts:
-    """Parts one behind the other, at the same places on the host and on the device.
+    """Allocates the parts of a step at the same offsets on the host and on the device.
 
     Args:
-        packed: each begins where the one before ends; else where that would end at its largest.
+        packed: each part starts at the end of the previous part; if False, at the end of the previous part's maximum
+            size.
     """
 
     def __init__(self, host: Tensor, device: Tensor, packed: bool) -> None:
@@ -103,10 +105,10 @@ class _Parts:
         self._end = 0
 
     def add(self, values: Int32, size: int, most: int, filler: int = 0) -> Tensor:
-        """Where these values will lie on the device, followed by fillers if they are fewer than `size`.
+        """Copy `values` to the host buffer, padded with `filler` to `size`; return the part on the device.
 
         Args:
-            most: the largest size of this part.
+            most: maximum size of this part.
         """
         start, count = self._end, len(values)
         self._end += _rounded(size if self._packed else most)
@@ -116,14 +118,14 @@ class _Parts:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """The same for the last part, a table; what is behind the values of a line is undefined."""
+        """Add the last part, a table; return it on the device. Numbers after the values of a line are undefined."""
         start, count = self._end, lines * width
         self._end += count
         self._numbers[start : self._end].reshape(lines, width)[: len(values), : values.shape[1]] = values
         return self._device[start : self._end].view(lines, width)
 
     def send(self) -> None:
-        """Copy all of it, in one piece."""
+        """Copy all parts to the device in one piece."""
         self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""Turns a plan, whose sequences live in the scheduler, into the input of a step, which stands alone."""
+"""Turns a plan, which refers to the scheduler's sequences, into the self-contained input of a step."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -19,17 +19,18 @@ _NONE = Adjustments()
 
 
 def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
-    """The step that computes a plan.
+    """Return the input of the step that computes a plan.
 
     Args:
-        buckets: sizes of recorded steps.
+        plan: the plan; not empty.
+        buckets: sizes of captured graphs.
     """
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     ends: list[int] = []
-    samples: dict[int, range] = {}  # sequence id -> the rows whose logits it needs
-    hidden: dict[int, range] = {}  # the same for the rows whose hidden states it needs
+    samples: dict[int, range] = {}  # sequence id -> rows whose logits are needed
+    hidden: dict[int, range] = {}  # sequence id -> rows whose hidden states are needed
     order = sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages)))
     width = max(-(-(e.sequence.computed + e.count + len(e.drafts)) // PAGE_SIZE) for e in plan)
     pages = np.zeros((len(plan), width), np.int32)
@@ -39,7 +40,7 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
         end = computed + entry.count + len(drafts)
         own = sequence.pages[: -(-end // PAGE_SIZE)]
         line[: len(own)] = own
-        if end - computed == 1:  # by far the most are such
+        if end - computed == 1:  # fast path for the most frequent case
             tokens.append(sequence.tokens[computed])
             positions.append(computed)
             slots.append(own[-1] * PAGE_SIZE + computed % PAGE_SIZE)
@@ -75,14 +76,14 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
 
 
 def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
-    """Of each row of logits of entries that sample, the sequence and the drafts that come before the row's token."""
+    """Yield for each row of logits the sequence, and the drafts between its known tokens and the row's token."""
     for entry in sampling:
         for count in range(len(entry.drafts) + 1):
             yield entry.sequence, entry.drafts[:count]
 
 
 def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
-    """How tokens are chosen for rows of logits; see `sampled_rows`."""
+    """Return the sampling settings for rows of logits; see `sampled_rows`."""
     params = [sequence.request.sampling for sequence, _ in rows]
     settings = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32).T
     bias, repetition, presence = _Adjusting(), _Adjusting(), _Adjusting()
@@ -116,12 +117,12 @@ class _Adjusting:
     def add(
         self, row: int, tokens: Rows[int] | NDArray[np.int64], values: Rows[float] | NDArray[np.floating] | float
     ) -> None:
-        """Tokens of a row, each once."""
+        """Add adjustments for distinct tokens of one row."""
         if len(tokens):
             self._parts.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
 
     def joined(self) -> Adjustments:
-        """All of them."""
+        """Return all adjustments as arrays."""
         if not self._parts:
             return _NONE
         rows, tokens, values = zip(*self._parts, strict=True)

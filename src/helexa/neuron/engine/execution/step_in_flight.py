@@ -1,4 +1,4 @@
-"""A step that the device computes: what it brings is read when it is wanted."""
+"""A launched step, whose results are read later."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ from helexa.neuron.engine.step.step_output import StepOutput
 
 @dataclass(frozen=True)
 class Launched:
-    """A step under way.
+    """A step in flight.
 
     Attributes:
-        sampled: the tokens, if any sequence gets one.
-        logprobs: what is said of them.
-        hidden: what `begin_sums` returned.
-        scores: what `begin_scores` returned.
+        sampled: the tokens; None if no sequence samples.
+        logprobs: log-probabilities of the tokens.
+        hidden: result of `begin_sums`.
+        scores: result of `begin_scores`.
     """
 
     sampled: Sampled | None = None
@@ -32,7 +32,7 @@ class Launched:
 
     @torch.inference_mode()
     def read(self, refused: Refused | None = None) -> StepOutput:
-        """Wait for the step, and for none after it.
+        """Wait for this step only, and return its output.
 
         Args:
             refused: see `Sampled.read`.
@@ -46,10 +46,11 @@ class Launched:
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
-    """By sequence, the sums of hidden states that are wanted, in float32.
+    """Start copies of the needed sums of hidden states, in float32; return them by sequence id.
 
     Args:
-        hidden: [P, H], if there are any.
+        rows: the sequences' rows in `hidden`.
+        hidden: [P, H]; None if there are none.
     """
     if hidden is None:
         return {}

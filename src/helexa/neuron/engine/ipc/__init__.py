@@ -1,1 +1,1 @@
-"""Messages between the server process and an engine process. No torch."""
+"""The protocol between the server process and an engine process. Does not import torch."""

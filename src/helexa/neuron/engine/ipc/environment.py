@@ -1,10 +1,10 @@
-"""What an engine needs in its environment before it imports torch, unless its owner has said otherwise."""
+"""Environment variables of an engine process, set before torch is imported unless the user has set them."""
 
 ENVIRONMENT = {
-    # libgomp's threads spin before they sleep. Its default is long enough to starve the thread they wait for whenever
-    # another process wants the core (steps became ten times slower); without any spin they take 1.4 to 1.7 times as
-    # long.
+    # libgomp's threads spin before they sleep. With the default count, spinning threads starve the thread that they
+    # wait for if another process uses the core: steps became ten times slower. Without spinning, steps take 1.4 to 1.7
+    # times as long.
     "GOMP_SPINCOUNT": "3000",
-    # NVML's order, by which devices are chosen; CUDA's own puts the fastest first.
+    # Devices are chosen in NVML's order. CUDA's default order puts the fastest device first.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
 }

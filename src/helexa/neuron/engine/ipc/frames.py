@@ -19,16 +19,16 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame: length and body."""
+    """Return the frame of a message: length and body."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameDecoder:
-    """Cuts a byte stream into messages of one direction.
+    """Splits a byte stream into messages of one direction.
 
     Args:
-        kind: the union of structs expected, `ToEngine` or `FromEngine`.
+        kind: the union of expected structs, `ToEngine` or `FromEngine`.
     """
 
     def __init__(self, kind: object) -> None:
@@ -36,10 +36,10 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[ToEngine | FromEngine]:
-        """Take the next bytes; return the messages they complete.
+        """Append bytes; return the messages that are complete now.
 
         Raises:
-            ValueError: a frame longer than `MAX_FRAME_BYTES`, or one that is no message of this direction.
+            ValueError: a frame exceeds `MAX_FRAME_BYTES`, or is not a message of this direction.
         """
         self._buffer += data
         messages = []
@@ -56,11 +56,13 @@ class FrameDecoder:
 
 
 def receive(connection: socket.socket, kind: type[T]) -> T:
-    """In an engine: the one message that the server sends now, after which it waits for an answer.
+    """Return the next message of type `kind` from the server. Used in an engine process.
+
+    Bytes after the message are lost, so the server must wait for an answer before it sends more.
 
     Raises:
-        BrokenPipeError: the server is gone.
-        ValueError: it is no message.
+        BrokenPipeError: the server has closed the socket.
+        ValueError: the bytes are not a message.
     """
     decoder = FrameDecoder(ToEngine)
     while data := connection.recv(1 << 16):

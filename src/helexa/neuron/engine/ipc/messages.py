@@ -1,7 +1,7 @@
-"""The messages between the server process and an engine process; `frames` carries them over a Unix socket.
+"""The messages between the server process and an engine process; `frames` sends them over a Unix socket.
 
-Only numbers, token ids and grammars are in them. The struct types are the whole protocol: an engine can be asked for
-nothing else.
+They contain only numbers, token ids and grammars. The struct types are the whole protocol: an engine accepts no other
+request.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from helexa.neuron.ops.constants import Kernels
 from helexa.neuron.text.pooling import Pooling
 
 DEBUG_FAULT = "NEURON_DEBUG_FAULT"
-"""The environment variable that asks engines to fail on purpose; see `debug_fault`."""
+"""The environment variable that injects faults into engines; see `debug_fault`."""
 
 PLAN_LOG = "NEURON_DEBUG_PLAN_LOG"
 """The environment variable that names a folder for plan logs; see `recorded_scheduler`."""
@@ -22,7 +22,7 @@ Activations = Literal["auto", "int16", "int8"]
 PrefixReuse = Literal["principal", "all", "off"]
 StepTiming = Literal["measured", "fixed"]
 Logprob = tuple[float, list[tuple[int, float]]]
-"""The log-probability of a token, and the likeliest tokens in its place with theirs."""
+"""The log-probability of a token, and the likeliest tokens at its position with their log-probabilities."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,31 +31,33 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
-        kernels: `auto` for the fastest that work, `torch` for plain torch alone, `triton` for those of GPUs, which run
-            on a CPU in Triton's interpreter, slowly.
-        quant: what plain weights become while they load, one of the names in `weights.quant_form`; empty leaves them.
+        kernels: `auto` for the fastest that work, `torch` for plain torch only, `triton` for the GPU kernels. On a CPU,
+            the GPU kernels run in Triton's interpreter, slowly.
+        quant: target format of unquantized weights while they load, one of the names in `weights.quant_form`; empty for
+            no quantization.
         threads: CPU threads, 0 for one per physical core.
-        max_step_tokens: token budget of one step, shared by all sequences; never less than one for each.
-        max_prefill_beside_decode: most prompt tokens in a step in which others decode and wait for its end; fewer when
-            the step would take much longer than theirs alone. 0 for no bound.
-        max_sequences: sequences that may run in one step.
-        max_waiting: sequences that may wait; one more is refused.
-        context_length: positions per sequence, 0 for what the model was trained on.
-        kv_cache_mb: bytes of the KV cache in MiB, 0 to size it from free memory.
-        memory_limit_mb: MiB of the device's memory that all models of the node may take together, 0 for all that is
-            free.
-        snapshot_mb: MiB for snapshots of the state of recurrent layers, from which prompts that begin alike go on;
-            0 for a part of free memory.
-        activations: to what the native CPU kernels round the input of products with quantised weights: `int16`,
-            `int8`, or `auto` for what suits the model.
-        kv_dtype: of the KV cache, `auto` for the activations' own or `int8`, which plain torch does not know.
-        speculation: guess tokens that repeat what is in prompt or output, and compute several at a time; the answer
-            is the same.
-        speculation_max_sequences: while more than these decode, nothing is guessed.
-        graphs: record steps of decoding once and run them again whole, where the kernels can.
-        overlap: launch a step before the one before it is read; None where that pays, on GPUs.
-        prefix_reuse: whose prompts share pages of the KV cache when they begin alike: those with the same salt, `all`,
-            or nobody's.
+        max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
+            beyond the budget.
+        max_prefill_beside_decode: maximum prompt tokens in a step with decoding sequences, which wait for the end of
+            the step. The engine uses fewer if the step would take much longer than decoding alone. 0 for no limit.
+        max_sequences: maximum number of sequences in one step.
+        max_waiting: maximum number of waiting sequences; further requests are rejected.
+        context_length: positions per sequence, 0 for the length that the model was trained on.
+        kv_cache_mb: size of the KV cache in MiB, 0 to size the cache from free memory.
+        memory_limit_mb: MiB of the device's memory that all models of the node may take together, 0 for all free
+            memory.
+        snapshot_mb: MiB for snapshots of recurrent state, from which prompts with the same beginning continue; 0 for a
+            part of free memory.
+        activations: integer type to which the native CPU kernels round the input of products with quantized weights:
+            `int16`, `int8`, or `auto` to choose by model.
+        kv_dtype: dtype of the KV cache: `auto` for the activation dtype, or `int8`, which plain torch does not support.
+        speculation: draft tokens that repeat parts of the prompt or output, and compute several tokens at a time. The
+            output does not change.
+        speculation_max_sequences: maximum number of decoding sequences with drafts; with more, nothing is drafted.
+        graphs: capture decode steps as graphs and replay them, if the kernels support it.
+        overlap: launch a step before the previous step is read; None to do so on GPUs only.
+        prefix_reuse: which prompts share KV pages of a common beginning: prompts with the same salt (`principal`),
+            `all`, or none (`off`).
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
             the same requests in the same order get the same plans.
     """
@@ -84,17 +86,18 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How one sequence's tokens are chosen. The defaults change nothing: plain softmax sampling at temperature 1.
+    """How the tokens of one sequence are chosen. The defaults are plain softmax sampling at temperature 1.
 
     Attributes:
         temperature: 0 is greedy.
-        top_k: 0 is off.
-        repetition_penalty: over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
-        frequency_penalty, presence_penalty: over the output, as OpenAI defines them.
-        seed: with a position, it determines every draw, whatever else is in the batch; logits may still differ in their
-            last bits between batch sizes.
+        top_p, min_p: probability bounds of the sampled tokens; 1 and 0 turn them off.
+        top_k: number of likeliest tokens to sample from; 0 is off.
+        repetition_penalty: penalty over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
+        frequency_penalty, presence_penalty: penalties over the output, as OpenAI defines them.
+        seed: with the position, it determines every draw, independent of other sequences in the batch. Logits may still
+            differ in their last bits between batch sizes.
         logit_bias: token id -> added logit.
-        logprobs: how many alternatives to tell of with the log-probability of each token; None tells neither.
+        logprobs: number of alternatives to report with the log-probability of each token; None reports neither.
     """
 
     temperature: float = 1.0
@@ -112,18 +115,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     """Server -> engine: continue `prompt` by at most `max_tokens` tokens; with 0 the sequence ends with its prompt.
 
-    The end-of-sequence token that ends a sequence is reported in its last `TokenOutput` like any other.
+    The end-of-sequence token that ends a sequence is reported in the last `TokenOutput` like any other token.
 
     Attributes:
-        salt: who it is for, as one word, empty for anonymous callers. Principals take turns, and pages of the KV cache
-            are shared between sequences of the same one only.
-        turn: leading tokens of the prompt that stay when its last turn is said anew; a model with recurrent layers
-            keeps its state there. 0 if that is not known.
-        said: tokens at the prompt's end that are output already, of a request before this one.
-        grammar: of the output, as llguidance's JSON; empty for none. When it is complete, the sequence ends.
+        stop_ids: tokens that end the sequence.
+        salt: the principal as one word, empty for anonymous clients. Principals share the engine fairly. By default,
+            only sequences of the same principal share pages of the KV cache.
+        turn: number of leading prompt tokens that stay if the client replaces the last turn; 0 if unknown. A model with
+            recurrent layers saves a snapshot there.
+        said: number of tokens at the prompt's end that are output of an earlier request.
+        grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
+            complete.
         prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports
-            neither. The KV cache is not searched for the prompt then.
-        reports_start: a prompt that takes several steps has a `TokenOutput` with `started` after the first of them.
+            neither. Otherwise the prompt uses no cached prefix.
+        reports_start: send a `TokenOutput` with `started` after the first step of a prompt that takes several steps.
     """
 
     id: int
@@ -140,11 +145,11 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Server -> engine: the vector of `prompt`, which comes as one `TokenOutput`.
+    """Server -> engine: compute the embedding of `prompt`, which the engine returns in one `TokenOutput`.
 
     Attributes:
-        pooling: of which hidden states behind the last norm it is made: the mean of all tokens', the last one's, or the
-            first one's. Its length is what the model makes it.
+        pooling: which hidden states after the last norm form the vector: the mean of all tokens, the last token or the
+            first token (`cls`). The vector is not normalized.
         salt: see `Generate`.
     """
 
@@ -155,11 +160,12 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Server -> engine, before anything else: what to load, and how to run it.
+    """Server -> engine, as the first message: which model to load, and how to run it.
 
     Attributes:
-        step_seconds: time without progress after which the server kills the engine; steps are sized to take a fraction
-            of it.
+        model: path of the model's file or folder.
+        step_seconds: seconds without progress after which the server kills the engine; the engine sizes steps to take a
+            fraction of this time.
     """
 
     model: str
@@ -168,7 +174,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Server -> engine: drop a sequence and free its pages; unknown ids are ignored."""
+    """Server -> engine: drop a sequence and free its pages; the engine ignores unknown ids."""
 
     id: int
 
@@ -178,10 +184,12 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Engine -> server, while loading: `done` of `total` of `stage`, bytes of `weights` or recorded `graphs`.
+    """Engine -> server, while loading: progress of one stage.
 
     Attributes:
-        taken: bytes of an accelerator's memory that the engine holds by now.
+        stage: `weights`, counted in bytes, or `graphs`, counted in captured graphs.
+        done, total: the finished part of the stage, and the whole stage.
+        taken: bytes of GPU memory that the engine holds now.
     """
 
     stage: str
@@ -191,25 +199,28 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server: what the model takes, in bytes. A `Grant` answers.
+    """Engine -> server: the memory request of a model, in bytes. A `Grant` answers it.
 
-    It comes when headers are read and no weight is; on an accelerator once more, when the weights are there and steps
-    have been measured.
+    The engine sends the request after it has read headers and no weight. On a GPU it sends a second request after the
+    weights are loaded and steps are measured.
 
     Attributes:
-        free: of the device's memory now.
-        limit: that all models of the node may take together, 0 for no such limit.
-        held: memory of this process now, to tell later how much of what was granted it has taken.
-        weights: as kernels hold them.
-        loading: most that loading takes beside them.
-        step: most that a step takes, apart from what depends on the positions that it looks at.
-        page_step, position_step: that a step takes for each page in use, and for each position of one sequence.
-        page: of the KV cache, of `page_size` positions.
-        pages: wanted.
-        share: of what weights and states leave; the cache may take so much.
-        context: positions that a sequence may have.
-        state: of the recurrent layers of one sequence.
-        sequences, snapshots: wanted.
+        free: free memory of the device.
+        limit: maximum memory of all models of the node together, 0 for no limit.
+        held: memory of the engine process at the time of the request. The server compares later readings with it.
+        weights: weights in the format of the kernels.
+        loading: peak memory of loading, minus `weights`.
+        step: maximum memory of a step, without the part that depends on cached positions.
+        page_step: memory of a step per KV page in use.
+        position_step: memory of a step per position of one sequence.
+        page: K and V of one page in all layers.
+        page_size: positions per page.
+        pages: requested number of KV pages.
+        share: fraction of the memory after weights, steps and states that the KV cache may take.
+        context: maximum positions of a sequence.
+        state: recurrent state of one sequence.
+        sequences, snapshots: requested numbers of state slots for sequences and snapshots. `sequences` applies to
+            models without recurrent layers, too.
     """
 
     device: str
@@ -231,12 +242,19 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     snapshots: int
 
     def pages_for(self, positions: int) -> int:
-        """Pages that hold so many positions."""
+        """Return the number of pages that hold `positions` positions."""
         return -(-positions // self.page_size)
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """Server -> engine: what of its needs is met. `total` bytes are promised to it."""
+    """Server -> engine: the granted part of a memory request.
+
+    Attributes:
+        total: bytes reserved for the engine.
+        pages: number of KV pages.
+        sequences: maximum number of running sequences.
+        snapshots: number of snapshots of recurrent state.
+    """
 
     total: int
     pages: int
@@ -245,12 +263,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """Engine -> server: the model is loaded and serves.
+    """Engine -> server: the model is loaded and the engine serves requests.
 
     Attributes:
-        quant: what plain weights became while they loaded, empty if they stayed as they were.
-        memory_bytes: that were granted to it.
-        max_sequences: that it has room for, where that is fewer than it was asked to run; else 0.
+        quant: format to which unquantized weights were quantized while loading; empty for no quantization.
+        memory_bytes: bytes granted to the engine.
+        max_sequences: maximum number of running sequences; 0 for the number in the options.
     """
 
     model_type: str
@@ -270,18 +288,19 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
-    """Engine -> server: loading ended in an error, said in one line."""
+    """Engine -> server: loading failed, with the error in one line."""
 
     kind: Literal["model_file", "out_of_memory", "device", "internal"]
     message: str
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds a sequence spent waiting, in prefill and in decode.
+    """Milliseconds that a sequence spent waiting, in prefill and in decode.
 
     Attributes:
-        read_tokens, read_ms: how much was read of its prompt in steps that had nothing but prompts, and its share of
-            the time that they took: they tell how fast this machine reads, whoever else is served.
+        read_tokens: tokens of the sequence's prompt that were computed in steps without decoding sequences.
+        read_ms: the sequence's share of the time of these steps. Both values together give the prefill speed of this
+            machine, independent of other requests.
     """
 
     queue_ms: float
@@ -292,17 +311,19 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one step brought one sequence. `finish`, `timing` and `error` come with the last one only.
+    """The result of one step for one sequence. Only the last output has `finish`, `timing` and `error`.
 
     Attributes:
-        logprobs: of each of the tokens, if the request asks for them: those of the model itself, at temperature 1 and
-            before anything else that has a say in the choice.
-        prompt_logprobs: of the next prompt tokens, if the request asks for them. The first token of a prompt has none.
-        cached_tokens: prompt tokens that need not be computed; comes with the first tokens, or with `started`.
+        logprobs: log-probabilities of `tokens`, if the request asks for them. They are the model's own, at temperature
+            1 and before penalties, biases and grammars.
+        prompt_logprobs: log-probabilities of the next prompt tokens, if the request asks for them. The first token of a
+            prompt has none.
+        cached_tokens: prompt tokens found in the KV cache; in the output with the first tokens or with `started`.
         started: the first part of the prompt is computed; see `Generate.reports_start`.
-        vector: of a prompt that was to be embedded; comes with `finish`.
-        retry: the error is none of the request's doing; the same may succeed in a moment.
-        bad_grammar: the request causes the error: its grammar cannot be compiled, or exceeds a limit on the way.
+        vector: the embedding of an `Embed` request; in the output with `finish`.
+        retry: the request did not cause the error, and may succeed if it is repeated.
+        bad_grammar: the request's grammar caused the error: it cannot be compiled, or exceeds a limit while it is
+            matched.
     """
 
     id: int
@@ -320,7 +341,12 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an `Embed`: its vector, float32 in the model's width, or an error, which `retry` may escape."""
+    """The result of an `Embed` request.
+
+    Attributes:
+        vector: float32 values in the model's hidden size; empty after an error.
+        retry: see `TokenOutput`.
+    """
 
     id: int
     vector: list[float] = []
@@ -329,10 +355,13 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server, once per step (and after a cancel while idle): all new tokens, and how full the engine is.
+    """Engine -> server: new outputs and load figures, after each step and after messages to an idle engine.
 
     Attributes:
-        prompt_tokens, cached_tokens: of all sequences that were ever started; the second were found in the KV cache.
+        running, waiting: number of sequences.
+        free_pages: KV pages without a holder.
+        prompt_tokens: number of prompt tokens of all sequences that the engine has started.
+        cached_tokens: number of these tokens that were found in the KV cache.
     """
 
     outputs: list[TokenOutput]

@@ -1,1 +1,1 @@
-"""KV pages and state slots: allocation and prefix reuse."""
+"""The KV cache's bookkeeping: allocation and prefix reuse of KV pages and state slots."""

@@ -1,8 +1,9 @@
-"""Page hashes: a name for what a full page of the KV cache holds, which depends on every token up to its end.
+"""Page hashes: keys under which full KV pages are found again.
 
-K and V of a position follow from the tokens up to it and from nothing else, so two pages with one hash hold the same.
-A hash is H(hash of the page before, the page's tokens). A sequence's first one starts from its salt; the model needs no
-part in it, as an engine process serves one model and its hashes die with it.
+The hash of a page is H(hash of the previous page, tokens of the page), so it depends on every token up to the end of
+the page. K and V of a position depend on the tokens up to that position only, so two pages with the same hash have the
+same contents. The first hash of a sequence starts from a salt. The hash does not include the model: an engine process
+serves one model, and the hashes end with the process.
 """
 
 from array import array
@@ -12,12 +13,15 @@ _BYTES = 16
 
 
 def chain_of(salt: str) -> list[bytes]:
-    """A chain without pages: what its first page's hash starts from. Chains of different salts never meet."""
+    """Return a hash chain without pages: one entry, from which the first page's hash is computed.
+
+    Chains with different salts share no hashes.
+    """
     return [blake2b(salt.encode(), digest_size=_BYTES).digest()]
 
 
 def extend(chain: list[bytes], tokens: list[int], pages: int, page_size: int) -> None:
-    """Let `chain` reach over the first `pages` pages of `tokens`: `chain[i + 1]` is the hash of page i."""
+    """Extend `chain` to the first `pages` pages of `tokens`; `chain[i + 1]` is the hash of page i."""
     for start in range((len(chain) - 1) * page_size, pages * page_size, page_size):
         digest = blake2b(chain[-1], digest_size=_BYTES)
         digest.update(array("I", tokens[start : start + page_size]))

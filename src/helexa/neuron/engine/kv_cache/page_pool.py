@@ -1,11 +1,12 @@
-"""The page pool: who holds which page of the KV cache, and what the pages hold. The tensors live with the runner."""
+"""The page pool: which KV pages are free, held or shared. The runner owns the tensors."""
 
 
 class PagePool:
-    """A fixed number of equal pages, handed out, shared and taken back.
+    """A fixed number of KV pages of equal size, which sequences take, share and give back.
 
-    A page may be registered under a hash of what it holds (see `page_hash`). A registered page that nobody holds keeps
-    what it has and can be shared again, until it is the least recently used one when a page is asked for.
+    A page can be registered under a hash of its contents (see `page_hash`). A registered page without a holder keeps
+    its contents and can be shared again. When no empty page is left, `take` evicts the least recently used of these
+    pages.
 
     Args:
         total: number of pages.
@@ -16,22 +17,25 @@ class PagePool:
         self.total = total
         self.page_size = page_size
         self._empty = list(range(total - 1, -1, -1))
-        self._kept: dict[int, None] = {}  # registered, held by nobody; least recently used first
+        self._kept: dict[int, None] = {}  # registered pages without a holder, least recently used first
         self._holders = [0] * total
         self._hashes: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds: those that `take` can hand out."""
+        """Number of pages without a holder, which `take` can hand out."""
         return len(self._empty) + len(self._kept)
 
     def pages_for(self, positions: int) -> int:
-        """Pages needed to hold that many positions."""
+        """Return the number of pages that hold `positions` positions."""
         return -(-positions // self.page_size)
 
     def take(self, count: int) -> list[int]:
-        """Hand out `count` pages, ascending. What they held is lost. The caller has checked that they are free."""
+        """Hand out `count` pages in ascending order. Their contents are lost.
+
+        The caller must check `free` first.
+        """
         assert count <= self.free, f"{count} pages asked, {self.free} free"
         pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for page in pages:
@@ -39,10 +43,10 @@ class PagePool:
         return sorted(pages)
 
     def give_back(self, pages: list[int]) -> None:
-        """Take a sequence's pages back, last first.
+        """Release one hold on each of a sequence's pages, the last page first.
 
-        Then the end of a sequence is evicted before its beginning, which more sequences have in common, and the next
-        one gets the empty ones in ascending order again.
+        The order has two effects. The end of a sequence is evicted before its beginning, which more sequences share.
+        The next sequence gets empty pages in ascending order.
         """
         for page in reversed(pages):
             self._holders[page] -= 1
@@ -55,20 +59,20 @@ class PagePool:
                 self._empty.append(page)
 
     def register(self, page: int, page_hash: bytes) -> None:
-        """Say what a page holds; of several pages that hold the same, the first one is found by `match`."""
+        """Register `page` under the hash of its contents, unless another page has this hash already."""
         if page_hash not in self._pages:
             self._pages[page_hash] = page
             self._hashes[page] = page_hash
 
     def forget(self, pages: list[int]) -> None:
-        """Let nobody find these pages any more; they are held."""
+        """Unregister pages that are still held, so that `match` no longer finds them."""
         for page in pages:
             page_hash = self._hashes.pop(page, None)
             if page_hash is not None:
                 del self._pages[page_hash]
 
     def match(self, chain: list[bytes]) -> list[int]:
-        """The pages registered under the first hashes of `chain`, as far as there are any."""
+        """Return the pages that are registered under the leading hashes of `chain`, up to the first unknown hash."""
         pages: list[int] = []
         for page_hash in chain:
             page = self._pages.get(page_hash)
@@ -78,11 +82,11 @@ class PagePool:
         return pages
 
     def held(self, pages: list[int]) -> int:
-        """How many of `pages` somebody holds: sharing them takes nothing from the free ones."""
+        """Return how many of `pages` have a holder; sharing these does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def share(self, pages: list[int]) -> None:
-        """Hold registered pages once more, whether or not somebody holds them."""
+        """Add one hold to each of the registered `pages`, with or without other holders."""
         for page in pages:
             self._kept.pop(page, None)
             self._holders[page] += 1

@@ -1,20 +1,19 @@
-"""The state pool: slots for the state of recurrent layers, and which of them hold snapshots.
+"""The state pool: slots for the state of recurrent layers, and the snapshots in them. The runner owns the tensors.
 
-The tensors live with the runner.
-
-A snapshot is a copy of a state at the end of a full page, known by that page's hash (see `page_hash`), which says
-everything that the state depends on. Prompts that begin alike go on from it.
+A snapshot is a copy of a sequence's state at the end of a full page. Its key is the hash of this page (see
+`page_hash`), which covers every token that the state depends on. A prompt with the same beginning continues from the
+snapshot.
 """
 
 from collections import OrderedDict
 
 
 class StatePool:
-    """Slots by number: first those for sequences that run, behind them those for snapshots.
+    """State slots by number: first the slots of running sequences, then the slots of snapshots.
 
     Args:
-        live: sequences that may run.
-        snapshots: snapshots that are kept, the least recently used forgotten first.
+        live: number of sequences that can run at a time.
+        snapshots: number of snapshot slots; the least recently used snapshot is replaced first.
     """
 
     def __init__(self, live: int, snapshots: int) -> None:
@@ -24,20 +23,27 @@ class StatePool:
 
     @property
     def snapshots(self) -> int:
-        """How many are kept."""
+        """Number of snapshots in the pool."""
         return len(self._kept)
 
     def take(self) -> int:
-        """A slot for a sequence; there is one for each that may run."""
+        """Return a slot for a sequence. There is a slot for each sequence that can run."""
         return self._live.pop()
 
     def give_back(self, slot: int) -> None:
-        """Take a sequence's slot back."""
+        """Release a sequence's slot."""
         assert slot not in self._live, "a state slot was given back twice"
         self._live.append(slot)
 
     def longest(self, hashes: list[bytes]) -> tuple[int, int | None]:
-        """How many of the pages with these hashes, from the first on, end at a snapshot, and its slot."""
+        """Find the longest prefix of pages that ends at a snapshot.
+
+        Args:
+            hashes: hashes of a prompt's leading pages.
+
+        Returns:
+            The number of pages in the prefix and the slot of the snapshot; (0, None) without a snapshot.
+        """
         for count in range(len(hashes), 0, -1):
             slot = self._kept.get(hashes[count - 1])
             if slot is not None:
@@ -46,21 +52,27 @@ class StatePool:
         return 0, None
 
     def holds(self, page_hash: bytes) -> bool:
-        """Whether there is a snapshot at the end of the page with this hash."""
+        """Return whether there is a snapshot at the end of the page with this hash."""
         return page_hash in self._kept
 
     def reserve(self) -> int | None:
-        """A slot for a snapshot to be taken in the next step, at the cost of the oldest; None if there is none."""
+        """Return a slot for a snapshot that the next step takes, or None if the pool has no snapshot slots.
+
+        Without an empty slot, the least recently used snapshot is dropped.
+        """
         if self._empty:
             return self._empty.pop()
         return self._kept.popitem(last=False)[1] if self._kept else None
 
     def unreserve(self, slot: int) -> None:
-        """Take back a reserved slot: the step did not happen."""
+        """Release a reserved slot whose step was not computed."""
         self._empty.append(slot)
 
     def register(self, slot: int, page_hash: bytes) -> None:
-        """Say what a reserved slot holds now; of several that hold the same, one is kept."""
+        """Record that a reserved slot holds the snapshot for `page_hash`.
+
+        If a snapshot with this hash exists already, it stays and the new slot is released.
+        """
         if page_hash in self._kept:
             self._empty.append(slot)
             self._kept.move_to_end(page_hash)
@@ -68,7 +80,7 @@ class StatePool:
             self._kept[page_hash] = slot
 
     def forget(self, page_hash: bytes) -> None:
-        """Give up a snapshot, if it is still there."""
+        """Drop the snapshot with this hash, if there is one."""
         slot = self._kept.pop(page_hash, None)
         if slot is not None:
             self._empty.append(slot)

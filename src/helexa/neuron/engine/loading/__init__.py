@@ -1,1 +1,1 @@
-"""Loads a model: memory estimate, device choice, weights."""
+"""Loads a model: chooses the device, estimates and requests memory, and reads the weights."""

@@ -1,4 +1,4 @@
-"""Where an engine computes, with which kernels, and what weights become there."""
+"""Chooses the device, the kernels and the quantization policy of an engine."""
 
 import logging
 import os
@@ -21,29 +21,33 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class DeviceError(HelexaError):
-    """This machine, or its torch, has no such device that works."""
+    """The device does not exist on this machine, or torch cannot use it."""
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name, made the current one.
+    """Return the device named `name`, and make it the current CUDA device if it is a GPU.
 
     Raises:
-        DeviceError: it cannot be used, and why.
+        DeviceError: the device cannot be used; the message says why.
     """
     try:
         device = torch.device(name)
-        found = torch.zeros(1, device=device).device  # a kernel runs, which not every torch has for every device
+        found = torch.zeros(1, device=device).device  # runs a kernel; some torch builds lack a device's kernels
         if device.type == "cuda":
-            device = found  # torch wants its number, which `cuda` alone does not say
-            torch.cuda.set_device(device)  # kernels are launched there
+            device = found  # torch requires an index, which the name `cuda` lacks
+            torch.cuda.set_device(device)  # kernels launch on the current device
     except (AssertionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch goes on about all that there could be
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # torch appends a list of device types
         raise DeviceError(f"device '{name}' cannot be used: {reason}") from error
     return device
 
 
 def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
-    """The kernels that suit the device, the options and the model's `config` (see `ops.choose`)."""
+    """Return the kernels for the device, the options and the model's `config` (see `ops.choose`).
+
+    Args:
+        half: the model's activations stay within the range of float16.
+    """
     kv_bits = 8 if options.kv_dtype == "int8" else 16
     x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
     choice = choose(
@@ -62,7 +66,11 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
 
 
 def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """What becomes of plain weights while they load."""
+    """Return the policy that quantizes unquantized weights during loading.
+
+    Args:
+        layers: number of layers of the model.
+    """
     quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
@@ -77,6 +85,6 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
 
 
 def physical_cores() -> int:
-    """Of the machine, as many as this process may use."""
+    """Return the number of physical CPU cores, at most the number of CPUs that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

@@ -1,20 +1,20 @@
-"""Does a model fit, and how large may its cache be: pure arithmetic on what it needs and on the room there is."""
+"""Fits a model into free memory and sizes its KV cache: arithmetic without side effects."""
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import Grant, Needs
 
 LEAST_CONTEXT = 2048
-"""Positions without which a model is of no use; a cache shrinks to so many before a load is refused."""
+"""Minimum positions of the KV cache, if the context is not shorter; with less memory, the load fails."""
 
-_CONTEXT_SHARE = 0.5  # of what is left, for one full context; for more it is `Needs.share`
-_SLOTS_SHARE = 0.5  # of what the weights leave, for the recurrent state of sequences that run
+_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `Needs.share` applies beyond one context
+_SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent state of running sequences
 
 
 def divide(needs: Needs, room: int) -> Grant:
-    """Divide `room` bytes: weights and the largest step first, then states, the KV cache and snapshots.
+    """Divide `room` bytes: weights and the largest step first, then state slots, the KV cache and snapshots.
 
     Raises:
-        DoesNotFitError: not even the smallest cache has room.
+        DoesNotFitError: the weights, the largest step and the smallest cache exceed `room`.
     """
     least = min(needs.pages, needs.pages_for(min(needs.context, LEAST_CONTEXT)))
     fixed = needs.weights + needs.step
@@ -37,18 +37,21 @@ def divide(needs: Needs, room: int) -> Grant:
 
 
 def alone(needs: Needs) -> Grant:
-    """What an engine may take that nobody else shares the memory with."""
+    """Return the grant for an engine that shares the device's memory with no other engine."""
     return divide(needs, min(needs.free, needs.limit or needs.free))
 
 
 def _cache(needs: Needs, pages: int) -> int:
-    """Bytes of so many pages, and of what a step takes for the positions in them."""
+    """Return the bytes of `pages` KV pages, plus the memory that a step takes for the positions in them."""
     longest = min(pages * needs.page_size, needs.context)
     return pages * (needs.page + needs.page_step) + longest * needs.position_step
 
 
 def _pages(needs: Needs, least: int, room: int) -> int:
-    """The most pages that are wanted and fit into `room`, where `least` do."""
+    """Return the largest number of pages, from `least` to `needs.pages`, whose `_cache` bytes fit into `room`.
+
+    The result is `least` even if `least` pages exceed `room`.
+    """
     low, high = least, max(needs.pages, least)
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Loads a model: opens its files, asks for memory, builds it, and checks that it computes numbers."""
+"""Loads a model: opens its files, requests memory, builds the model, and checks that its logits are finite."""
 
 import gc
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class NotFiniteError(ModelFileError):
-    """A loaded model computes logits that are not finite numbers."""
+    """The logits of a loaded model are NaN or infinite."""
 
 
 def load(
@@ -38,17 +38,18 @@ def load(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[Needs], Grant] = alone,
 ) -> Runner:
-    """A runner of a model, which computes finite numbers: in float32 if nothing else does.
+    """Return a runner of a model. If its logits are not finite in the chosen dtype, load the model again in float32.
 
     Args:
         model_path: a model file or folder (see `open_checkpoint`).
-        on_progress: called with (bytes read, bytes in all) while the weights load.
-        ask: for memory, before any weight is read.
+        on_progress: called with (bytes read, total bytes) while the weights load.
+        ask: sends the memory request and returns the grant, before any weight is read. On a GPU it is called again with
+            measured sizes after loading.
 
     Raises:
-        DoesNotFitError: there is not enough memory, with the numbers.
-        ModelFileError: the model cannot be loaded, and why.
-        NotFiniteError: it can, but what it computes, even in float32, are no numbers.
+        DoesNotFitError: the memory is too small; the message has the numbers.
+        ModelFileError: the model cannot be loaded; the message says why.
+        NotFiniteError: the logits are not finite in float32 either.
         DeviceError: the device cannot be used.
     """
     try:
@@ -56,9 +57,9 @@ def load(
     except NotFiniteError as error:
         if options.dtype == "float32":
             raise
-        _log.warning("%s; it is loaded again in float32", str(error))  # whoever kept the error would keep the model
+        _log.warning("%s; it is loaded again in float32", str(error))  # the error itself would keep the model alive
     gc.collect()
-    torch.cuda.empty_cache()  # else torch keeps what the first one held, and there seems to be no room for the second
+    torch.cuda.empty_cache()  # otherwise torch reserves the first model's memory, and the second does not fit
     return load_once(model_path, msgspec.structs.replace(options, dtype="float32"), on_progress, ask)
 
 
@@ -68,7 +69,11 @@ def load_once(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[Needs], Grant] = alone,
 ) -> Runner:
-    """The same in the dtype that the options ask for; raises `NotFiniteError` if that yields no numbers."""
+    """Return a runner of a model in the dtype of the options. See `load` for the arguments.
+
+    Raises:
+        NotFiniteError: the logits are not finite in this dtype.
+    """
     device = usable_device(options.device)
     with open_checkpoint(model_path) as checkpoint:
         model_type = str(checkpoint.config.get("model_type"))
@@ -115,7 +120,7 @@ def load_once(
     if model.recurrent:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", asked.state / 2**20, grant.snapshots)
     runner = Runner(model, ops, options, asked, grant)
-    if options.kv_cache_mb:  # whoever states a size is not to find out later that it is not there
+    if options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
     begun = time.perf_counter()
     if not runner.computes_finite_logits(0, 0):

@@ -1,4 +1,4 @@
-"""The outline of a model: the memory that it takes, found by building it without reading a weight."""
+"""The memory estimate of a model: builds the model without reading a weight, and sums the sizes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ from helexa.neuron.weights.quantization.quantize import quantize
 
 @dataclass(frozen=True)
 class Outline:
-    """Sizes of a model, in bytes.
+    """Sizes of a model; byte counts unless stated otherwise.
 
     Attributes:
-        weights: as kernels hold them.
-        loading: how far the load peak is above the weights.
-        page: of K and V of one page in all layers.
-        state: of what recurrent layers keep of one sequence.
-        hidden, widest: numbers in a row of the residual stream, and at most in a row that goes into a product or comes
-            out of it, the head apart.
-        heads, kv_heads, head_dim: of attention.
-        sinks: heads that have one, in a layer.
-        vocab_size: numbers in a row of logits.
-        layers: how many keep pages.
-        context: positions that the model was trained for.
+        weights: weights in the format of the kernels.
+        loading: peak memory of loading, minus `weights`.
+        page: K and V of one page in all layers.
+        state: state of the recurrent layers for one sequence.
+        hidden: width of the residual stream, in numbers.
+        widest: maximum number of values that a product reads and writes per row, without the output head.
+        heads, kv_heads, head_dim: shape of attention.
+        sinks: number of heads with an attention sink in a layer.
+        vocab_size: number of logits per row.
+        layers: number of layers that use KV pages.
+        context: number of positions that the model was trained for.
     """
 
     weights: int
@@ -62,7 +62,7 @@ def outline(
     """Return the memory that a model takes with the kernels `ops`.
 
     Raises:
-        ModelFileError: the model cannot be built; the same that loading it would say.
+        ModelFileError: the model cannot be built; loading it would raise the same error.
     """
     sizes = _WeightSizes(checkpoint, ops, policy)
     model = architecture(config, sizes)
@@ -87,10 +87,10 @@ def outline(
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """Stands for a prepared matrix.
+    """Placeholder for a prepared matrix.
 
     Attributes:
-        weight: what the matrix is made of, on torch's meta device.
+        weight: source of the matrix, on torch's meta device.
         nbytes: bytes of the matrix.
     """
 
@@ -103,8 +103,8 @@ class _WeightSizes(Loader):
 
     Attributes:
         held: bytes allocated now.
-        peak: most bytes allocated at a time.
-        widest: most numbers that a product reads and writes for one row, the head apart.
+        peak: maximum of `held` and temporary bytes so far.
+        widest: maximum number of values that a product reads and writes per row, without the output head.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
@@ -126,7 +126,7 @@ class _WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `Loader`; ones that share one number's memory."""
+        """See `Loader`; returns ones that share the memory of one number."""
         require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self._take(ones.nbytes)
@@ -153,13 +153,13 @@ class _WeightSizes(Loader):
         return lambda x, scores: x
 
     def _multiply(self, *products: Sequence[_Matrix]) -> None:
-        """Count products, then free the matrices that have copies in products; the embedding keeps its matrix."""
+        """Count the memory of products, then free the matrices that products copy; the embedding keeps its matrix."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         kept = None if self._embedding is None else self._embedding.matrix
         self.held -= sum(part.nbytes for parts in copied for part in parts if part is not kept)
 
     def _take(self, size: int, beside: int = 0) -> int:
-        """Allocate `size` bytes, and `beside` bytes that are freed at once; return `size`."""
+        """Allocate `size` bytes and temporarily `beside` bytes more; return `size`."""
         self.held += size
         self.peak = max(self.peak, self.held + beside)
         return size

@@ -1,4 +1,4 @@
-"""What a loaded model takes of an accelerator's memory, measured: what is asked for, in place of what was reckoned."""
+"""Measures the memory of a loaded model on a GPU, and replaces the estimated sizes in its memory request."""
 
 import logging
 from collections.abc import Callable
@@ -19,20 +19,20 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.protocol import Ops
 
 _log = logging.getLogger("helexa.neuron.engine")
-_ALLOWANCE = 1.1  # of a step, for blocks of memory that no tensor fits into
-_DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # takes more than the likeliest token does
+_ALLOWANCE = 1.1  # times a step's memory, for allocator blocks that no tensor fits into
+_DRAWN = SamplingParams(temperature=0.8, top_p=0.9)  # needs more memory than greedy sampling
 _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
-"""Rows whose products are others' than those of few rows, and of many; and what else there are kernels for."""
+"""Prompt lengths that use other matmul kernels than the largest step, and settings that use other sampling kernels."""
 
 
 def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda) -> Needs:
-    """The same needs, with the weights as they lie in memory now, and steps as they were seen to be.
+    """Return `asked` with the measured size of the weights and of the largest step.
 
     Args:
-        weights: bytes of tensors when the model had been loaded, and nothing else was there.
-        run: computes the largest steps, one after the other.
-        graphs: steps of decoding will be recorded, and keep what they take for themselves.
-        cuda: tells of memory; `torch.cuda`.
+        weights: bytes allocated after the model was loaded.
+        run: runs the largest steps one after the other.
+        graphs: decode steps will be captured as graphs, which keep separate memory.
+        cuda: source of memory statistics; `torch.cuda`.
     """
     cuda.empty_cache()
     cuda.reset_peak_memory_stats()
@@ -60,10 +60,13 @@ def measured_on_device(
     sequences: int,
     on_step: Callable[[], None] = lambda: None,
 ) -> Needs:
-    """Needs by what the largest steps take, with a cache just large enough for them.
+    """Return the memory request with the measured memory of the largest steps.
+
+    The steps run with a KV cache that is just large enough for them.
 
     Args:
-        on_step: called after each, which may have taken minutes: the first time, kernels are compiled.
+        sequences: number of sequences in the largest decode step.
+        on_step: called after each step. The first run of a step compiles kernels and may take minutes.
     """
     weights = torch.cuda.memory_allocated()
     tokens = min(options.max_step_tokens, asked.context)
@@ -77,7 +80,7 @@ def measured_on_device(
 
     graphs = bool(runner.buckets)
     found = measured(asked, weights, run, graphs)
-    settings = model.settings  # contexts were short, and have few parts
+    settings = model.settings  # measured contexts are short; long contexts have more partial results
     parts = ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
     found = msgspec.structs.replace(found, step=found.step + parts * (2 if graphs else 1))
     if ops.gathers:
@@ -88,9 +91,13 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Steps than which none takes more: a piece of a prompt, and a token drawn for each of so many sequences.
+    """Return the steps that take the most memory: a prompt chunk, and a decode step with sampling for all sequences.
 
-    Before them come shorter pieces, so that all kernels are compiled before anybody waits for them.
+    Shorter prompt chunks come first, so that all kernels are compiled before requests arrive.
+
+    Args:
+        step_tokens: length of the largest prompt chunk.
+        sequences: number of sequences in the decode step.
     """
     pieces = {**{length: how for length, how in _SHORTER.items() if length < step_tokens}, step_tokens: _DRAWN}
     prompts = [[PlanEntry(_sequence(0, length, how), length)] for length, how in pieces.items()]

@@ -1,4 +1,4 @@
-"""What a model needs of the device's memory: its outline and the engine's options, in the terms of `fit`."""
+"""Builds the memory request of a model from its memory estimate and the engine's options."""
 
 import os
 
@@ -10,16 +10,20 @@ from helexa.neuron.hardware.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
 
-_RUNTIME = 20 << 20  # of threads, tapes, objects, and pages that are half used
-_CONTEXTS = 4  # full ones that a cache has room for, where memory is not short
-_SHARE, _CUDA_SHARE = 0.25, 0.8  # of what the weights leave: other programs want memory of a CPU's, too
-_SNAPSHOT_PART = 8  # of what is free
+_RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
+_CONTEXTS = 4  # full contexts in the cache of a CPU engine, if memory suffices
+_SHARE, _CUDA_SHARE = 0.25, 0.8  # of the memory after weights and states; other programs share a CPU's memory
+_SNAPSHOT_PART = 8  # divisor of free memory for the snapshots' share
 _MOST_SNAPSHOTS = 4096
-_SAMPLING = 6  # arrays as large as the logits, while tokens are drawn
+_SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
 
 def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
-    """What to ask for. A cache of a stated size is asked for as such, else one for four contexts."""
+    """Return the memory request.
+
+    The KV cache has the size in the options, if they have one. Otherwise a CPU engine requests pages for four contexts,
+    and a GPU engine requests as many pages as the free memory holds. `Needs.share` limits both.
+    """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     room = min(free, limit or free)
     context = min(options.context_length or found.context, found.context)
@@ -57,30 +61,31 @@ def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Return the free bytes of a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
 def _step(found: Outline, options: EngineOptions, ops: Ops, rows: int) -> int:
-    """Bytes that the largest step takes, whatever is in the cache."""
+    """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
     parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
     return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
 
 
 def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
-    """Bytes of logits: of the most rows that sample in a step, and what drawing makes of them."""
+    """Return the bytes of the logits of the largest step, and of the arrays that sampling allocates."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
     if ops.quantised:
-        rows += options.max_sequences  # memory is lent in powers of two
+        rows += options.max_sequences  # the workspace rounds sizes up to powers of two
     return rows * found.vocab_size * 4
 
 
 def _attention(found: Outline, ops: Ops, rows: int) -> tuple[int, int]:
-    """Bytes that attention takes beside the cache, for each page in use and for each position of one sequence."""
+    """Return the bytes that attention takes in a step: per KV page in use, and per position of one sequence."""
     if not ops.gathers:
         return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SPAN_POSITIONS)
-    # Plain torch gathers the pages of one layer, padded; keys and values of each query head; scores, and a mask.
+    # Plain torch copies the pages of one layer with padding, repeats K and V for each query head, and allocates scores
+    # and a mask.
     gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE
     repeated = 2 * (found.heads + found.kv_heads) * found.head_dim * ops.dtype.itemsize
     return gathered, repeated + rows * (5 + 12 * found.sinks)

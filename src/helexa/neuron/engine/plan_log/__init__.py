@@ -1,1 +1,1 @@
-"""Records plans and replays them."""
+"""Writes the scheduler's plans to a log, and replays the log."""

@@ -1,4 +1,4 @@
-"""A scheduler that writes a plan log, if the environment variable `NEURON_DEBUG_PLAN_LOG` names a folder for it."""
+"""A scheduler that writes a plan log if the environment variable `NEURON_DEBUG_PLAN_LOG` names a folder."""
 
 import errno
 import logging
@@ -27,7 +27,7 @@ class RecordedScheduler(Scheduler):
     """A scheduler that writes a log.
 
     Args:
-        folder: for the log, which gets a name of its own and is readable by its owner alone.
+        folder: folder of the log file. The file name contains time and process id; only the owner can read the file.
 
     Raises:
         OSError: the log cannot be created.
@@ -102,7 +102,7 @@ class RecordedScheduler(Scheduler):
         return super().isolate(plan, error, after)
 
     def _write(self, record: Record) -> None:
-        """Append a record, unless the log has ended: at its size limit, or because it cannot be written."""
+        """Append a record, unless the log has ended at its size limit or after a write error."""
         if not self._bytes_left:
             return
         frame = encode(record)
@@ -118,6 +118,6 @@ class RecordedScheduler(Scheduler):
 
 
 def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
-    """Return a scheduler, which writes a log if the environment asks for it."""
+    """Return a scheduler, which writes a log if the environment has the variable."""
     folder = environ.get(PLAN_LOG)
     return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.parts())

@@ -1,7 +1,7 @@
-"""The plan log: everything that a scheduler received, and the plans that it made.
+"""The plan log: all inputs of a scheduler, and the plans that it made.
 
-`recorded_scheduler` writes a log, and `replay` compares its plans with those of a new scheduler. A log holds token ids,
-but no text, no grammars and no names: principals are numbered.
+`recorded_scheduler` writes a log. `replay` compares the logged plans with the plans of a new scheduler. A log holds
+token ids, but no text, no grammars and no names: principals are numbered.
 """
 
 import zlib
@@ -21,11 +21,12 @@ _LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """What a scheduler is made from; the first record of a log.
+    """The configuration of a scheduler; the first record of a log.
 
     Attributes:
-        pages, page_size: of the KV cache.
-        snapshots: slots for copies of recurrent state; None for a model without recurrent layers.
+        pages: number of pages of the KV cache.
+        page_size: positions per page.
+        snapshots: snapshot slots for recurrent state; None for a model without recurrent layers.
         step_seconds, token_seconds: see `StepController`.
     """
 
@@ -37,14 +38,19 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     token_seconds: float = 0.0
 
     def parts(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
-        """Return new arguments for a scheduler."""
+        """Return new constructor arguments for a scheduler."""
         states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
         controller = StepController(self.options, self.step_seconds, self.token_seconds)
         return self.options, PagePool(self.pages, self.page_size), states, controller
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_defaults=True):
-    """A request arrived, to be embedded if `pooled`, with a grammar if `guided`."""
+    """A request arrived.
+
+    Attributes:
+        pooled: the request asks for an embedding.
+        guided: the request has a grammar.
+    """
 
     request: Generate
     pooled: bool = False
@@ -52,11 +58,11 @@ class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_default
 
 
 class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A `PlanEntry`.
+    """The record of a `PlanEntry`.
 
     Attributes:
-        guessed: the drafts are a drafter's.
-        pages: checksum of the sequence's page numbers.
+        guessed: the drafts come from a drafter, not from a grammar.
+        pages: CRC-32 checksum of the sequence's page numbers.
     """
 
     id: int
@@ -71,14 +77,14 @@ class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_defaults=True):
-    """A plan, by `Scheduler.plan_after` if `ahead`."""
+    """A plan; `Scheduler.plan_after` made it if `ahead`."""
 
     entries: list[PlannedEntry]
     ahead: bool = False
 
     @classmethod
     def of(cls, plan: Plan, *, ahead: bool) -> "Planned":
-        """Return the record of a plan whose sequences stand as they were planned."""
+        """Return the record of a plan. Call it before the plan's sequences change."""
         return cls(
             entries=[
                 PlannedEntry(
@@ -99,13 +105,13 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_def
 
 
 class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
-    """What the grammar of a sequence made of a step's tokens.
+    """The effect of a step's tokens on the grammar of a sequence.
 
     Attributes:
         ahead: see `Guide`.
-        kept: tokens that the sequence got.
+        kept: number of tokens that were appended to the sequence.
         ended: the grammar is complete.
-        failed: the sequence cannot continue.
+        failed: the sequence ended with a grammar error.
     """
 
     id: int
@@ -116,11 +122,12 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
-    """The oldest step under way was committed.
+    """The oldest step in flight was committed.
 
     Attributes:
         sampled, seconds: see `Scheduler.commit`.
-        not_finite: sequences that ended because their numbers were not finite.
+        grammars: one result per sequence with a grammar.
+        not_finite: ids of sequences that ended because of non-finite values.
     """
 
     sampled: list[int]
@@ -130,14 +137,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The oldest step under way failed, and the one launched after it was dropped."""
+    """The oldest step in flight failed, and the step launched after it was dropped."""
 
 
 Record = Setup | Added | Cancel | Planned | Finished | Failed
 
 
 def encode(record: Record) -> bytes:
-    """Return a record as a log holds it: its length and its msgpack."""
+    """Return the bytes of a record: length (4 bytes, little-endian) and msgpack body."""
     body = msgspec.msgpack.encode(record)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 

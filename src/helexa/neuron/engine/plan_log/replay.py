@@ -1,4 +1,4 @@
-"""Replay a plan log: give a new scheduler what the log says, and compare the plans.
+"""Replay a plan log: give its records to a new scheduler, and compare the plans.
 
 usage: python -m helexa.neuron.engine.plan_log.replay FILE
 
@@ -42,7 +42,8 @@ class Replay:
 
     Attributes:
         plans: number of plans that were compared.
-        recorded, replayed: the last of them if the two differ, else None.
+        recorded: the last plan in the log if it differs from the replayed plan, else None.
+        replayed: the last replayed plan if it differs from the log, else None.
     """
 
     plans: int
@@ -83,7 +84,7 @@ def replay(path: Path) -> Replay:
 
 
 class _Repeated:
-    """A new scheduler, and its plans that are not finished."""
+    """A new scheduler, and its plans in flight."""
 
     def __init__(self, setup: Setup) -> None:
         self.scheduler = Scheduler(*setup.parts())
@@ -99,7 +100,7 @@ class _Repeated:
         self.scheduler.add(sequence)
 
     def plan(self, record: Planned) -> Planned:
-        """Make the next plan; of the record, only the drafts that a grammar allowed or forced are taken."""
+        """Make the next plan. Of the record, only drafts that depend on a grammar are used."""
         for entry in record.entries:
             if entry.id in self._guides:
                 self._guides[entry.id].planned = entry
@@ -128,10 +129,10 @@ class _Repeated:
 
 
 class _RecordedGuide(Guide):
-    """Stands in for a grammar: answers what the grammar answered.
+    """A replacement for a grammar matcher, which returns the recorded results.
 
     Attributes:
-        planned: the entry of its sequence in the plan to be made.
+        planned: the recorded entry of its sequence in the next plan.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class _RecordedGuide(Guide):
         return self._result is not None and self._result.ended and self._advanced == self._result.kept
 
     def take(self, result: GrammarResult) -> None:
-        """Answer as recorded while a step is committed."""
+        """Set the recorded result of the step that is committed next."""
         self._result, self._advanced, self.ahead = result, 0, result.ahead
         self.error = "recorded" if result.failed else ""
 
@@ -162,7 +163,7 @@ class _RecordedGuide(Guide):
 
 
 def main() -> None:
-    """Replay the file that the command line names."""
+    """Replay the file that is named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file

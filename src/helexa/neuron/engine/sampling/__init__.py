@@ -1,1 +1,1 @@
-"""Picks tokens from logits, under grammars."""
+"""Chooses tokens from logits, with grammars."""

@@ -1,4 +1,4 @@
-"""A guide: where the output of one sequence stands in its grammar, and what that leaves for its next token."""
+"""The grammar matcher of one sequence: follows its output, and determines the tokens that may come next."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint8]
 """[bytes]: one bit per token, the lowest of each byte first; set where the token is allowed."""
 
-_ROW_SECONDS = 0.02  # that a look at a row may take, again and again: all sequences of a step wait for it
-_MOST_SECONDS = 0.5  # beyond that, before the sequence ends
+_ROW_SECONDS = 0.02  # CPU seconds allowed per checked row; all sequences of a step wait for the check
+_MOST_SECONDS = 0.5  # CPU seconds beyond the allowed time, after which the sequence ends
 _NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
@@ -23,18 +23,18 @@ class Guide:
     """Follows one sequence's output through its grammar.
 
     The matcher consumes the output and nothing else. Drafts are consumed by a copy: `LLMatcher.rollback` returns True
-    and leaves a wrong state behind after it has passed a special token.
+    but leaves a wrong state behind if a special token was consumed.
 
     Args:
-        matcher: at the beginning of the grammar; it is copied and never changed.
-        clock: CPU seconds of the calling thread.
-        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer, so a limit of the lexer
-            that one copy has reached ends the others and all later copies, too.
+        matcher: a matcher at the beginning of the grammar; it is copied and never changed.
+        clock: returns CPU seconds of the calling thread.
+        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer, so after one copy has
+            reached a limit of the lexer, the other copies and all later copies fail, too.
 
     Attributes:
         error: why the sequence cannot continue; empty if it can.
         bad_grammar: the grammar causes `error`. If False, the engine chose a token that the grammar does not allow.
-        ahead: how many of the drafts that `refused` received last may be kept at most.
+        ahead: maximum number of accepted drafts among the drafts that `refused` received last.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Guide:
 
     @property
     def ended(self) -> bool:
-        """The grammar is complete, and nothing may follow."""
+        """Whether the grammar is complete, and no token may follow."""
         return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
@@ -95,20 +95,21 @@ class Guide:
         return drafts[:count] if sound else ()
 
     def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
-        """Return masks for those chosen tokens that the grammar does not allow.
+        """Return masks for the chosen tokens that the grammar does not allow.
 
         Args:
             chosen: a token for the output's next position and one for the position after each draft; a negative number
-                stands for no token.
-            drafts: tokens that may come next.
+                means no token.
+            drafts: draft tokens after the output.
 
         Returns:
             Masks of the allowed tokens, by their index in `chosen`. Positions after a draft that is not chosen, not
-            allowed or beyond `ahead` are not checked.
+                allowed or
+            beyond `ahead` are not checked.
         """
         begun = self._clock()
         self.ahead = len(drafts)
-        plainly = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # as nearly always
+        plainly = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # the most frequent case
         masks = {} if plainly else self._refused(chosen, drafts)
         self._spent(begun, len(chosen))
         return masks
@@ -143,15 +144,15 @@ class Guide:
             if matcher.is_stopped():
                 break
         if matcher.is_error():
-            self._looks_ahead = False  # the next look ahead would fail again, and cost as much
+            self._looks_ahead = False  # the next look ahead would fail again, at the same cost
             self._on_limit()
         return masks
 
     def _recovered(self) -> bool:
-        """Return whether the matcher had no error; if it had one, rebuild it from the output.
+        """Return whether the matcher had no error; after an error, rebuild the matcher from the output.
 
         An error in a look ahead is not an error of the output, which may continue with other tokens. A matcher never
-        leaves its error state, so it is replaced, and the guide stops looking ahead.
+        leaves its error state. So the matcher is replaced, and the look ahead is turned off.
         """
         if not self._matcher.is_error():
             return True
@@ -175,19 +176,22 @@ class Guide:
         return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
 
     def _spent(self, begun: float, rows: int = 0) -> None:
-        """Count the time since `begun`, in which `rows` rows were checked, and fail if it exceeds the bound."""
+        """Count the time since `begun`, in which `rows` rows were checked; fail if the time exceeds the limit."""
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS:
             self._fail("the grammar takes too long to follow", bad_grammar=True)
 
     def _fail(self, error: str, *, bad_grammar: bool) -> None:
-        """Keep the first error."""
+        """Set the error, unless an earlier error is set."""
         if not self.error:
             self.error, self.bad_grammar = error, bad_grammar
 
 
 def _allows(matcher: "LLMatcher", token: int) -> bool:
-    """Return whether `token` may come next. False may be wrong for special tokens; a mask is exact."""
+    """Return whether `token` may come next.
+
+    For special tokens, False may be wrong; a mask is exact.
+    """
     forced = matcher.compute_ff_tokens()
     return forced[0] == token if forced else matcher.validate_tokens([token]) == 1
 
@@ -197,5 +201,5 @@ def _has(mask: Mask, token: int) -> bool:
 
 
 def said(matcher: "LLMatcher") -> str:
-    """What is wrong with it, in one line."""
+    """Return the matcher's error in one line."""
     return matcher.get_error().strip().partition("\n")[0]

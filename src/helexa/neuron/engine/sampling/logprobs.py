@@ -1,4 +1,4 @@
-"""What the model itself thinks of tokens: log-probabilities, for the rows that ask for them."""
+"""Log-probabilities of tokens by the model's own distribution, for the rows that request them."""
 
 import numpy as np
 import torch
@@ -10,12 +10,13 @@ from helexa.neuron.ops.upload import upload
 
 
 class Logprobs:
-    """Log-probabilities of a step, before temperature, penalties and whatever else chooses; nothing is kept or computed
-    for rows that do not ask.
+    """Log-probabilities of a step, before temperature, penalties, biases and grammars.
+
+    Rows that do not request log-probabilities cost no computation and no memory.
 
     Args:
-        logits: [S, vocabulary], any float dtype, as the model computed them; the sampler may change them afterwards.
-        alternatives: see `Sampling.logprobs`.
+        logits: [S, vocabulary], any float dtype, from the model; the sampler may change them afterwards.
+        alternatives: row -> number of alternatives; see `Sampling.logprobs`.
     """
 
     def __init__(self, logits: Tensor, alternatives: dict[int, int]) -> None:
@@ -25,10 +26,10 @@ class Logprobs:
             self._table = torch.log_softmax(logits[self._rows].float(), dim=-1)
 
     def begin(self, chosen: Tensor) -> None:
-        """Compute what `of` tells, without waiting for the device.
+        """Launch the computation of the log-probabilities, without waiting for the device.
 
         Args:
-            chosen: the tokens [S] on the device.
+            chosen: int64 [S], the tokens on the device.
         """
         if self._alternatives:
             top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
@@ -36,11 +37,11 @@ class Logprobs:
             self._begun = [Readback(part) for part in (chosen, own, top.indices, top.values)]
 
     def of(self, tokens: list[int]) -> dict[int, Logprob]:
-        """For each row that asks: that of the token chosen for it, and the likeliest ones, those first.
+        """Return the log-probability of each requesting row's token, and the likeliest tokens, by row.
 
         Args:
-            tokens: one for each row, chosen on the device or instead of one that was; of one that is no token nothing
-                is said.
+            tokens: one final token per row. A token may differ from `chosen` if a grammar rejected the first choice.
+                Rows with a negative token are left out.
         """
         if not self._alternatives:
             return {}

@@ -1,12 +1,13 @@
-"""The sampler: logits of several rows to one token each, every row with settings of its own.
+"""The sampler: chooses one token for each row of logits, with separate settings per row.
 
 Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw (see `ops.sampling` for the last five). The
-number that a draw takes depends on the row's seed and position alone, so neither the batch nor a preemption changes
-what a seed yields.
+random number of a draw depends on the row's seed and position only, so neither the batch nor a preemption changes the
+tokens of a seed.
 
-A token that a row's grammar refuses is chosen again, with another such number, from what the grammar leaves. So without
-top-k and the like every draw is one from the distribution over that (rejection sampling); with them, a token that they
-keep of the whole vocabulary is not lost to those that they would keep of what the grammar leaves.
+If a grammar rejects a row's token, a second draw with another random number chooses among the allowed tokens. Without
+top-k, top-p and min-p, the result has the model's distribution over the allowed tokens (rejection sampling). With them,
+a token that the filters keep in the whole vocabulary can be chosen, even if the filters applied to the allowed tokens
+alone would drop it.
 """
 
 from collections.abc import Callable
@@ -24,16 +25,16 @@ from helexa.neuron.ops.sampling import Settings
 from helexa.neuron.ops.upload import upload
 
 Refused = Callable[[list[int]], dict[int, Mask]]
-"""Takes a token for each row; returns, by row, what may be chosen instead of those that may not."""
+"""Takes a token for each row; returns a mask of the allowed tokens for each row whose token is rejected."""
 
 _MASK64 = (1 << 64) - 1
 
 
 class Sampled:
-    """Tokens that are chosen on the device, whether or not it has come to that yet.
+    """Tokens that the device chooses, possibly still in computation.
 
     Attributes:
-        tokens: int64 [S] on the device; `NON_FINITE` where the largest logit is no finite number.
+        tokens: int64 [S] on the device; `NON_FINITE` if the row's largest logit is NaN or infinite.
     """
 
     def __init__(self, ops: Ops, logits: Tensor, sampling: Sampling, tokens: Tensor) -> None:
@@ -44,11 +45,11 @@ class Sampled:
         self._copy = Readback(tokens)
 
     def read(self, refused: Refused | None = None) -> list[int]:
-        """The tokens, as soon as they are there.
+        """Wait for the tokens and return them.
 
         Args:
-            refused: which of them may not be chosen; none if None. Where there are such, the logits must still be what
-                they were.
+            refused: returns masks for rejected tokens; None accepts all tokens. If a token is rejected, the logits must
+                be unchanged since the launch.
         """
         tokens: list[int] = self._copy.wait().tolist()
         masks = refused(tokens) if refused is not None else {}
@@ -63,15 +64,18 @@ def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = N
     """Choose a token for each row, without waiting for the device.
 
     Args:
-        logits: [S, vocabulary], any float dtype; may be changed, and is kept for what a grammar refuses.
-        last: int64 [N], the tokens of the step before, if adjustments name any of them.
+        logits: [S, vocabulary], any float dtype; may be changed, and is kept for the second draw of rejected tokens.
+        last: int64 [N], the tokens of the previous step, if adjustments refer to them.
     """
     logits = _adjust(logits, sampling, last)
     return Sampled(ops, logits, sampling, ops.choose(logits, _settings(sampling)))
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: bool = False) -> NDArray[np.float64]:
-    """Numbers in [0, 1), and others `again`, by a counter (SplitMix64; Steele, Lea and Flood, 2014)."""
+    """Return one random number in [0, 1) per seed and position; `again` selects a second series.
+
+    The generator is counter-based (SplitMix64; Steele, Lea and Flood, 2014).
+    """
     state = seeds * np.uint64(0xD1342543DE82EF95) + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     state += np.uint64((0x632BE59BD9B4E019 + again * 0xD6E8FEB86659FD93) & _MASK64)
     for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
@@ -90,7 +94,7 @@ def _settings(sampling: Sampling, again: bool = False) -> Settings:
 
 
 def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
-    """Bias and penalties, only on rows that ask for them; float32 if there is any."""
+    """Apply bias and penalties to the rows that request them; return float32 logits if there are any."""
     bias, repetition, presence = sampling.bias, sampling.repetition, sampling.presence
     if not (len(bias.rows) or len(repetition.rows) or len(presence.rows)):
         return logits
@@ -109,10 +113,10 @@ def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
 
 
 def _cells(adjustments: Adjustments, logits: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Which numbers of the logits, counted through all rows, and by what they are adjusted."""
+    """Return the flat indices of the adjusted logits, and the operands of the adjustments."""
     tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
     if last is not None and (adjustments.tokens < 0).any():
-        coming = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not reach the row before
+        coming = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row
         tokens = torch.where(tokens < 0, coming, tokens)
     starts = upload(adjustments.rows.astype(np.int64) * logits.shape[1], logits.device)
     return starts + tokens, upload(adjustments.values, logits.device)

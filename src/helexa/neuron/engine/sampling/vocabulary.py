@@ -1,4 +1,4 @@
-"""A model's vocabulary as grammars need it: the bytes of every token."""
+"""A model's vocabulary for grammars: the bytes of every token."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from helexa.core.errors import HelexaError
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance requires."""
 
     def __init__(self, model: Path, width: int) -> None:
-        from helexa.neuron.text.model_text import ModelText  # most engines never need it
+        from helexa.neuron.text.model_text import ModelText  # slow import that most engines never need
 
         tokenizer = ModelText.open(model).tokenizer
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token, skip_special=False) for token in range(width)]
         self.ends = sorted(end for end in tokenizer.eos_ids if end < width)
         special = {token for token in range(width) if self.tokens[token] and not tokenizer.token_bytes(token)}
-        self.special_token_ids = sorted(special.union(self.ends))  # no end stands in a text, whatever files call it
+        self.special_token_ids = sorted(special.union(self.ends))  # end tokens never occur in text
         if not self.ends:
             raise HelexaError("the model's vocabulary has no token that ends an answer, which a grammar needs")
         self.eos_token_id = self.ends[0]
@@ -29,12 +29,12 @@ class _Vocabulary:
 
 
 def read_vocabulary(model: Path, width: int) -> LLTokenizer:
-    """The vocabulary of the model at this path, made as wide as its logits.
+    """Return the vocabulary of the model at `model`, padded to `width` tokens, the width of the logits.
 
     Raises:
-        HelexaError: there is none, or none that grammars can use.
+        HelexaError: the vocabulary is missing, or grammars cannot use it.
     """
     vocabulary = _Vocabulary(model, width)
     read = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)
-    vocabulary.tokens.clear()  # it has its own
+    vocabulary.tokens.clear()  # the tokenizer has a copy
     return read

@@ -1,1 +1,1 @@
-"""Decides what each step computes, and applies the results of steps to sequences."""
+"""Plans what each step computes, and applies the results of steps to sequences."""

@@ -1,4 +1,4 @@
-"""The committer: what becomes of the sequences of a step that has been computed."""
+"""The committer: applies the results of a finished step to its sequences."""
 
 import logging
 from collections.abc import Mapping
@@ -15,11 +15,12 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Committer:
-    """Advances the sequences of finished steps, and ends those that are complete or failed.
+    """Advances the sequences of finished steps, and ends complete and failed sequences.
 
     Args:
-        most_tokens: of a sequence, by the context and by what the cache could hold.
-        recurrent: the model has recurrent layers, whose state cannot go back: right drafts are computed once more.
+        most_tokens: upper bound on the tokens of a sequence, from the context length and the size of the cache.
+        recurrent: whether the model has recurrent layers. Their state cannot be rolled back, so accepted draft tokens
+            are computed again in the next step.
     """
 
     def __init__(self, queues: Queues, most_tokens: int, recurrent: bool) -> None:
@@ -43,7 +44,7 @@ class Committer:
         for entry in plan:
             sequence = entry.sequence
             first, row = row, row + entry.samples * (len(entry.drafts) + 1)
-            if not sequence.pages:  # it has ended, or was cancelled, since the step was planned
+            if not sequence.pages:  # the sequence ended or was canceled after the step was planned
                 self._memory.unreserve(entry.save)
                 continue
             self._memory.take_snapshot(entry)
@@ -67,12 +68,12 @@ class Committer:
         return outputs
 
     def take_pages_to_clear(self) -> list[int]:
-        """Free pages that may hold numbers that are not finite; to be cleared before the next step."""
+        """Return free pages with possibly non-finite values; the caller clears them before the next step."""
         pages, self._to_clear = self._to_clear, []
         return pages
 
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
-        """Advance a sequence by a chunk of its prompt, and end it if it wants no output."""
+        """Advance a sequence by a chunk of its prompt, and end the sequence if it requests no output."""
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)
         if entry.completes:
@@ -92,10 +93,11 @@ class Committer:
     def _append(
         self, entry: PlanEntry, sampled: list[int], logprobs: Mapping[int, Logprob], first: int, scored: list[Logprob]
     ) -> TokenOutput:
-        """Append the sampled tokens of an entry whose drafts before them were right; end the sequence if one ends it.
+        """Append an entry's accepted tokens, and end the sequence if one of these tokens ends it.
 
         Args:
-            first: place of the entry's first token among those of the step.
+            sampled: the entry's sampled tokens, one more than it has drafts.
+            first: index of the entry's first token in the step's tokens.
         """
         sequence = entry.sequence
         ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
@@ -133,19 +135,19 @@ class Committer:
         )
 
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence whose logits were not finite; its pages and snapshots are of no use to others."""
+        """End a sequence with non-finite logits and unregister its pages and snapshots."""
         self._to_clear += self._queues.discard(sequence)
         return sequence.failure("the model computed no numbers for this request")
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
-        """End a sequence whose vector is complete, or empty because it was not finite."""
+        """End a sequence whose vector is complete. An empty vector means non-finite hidden states."""
         if not vector:
             return self._end_non_finite(sequence)
         self._queues.end(sequence)
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
     def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence whose guide has an error."""
+        """End a sequence whose grammar matcher reports an error."""
         guide = sequence.guide
         assert guide is not None
         self._queues.end(sequence)
@@ -155,7 +157,7 @@ class Committer:
 
 
 def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
-    """The sampled tokens whose drafts before them were all right: one at least."""
+    """Return the sampled tokens up to and including the first one after the accepted drafts; at least one token."""
     right = 0
     while right < len(drafts) and sampled[right] == drafts[right]:
         right += 1

@@ -1,4 +1,4 @@
-"""The distinct tokens of a list that only grows, as an array."""
+"""The distinct tokens of a growing token list, as an array."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,10 +7,11 @@ _FIRST_ROOM = 256
 
 
 class DistinctTokens:
-    """Reads each token of a sequence once, so that a penalty on all of them costs little Python per step.
+    """Reads each token of a sequence once, so that a penalty on all tokens needs little Python time per step.
 
     Args:
-        tokens: only grows. A negative number stands for a token that is not known yet, and is replaced by the token.
+        tokens: token ids; the list only grows. A negative number is a placeholder for a token that is not known yet;
+            the owner of the list replaces it later.
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -20,7 +21,7 @@ class DistinctTokens:
         self._array = np.empty(_FIRST_ROOM, np.int64)
 
     def array(self) -> NDArray[np.int64]:
-        """Return the known tokens without repetitions, in the order of occurrence; valid until the next call."""
+        """Return the known tokens without duplicates, in order of first occurrence; valid until the next call."""
         new = self._tokens[self._read :]
         while new and new[-1] < 0:
             new.pop()

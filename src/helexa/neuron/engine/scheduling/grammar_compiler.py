@@ -1,4 +1,4 @@
-"""Grammars: compiled for the sequences that bring one, in a thread of its own, before they wait for their turn."""
+"""Compiles grammars of new sequences in a separate thread, before the sequences are queued."""
 
 import queue
 import socket
@@ -19,15 +19,15 @@ from helexa.neuron.processes import heartbeat
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_KEPT = 8  # some are tens of megabytes
+_KEPT = 8  # compiled grammars in the cache; some take tens of megabytes
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a sequence gets no guide.
+    """The reason why a sequence gets no grammar matcher.
 
     Attributes:
-        bad_grammar: it is what the grammar asks for.
+        bad_grammar: whether the grammar itself causes the failure.
     """
 
     error: str
@@ -35,19 +35,19 @@ class Failure:
 
 
 class Grammars:
-    """Compiles. Whoever serves the engine's socket gives sequences in and fetches them when they are ready.
+    """Compiles grammars in a thread. The engine loop adds sequences and fetches them when their matchers are ready.
 
     Args:
-        model: the model's file or folder; its vocabulary is read when the first grammar comes, since it takes as much
-            memory as the weights of a small model, and seconds.
-        width: how many logits a row has.
+        model: the model's file or folder. Its vocabulary is read when the first grammar arrives, because reading takes
+            seconds and as much memory as the weights of a small model.
+        width: logits per row.
     """
 
     def __init__(self, model: Path, width: int) -> None:
         self._model = model
         self._width = width
         self._open: set[int] = set()
-        self._changed = threading.Condition()  # for the two that the thread looks at, too
+        self._changed = threading.Condition()  # guards `_new`, `_exhausted` and `_closed`
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
@@ -61,24 +61,24 @@ class Grammars:
         return len(self._open)
 
     def fileno(self) -> int:
-        """Readable when there is something to fetch."""
+        """Return a descriptor that is readable when `fetch` has results."""
         return self._ours.fileno()
 
     def begin(self, sequence: Sequence) -> None:
-        """Compile the grammar of a sequence."""
+        """Queue a sequence whose grammar is to be compiled."""
         self._open.add(sequence.id)
         with self._changed:
             self._new[sequence.id] = sequence
             self._changed.notify()
 
     def cancel(self, sequence_id: int) -> None:
-        """Forget a sequence if it is here."""
+        """Drop a sequence whose grammar is queued or being compiled, if there is one."""
         self._open.discard(sequence_id)
         with self._changed:
             self._new.pop(sequence_id, None)
 
     def fetch(self) -> list[tuple[Sequence, Failure | None]]:
-        """Sequences that have got their guides, or could not; never waits."""
+        """Return the sequences that are ready, each with the failure or None; does not wait."""
         with suppress(BlockingIOError):
             self._ours.recv(4096)
         ready: list[tuple[Sequence, Failure | None]] = []
@@ -95,7 +95,7 @@ class Grammars:
         return ready
 
     def close(self) -> None:
-        """End the thread when it has done what it is doing."""
+        """Close the sockets. The thread ends after the current grammar."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -121,14 +121,17 @@ class Grammars:
                     result = Guide(matcher, on_limit=partial(self._discard, grammar))
             except HelexaError as problem:
                 result = Failure(str(problem))
-            except BaseException as problem:  # a panic in llguidance is no Exception
+            except BaseException as problem:  # a Rust panic in llguidance is not an Exception
                 result = Failure(f"the grammar cannot be compiled: {type(problem).__name__}")
             self._done.put((sequence, result))
-            with suppress(OSError):  # it is closed, or full, and whoever is to wake has plenty to wake of
+            with suppress(OSError):  # closed, or full: the reader wakes anyway
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":
-        """Begins a grammar. What it takes is long to import, and most engines never need it."""
+        """Return a function that makes a matcher from a grammar.
+
+        The imports are slow and most engines never need them, so they are made here.
+        """
         from llguidance import LLMatcher, LLParserLimits
 
         from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
@@ -138,12 +141,12 @@ class Grammars:
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _discard(self, grammar: str) -> None:
-        """Have the grammar compiled anew for later sequences."""
+        """Drop a grammar from the cache, so that it is compiled again for later sequences."""
         with self._changed:
             self._exhausted.add(grammar)
 
     def _next(self, kept: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
-        """Whose turn it is, once there is anybody: those whose grammars are known cost nothing and come first."""
+        """Wait for a sequence and return it, or None after `close`. Sequences with cached grammars come first."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:

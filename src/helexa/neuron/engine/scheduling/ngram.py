@@ -1,19 +1,19 @@
-"""Drafts by n-gram lookup: what followed the last tokens the last time they were there, in prompt or output.
+"""Draft tokens by n-gram lookup: the tokens that followed the latest n-gram earlier in the prompt or output.
 
-Texts that repeat themselves, as an edited file repeats the original, are guessed many tokens at a time. How long a
-match must be, and how many tokens are guessed from it, follows what became of the guesses before.
+Repetitive text yields long drafts, for example a file that is returned with edits. The required match length and the
+number of draft tokens adapt to the acceptance of earlier drafts.
 """
 
-_LONG, _SHORT = 8, 3  # n-grams that are looked up; the long ones tell apart what many short ones have in common
+_LONG, _SHORT = 8, 3  # lengths of the n-grams in the index; a short n-gram may occur in several contexts
 _LEAST_MATCH, _FIRST_MATCH, _MOST_MATCH = 3, 5, 32
 _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
 
 
 class Drafter:
-    """Drafts for one sequence.
+    """Drafts tokens for one sequence.
 
     Args:
-        tokens: its tokens, which may only grow.
+        tokens: the sequence's tokens; the list only grows.
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -21,7 +21,7 @@ class Drafter:
         self._depth = _FIRST_DEPTH
         self._match = _FIRST_MATCH
         self._indexed = len(tokens)
-        # n-gram -> where the last one ended, if a token came after it
+        # n-gram -> index of the token after its latest occurrence
         self._index: dict[tuple[int, ...], int] = {}
         for n in (_SHORT, _LONG):
             grams = zip(*(tokens[i:-1] for i in range(n)), strict=False)
@@ -29,23 +29,23 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether there may be guesses when one more token is known; else there are none, whichever it is."""
+        """Whether `draft` may return tokens after one more token; if False, no next token yields a draft."""
         self._read()
-        known = _LONG if self._match > _LONG else _SHORT  # of the tokens that must match, all but the next one
+        known = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or tuple(self._tokens[-known:]) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Guesses of the next tokens, at most `limit`; none when nothing promising was found."""
+        """Return at most `limit` draft tokens, or none without a long enough match."""
         self._read()
         tokens = self._tokens
         place = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
         if place is None or tokens[max(place - self._match, 0) : place] != tokens[-self._match :]:
             return ()
-        period = len(tokens) - place  # a draft that reaches the end goes on as if the text repeated itself
+        period = len(tokens) - place  # a draft beyond the end of the tokens continues the repetition
         return tuple(tokens[place + i % period] for i in range(min(self._depth, limit)))
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Take note of how many tokens of a draft were right."""
+        """Adapt the draft length and the match length to the number of accepted draft tokens."""
         if accepted == drafted:
             self._depth = min(2 * self._depth, _MOST_DEPTH)
             self._match = _LEAST_MATCH
@@ -57,7 +57,7 @@ class Drafter:
             self._match = min(self._match * 2, _MOST_MATCH)
 
     def _read(self) -> None:
-        """Index the n-grams that have got a token after them."""
+        """Index the n-grams that have a following token since the last call."""
         tokens = self._tokens
         for end in range(self._indexed, len(tokens)):
             for n in (_SHORT, _LONG):

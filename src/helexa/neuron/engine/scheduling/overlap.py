@@ -1,7 +1,7 @@
-"""Overlap: what the step after one that the device still computes can be planned from.
+"""Overlap: plans a step while the device still computes the previous step.
 
-All that such a step leaves open is which tokens it yields. As long as nothing but the device needs to know them, the
-next step is planned and launched as if they were known, and takes them from where the device has put them.
+The results that are missing at that time are the sampled tokens. If only the device needs these tokens, the next step
+is planned with placeholders and launched. The device then replaces the placeholders by the sampled tokens.
 """
 
 from collections.abc import Iterator
@@ -11,18 +11,17 @@ from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 
 
 def foreseeable(plan: Plan) -> bool:
-    """Whether a step after this one needs nothing of it but tokens, and those on the device alone."""
+    """Return whether the step after `plan` can be planned before the results of `plan` are read."""
     return all(_foreseeable(entry) for entry in plan)
 
 
 @contextmanager
 def as_after(plan: Plan) -> Iterator[None]:
-    """Let the sequences of a foreseeable plan stand where they will stand when it is committed.
+    """Set the sequences of a foreseeable plan to the state after its commit, within the context.
 
-    In place of each token that they will get stands its place among the step's tokens, counted from their end: -1 is
-    the last.
+    The placeholder of a token is its index among the step's tokens, counted from their end: -1 is the last token.
     """
-    advanced = [entry for entry in plan if entry.sequence.pages]  # others were cancelled meanwhile
+    advanced = [entry for entry in plan if entry.sequence.pages]  # without canceled sequences
     place = -sum(entry.samples for entry in plan)
     for entry in plan:
         if entry.sequence.pages:

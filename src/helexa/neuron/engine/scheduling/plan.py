@@ -1,4 +1,4 @@
-"""The plan of a step: what is computed of which sequences."""
+"""The plan of a step: which tokens of which sequences the step computes."""
 
 from dataclasses import dataclass, field
 
@@ -8,17 +8,20 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 
 @dataclass
 class PlanEntry:
-    """`sequence` advances by `count` tokens; `samples` when that reaches its last known token.
-
-    `drafts` are guesses of the tokens that come after it: the `drafter`'s, if they are not all that a grammar leaves.
-    They are computed along, and kept as far as they are what is sampled in their places. `restore` and `save` are slots
-    of snapshots (see `states`): where the recurrent state of the sequence comes from before the step, and where a copy
-    of it goes after.
+    """One sequence's part of a step.
 
     Attributes:
-        completes: all that is known of the sequence is computed after the step.
-        samples: the step yields a new token for it.
-        decoding: all that it computes of the sequence is what the last step brought.
+        sequence: the sequence that advances.
+        count: number of the sequence's known tokens that the step computes.
+        drafts: draft tokens after the known tokens. The step computes them too; leading drafts that equal the sampled
+            tokens are accepted.
+        restore: slot of the snapshot from which the sequence's recurrent state is copied before the step (see
+            `state_pool`).
+        save: slot to which the sequence's recurrent state is copied after the step.
+        drafter: source of the drafts; None if the grammar forces them.
+        completes: all known tokens of the sequence are computed after the step.
+        samples: the step yields a new token for the sequence.
+        decoding: the step computes only tokens that the last step yielded.
     """
 
     sequence: Sequence

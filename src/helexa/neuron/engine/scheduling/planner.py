@@ -1,11 +1,11 @@
-"""The planner: what the next step computes.
+"""The planner: chooses the tokens that the next step computes.
 
-Prompts are read in the order of arrival. A prompt that does not fit into a step is cut, and leaves half of the step's
-prompt tokens to the other prompts, the shortest first. So a short prompt does not wait for the end of a long one, and
-no prompt starves: the oldest gets half of every step at least.
+Prompts are prefilled in the order of arrival. A prompt that does not fit into a step is cut, and leaves half of the
+step's prompt tokens to the other prompts, the shortest first. So a short prompt does not wait for the end of a long
+prompt. The oldest prompt gets at least half of every step.
 
-When there are sequences of several principals, each one's first comes first, then each one's second; and a step may
-leave out some of those that decode (see `step_controller`).
+With several principals, the first sequence of each principal comes first, then the second sequence of each principal. A
+step may omit some of the decoding sequences (see `step_controller`).
 """
 
 from collections import Counter, deque
@@ -22,10 +22,10 @@ from helexa.neuron.ops.constants import MAX_DRAFTS
 
 
 class Planner:
-    """Plans steps within the limits of a step controller, which learns from their times.
+    """Plans steps within the limits of a step controller, and reports step times to the controller.
 
     Args:
-        most_tokens: of a sequence, by the context and by what the cache could hold.
+        most_tokens: upper bound on the tokens of a sequence, from the context length and the size of the cache.
     """
 
     def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, controller: StepController) -> None:
@@ -34,16 +34,16 @@ class Planner:
         self._memory = queues.memory
         self._most_tokens = most_tokens
         self._controller = controller
-        self._apart = False  # it is the suspects' turn
-        self._ahead = False  # a plan is made before the step before it is committed
-        self._left_out = False  # it left a sequence out that found no page
+        self._apart = False  # the current step is for suspects
+        self._ahead = False  # the plan is made before the previous step is committed
+        self._left_out = False  # the last plan omits a sequence for lack of pages
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
 
     def plan(self) -> Plan:
-        """The next step: one token of every sequence that decodes, then prompts, until the budget is spent.
+        """Return the next step: one token of every decoding sequence, then prompt tokens up to the token budget.
 
-        No sequence starves: those that decode are in every step, or take turns, and prompts share the rest of the
-        budget, at least one token.
+        Every decoding sequence advances in every step, except when principals take turns. Prompts share the rest of the
+        budget, which is at least one token.
         """
         self._left_out = False
         if self._queues.suspects:
@@ -56,9 +56,10 @@ class Planner:
         return self._plan_together()
 
     def plan_after(self) -> Plan:
-        """The step after one that is not committed yet, while its sequences stand `as_after` it; may be empty.
+        """Return the step after the uncommitted step that is in flight; the plan may be empty. Call within `as_after`.
 
-        No sequence is preempted for it: one that finds no page is left out, and the step after it waits.
+        The planner preempts no sequence for this step. It omits a sequence for which no page is free; then no further
+        step is planned ahead until the next `plan`.
         """
         self._ahead = True
         try:
@@ -67,14 +68,14 @@ class Planner:
             self._ahead = False
 
     def foresees(self, plan: Plan) -> bool:
-        """Whether `plan_after` can be asked for: nothing that it needs depends on the tokens that `plan` yields."""
+        """Return whether `plan_after` may be called: the next plan does not depend on the tokens that `plan` yields."""
         if self._queues.suspects or self._left_out or not foreseeable(plan):
             return False
         decoding = [entry.sequence for entry in plan if entry.samples]
         return len(decoding) > self._most_drafting or not any(self._drafter(one).may_draft for one in decoding)
 
     def learn(self, plan: Plan, seconds: float) -> None:
-        """Record what a finished step took."""
+        """Record the duration of a finished step."""
         by_principal: Counter[str] = Counter()
         for entry in plan:
             if not entry.decoding:
@@ -88,7 +89,7 @@ class Planner:
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """A step of all; as long as there are suspects, of those who run beside them."""
+        """Return a step for all sequences. With suspects, only the other decoding sequences take part."""
         plan: dict[Sequence, int] = {}
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
         decoding = [
@@ -104,20 +105,20 @@ class Planner:
         if len(decoding) <= self._most_drafting and not self._ahead:
             room = self._options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
-                if sequence in plan and sequence.decoding:  # it may have been preempted and started again just now
+                if sequence in plan and sequence.decoding:  # not if it was preempted and restarted
                     drafts[sequence] = self._draft(sequence, room)
                     room -= len(drafts[sequence][0])
         return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
 
     def _plan_suspect(self) -> Plan:
-        """A step of the next suspect alone; they take turns. Empty if there is no room for any."""
+        """Return a step for the next suspect alone; suspects take turns. The plan is empty if no suspect gets pages."""
         plan: dict[Sequence, int] = {}
         for _ in range(len(self._queues.suspects)):
             sequence = self._queues.suspects[0]
             self._queues.suspects.rotate(-1)
             if sequence not in self._queues.running:
                 if sequence is not self._queues.waiting[0]:
-                    continue  # an older one was preempted
+                    continue  # an older sequence was preempted
                 self._queues.waiting.popleft()
                 self._queues.start(sequence, self._memory.computed_before(sequence))
             if self._place(sequence, min(sequence.pending, self._controller.max_prompt_tokens), plan):
@@ -125,7 +126,7 @@ class Planner:
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
-        """Plan chunks of prompts beside what is planned already."""
+        """Add chunks of prompts to the plan."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         room = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
@@ -139,9 +140,10 @@ class Planner:
             room -= self._take(sequence, min(sequence.pending, allowed, room), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
-        """Sequences to prefill: those that run, then newcomers, each started when its turn comes. Oldest first.
+        """Yield sequences to prefill, oldest first: running sequences, then waiting sequences.
 
-        Of several principals each one's first comes first, whether it runs or is new.
+        A waiting sequence starts when it is yielded. With several principals, the first sequence of each principal
+        comes first, running or waiting.
         """
         places: Counter[str] = Counter()
         begun: deque[tuple[int, Sequence]] = deque()
@@ -170,12 +172,15 @@ class Planner:
                 return
 
     def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
-        """Who starts next, if anybody may: of the principal that has fewest running, whoever waits longest."""
+        """Return the waiting sequence to start next, or None.
+
+        The principal with the fewest running sequences comes first, then the order of arrival decides.
+        """
         candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
     def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Give `room` tokens to prompts other than `cut`, the shortest first; return how many tokens they took."""
+        """Give `room` tokens to prompts other than `cut`, the shortest first; return the number of tokens planned."""
         left = room
         shortest = self._shortest(cut, plan, limits)
         while left and (sequence := next(shortest, None)):
@@ -183,10 +188,10 @@ class Planner:
         return room - left
 
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
-        """Yield prompts other than `cut` that are not in `plan`, those with the fewest tokens to compute first.
+        """Yield prompts other than `cut` that are not in `plan`; prompts with the fewest tokens to compute come first.
 
-        Waiting prompts start when their turn comes. None of them starts while the first of them finds no pages: others
-        would take the pages that it waits for.
+        Waiting prompts start when they are yielded. No waiting prompt starts if the first one in the queue lacks pages:
+        others would take the pages that it needs.
         """
         begun = [one for one in self._queues.running if not one.decoding and one is not cut and one not in plan]
         may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
@@ -203,22 +208,28 @@ class Planner:
             yield sequence
 
     def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
-        """Return the pages that a waiting sequence can start with, or None if there is no place or no memory for it."""
+        """Return the cached pages that a waiting sequence starts with, or None if it cannot start yet.
+
+        A sequence cannot start if `max_sequences` are running or too few pages are free.
+        """
         if len(self._queues.running) >= self._options.max_sequences:
             return None
         prefix = self._memory.computed_before(sequence)
         return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Plan `count` tokens of a prompt, and count them in the limits."""
+        """Plan `count` tokens of a prompt and subtract them from the limits; return the number of tokens planned."""
         taken = self._place(sequence, count, plan)
         limits.take(sequence, taken)
         return taken
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
-        """Plan `count` tokens of a sequence, preempting newer ones for their pages; 0 if it had to yield itself."""
+        """Plan up to `count` tokens of a sequence, preempting newer sequences for pages; return the number of tokens.
+
+        The result is 0 if the sequence itself was preempted or, in `plan_after`, gets no page.
+        """
         if sequence not in self._queues.running:
-            return 0  # it was preempted for an older one just now
+            return 0  # preempted in this plan for an older sequence
         count = self._memory.until_mark(sequence, count)
         while not self._memory.grow(sequence, count):
             if self._ahead:
@@ -238,9 +249,12 @@ class Planner:
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
     def _draft(self, sequence: Sequence, room: int) -> tuple[tuple[int, ...], Drafter | None]:
-        """Drafts for a sequence in the plan, as far as there is a use, `room` and a page; and who guessed them."""
+        """Return drafts for a planned sequence and their drafter, within `room` tokens and the free pages.
+
+        The drafter is None for tokens that a grammar forces.
+        """
         left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(room, left - 1, MAX_DRAFTS)  # the last token needs no draft: it is sampled after the others
+        limit = min(room, left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None
@@ -259,7 +273,7 @@ class Planner:
         return sequence.drafter
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Whether it ends with the token that is under way, whichever that is."""
+        """Return whether the sequence ends with the token in flight, independent of the token."""
         return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
 
     def _tokens_left(self, sequence: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""Queues: the sequences that run and those that wait, with the memory that they hold."""
+"""Queues: the running and the waiting sequences, and the memory that they hold."""
 
 import time
 from bisect import insort
@@ -12,9 +12,10 @@ class Queues:
     """The sequences of a scheduler.
 
     Attributes:
-        running, waiting: each sorted by arrival.
-        suspects: sequences of a step that failed; each has steps of its own, until it samples.
-        prompt_tokens, cached_tokens: of all sequences that were started; the second were found in the pages of others.
+        running, waiting: sequences sorted by arrival.
+        suspects: sequences of a failed step; each gets separate steps until it samples a token.
+        prompt_tokens: number of prompt tokens of all sequences that were started.
+        cached_tokens: number of these tokens that were found in the KV cache.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -26,7 +27,7 @@ class Queues:
         self.cached_tokens = 0
 
     def cancel(self, sequence_id: int) -> bool:
-        """Remove a sequence and free its pages; False when it is not here (any more)."""
+        """Remove a sequence and free its pages; return False if it is not queued."""
         for queue in (self.running, self.waiting):
             for sequence in queue:
                 if sequence.id == sequence_id:
@@ -37,7 +38,7 @@ class Queues:
         return False
 
     def start(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Run a sequence that has left `waiting`; `prefix` is the pages that hold its beginning."""
+        """Move a sequence that left `waiting` to `running`; `prefix` lists the cached pages that hold its beginning."""
         insort(self.running, sequence, key=lambda one: one.arrival)
         self.memory.begin(sequence, prefix)
         if sequence.started is None:
@@ -53,18 +54,22 @@ class Queues:
         self.waiting.appendleft(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Remove a running sequence and free its pages, which later prompts may find."""
+        """Remove a running sequence and free its pages; later prompts can reuse registered pages."""
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         self.memory.release(sequence)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Remove a running sequence; return its pages that are free now and must be cleared: no prompt finds them."""
+        """Remove a running sequence and unregister its pages.
+
+        Returns:
+            The pages that no other sequence holds; the caller must clear them.
+        """
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         return self.memory.discard(sequence)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
-        """Let a sequence take part in the steps of all again."""
+        """Return a sequence from `suspects` to steps with other sequences."""
         if sequence in self.suspects:
             self.suspects.remove(sequence)

@@ -1,12 +1,12 @@
 """The scheduler: which sequences advance by how many tokens in the next step.
 
 One rule: every sequence has `computed` chasing `tokens`. A step is a plan of (sequence, n) under one token budget,
-running sequences first. Decode is n = 1, prefill is a chunk; preemption sets `computed` to 0 and puts the sequence back
-at the head of the queue. A prefix that other sequences have computed before only moves `computed`, too. There is no
-second code path. (The rule is vLLM V1's; Kwon et al., 2023, for the pages.)
+running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets `computed` to 0 and puts the sequence at
+the head of the queue. A cached prefix only advances `computed`. There is no second code path. (The rule is vLLM V1's;
+the pages follow Kwon et al., 2023.)
 
-The newest sequence is preempted first, never an older one for a newer one. `planner` says what a step computes,
-`committer` what becomes of its results.
+The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps,
+`committer` applies their results.
 """
 
 import itertools
@@ -34,12 +34,12 @@ class Scheduler:
     """Owns all sequences and the page pool.
 
     Args:
-        options: budgets and ceilings.
-        pages: the pool; sequences are bounded by it.
-        states: slots for what recurrent layers keep, if the model has such. Such a state cannot go back, so drafts
-            leave no trace in it: those that were right are computed once more, with the next token. A prefix that was
-            computed before reaches as far as its last snapshot.
-        controller: limits the steps; without one, a controller that knows no time limit does.
+        options: budgets and limits.
+        pages: the page pool; its size bounds the length of sequences.
+        states: state slots; None for a model without recurrent layers. Recurrent state cannot be rolled back, so drafts
+            do not change it and accepted drafts are computed again with the next token. A cached prefix ends at its
+            last snapshot.
+        controller: limits the steps; None for a controller without a time limit.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
+        """Whether no sequence runs or waits."""
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Queue a sequence, or return its refusal."""
+        """Queue a sequence; return None, or an error output if it is rejected."""
         if len(self.waiting) >= self.options.max_waiting:
             return sequence.failure(f"overloaded: {len(self.waiting)} requests are waiting already")
         if not sequence.tokens:
@@ -91,7 +91,7 @@ class Scheduler:
         return None
 
     def cancel(self, sequence_id: int) -> bool:
-        """Forget a sequence and free its pages; False when it is not here (any more)."""
+        """Remove a sequence and free its pages; return False if the scheduler does not have it."""
         return self.queues.cancel(sequence_id)
 
     def plan(self) -> Plan:
@@ -115,29 +115,30 @@ class Scheduler:
         hidden: Mapping[int, Float32] = MappingProxyType({}),
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
-        """Record a finished step.
+        """Apply the results of a finished step, and return the new outputs.
 
         Args:
-            seconds: that it took, if anything is to be learnt from it.
-            sampled: for each entry that samples, in plan order, the token that follows its known ones, and then one
-                for each draft: the token that would follow if this draft and those before it were right. As a draw
-                depends on seed and position alone, those that count are the tokens of a step without drafts.
-                `NON_FINITE` ends its sequence; nobody will find what it has computed.
-            logprobs: of those whose sequences ask, by their place in `sampled`.
-            hidden: what the vectors that are wanted get of this step, by the ids of their sequences.
-            scores: the log-probabilities of the next prompt tokens, by the ids of the sequences that ask for them.
+            seconds: duration of the step; None if the planner must not learn from it.
+            sampled: for each entry that samples, in plan order, the token after the known tokens, then one token per
+                draft: the token after this draft if all drafts up to it are accepted. A draw depends on seed and
+                position only, so the accepted tokens are the tokens of a run without drafts. `NON_FINITE` ends the
+                sequence and unregisters its pages.
+            logprobs: log-probabilities of sampled tokens, by index in `sampled`, for sequences that request them.
+            hidden: float32 [H], the step's sum of hidden states for sequences that are embedded, by sequence id.
+            scores: log-probabilities of the next prompt tokens, by sequence id, for sequences that request them.
         """
         if seconds is not None:
             self.planner.learn(plan, seconds)
         return self._committer.commit(plan, sampled, logprobs, hidden, scores)
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """A planned step failed: if it was one sequence's alone, end that with `error`.
+        """Handle a failed step, and return the new outputs.
 
-        If it was that of several, each begins anew, with steps of its own, until it goes on or fails.
+        If the step had one sequence, the sequence ends with `error`. If it had several, all running sequences restart
+        as suspects: each gets separate steps until it samples a token or fails.
 
         Args:
-            after: the step that was launched after it, which counts for nothing: its sequences begin anew.
+            after: the step that was launched after the failed step. Its results are dropped and its sequences restart.
         """
         queues = self.queues
         for entry in [*plan, *(after or [])]:
@@ -152,16 +153,16 @@ class Scheduler:
         for other in reversed([one for one in queues.running if one in spoilt]):
             queues.preempt(other)
         if sequence not in queues.running:
-            return []  # it has ended meanwhile
+            return []  # the sequence ended after the launch
         queues.end(sequence)
         return [sequence.failure(error)]
 
     def take_pages_to_clear(self) -> list[int]:
-        """Free pages that may hold numbers that are not finite; to be cleared before the next step."""
+        """Return free pages with possibly non-finite values; the caller clears them before the next step."""
         return self._committer.take_pages_to_clear()
 
     def fail_all(self, error: str) -> list[TokenOutput]:
-        """End every sequence with an error that a retry may escape; nothing is left behind."""
+        """End every sequence with a retryable error, and release all memory."""
         outputs: list[TokenOutput] = []
         for sequence in [*self.running, *self.waiting]:
             self.queues.memory.release(sequence)
@@ -172,5 +173,5 @@ class Scheduler:
         return outputs
 
     def check_idle(self) -> None:
-        """Integrity: when nothing runs, nobody may hold a page."""
+        """Assert that no page is held when the scheduler is idle."""
         assert not self.idle or self.pages.free == self.pages.total, "pages leaked"

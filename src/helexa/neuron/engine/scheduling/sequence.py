@@ -12,26 +12,27 @@ from helexa.neuron.engine.step.pooling import PooledVector
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. `computed` chases `len(tokens)`; everything else follows from that.
+    """A request inside the engine. `computed` chases `len(tokens)`.
 
     Attributes:
         tokens: prompt and output.
-        computed: leading tokens whose K and V are in `pages`.
-        cached: prompt tokens that were found in the KV cache when the sequence was first started.
-        cached_reported: the server knows `cached`.
-        pooled: its vector in the making, if that is what is wanted of it, and no output.
-        guide: where its output stands in its grammar, if it has one.
-        chain: hashes of its leading full pages as far as they were needed (see `page_hash`), made by the scheduler.
-        scored: leading prompt tokens whose log-probabilities are reported, if the request asks for them.
-        drafter: guesses its next tokens; made when there is a use for it.
-        fresh: tokens that the last step brought; until they are computed, too, it is decoding.
-        slot: of its recurrent state while it runs, where the model has such.
-        restore: the snapshot that its state begins from, until its first step.
-        stepped: the number of the last step in which it was while decoding.
-        follower: hash of the page at whose end its latest snapshot while decoding was taken.
+        computed: number of leading tokens whose K and V are in `pages`.
+        cached: prompt tokens that were found in the KV cache when the sequence first started.
+        cached_reported: whether an output has reported `cached`.
+        pooled: the vector being computed; None for a sequence that generates tokens.
+        guide: grammar matcher of the output; None without a grammar.
+        chain: hashes of the leading full pages that have been needed so far (see `page_hash`). The scheduler sets it.
+        scored: number of leading prompt tokens whose log-probabilities are reported, if the request asks for them.
+        drafter: source of draft tokens; created on first use.
+        fresh: number of tokens that the last step yielded. The sequence is decoding until they are computed.
+        slot: state slot of a running sequence; None if the model has no recurrent layers.
+        restore: slot of the snapshot from which the state starts; None after the first step.
+        stepped: number of the last step in which the sequence decoded.
+        follower: hash of the page at whose end the latest snapshot during decoding was taken.
         read_tokens, read_seconds: see `Timing`.
-        distinct: its tokens without repetitions.
-        arrival: number of the sequence in the order in which the scheduler received them.
+        distinct: the sequence's tokens without duplicates.
+        arrived, started, first_token: seconds on the clock of `time.perf_counter`; None before the event.
+        arrival: index of the sequence in the order of arrival.
     """
 
     request: Generate
@@ -43,7 +44,7 @@ class Sequence:
     pooled: PooledVector | None = None
     guide: Guide | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
-    scored: int = 1  # the first token has none
+    scored: int = 1  # the first token has no log-probability
     drafter: Drafter | None = None
     fresh: int = 0
     slot: int | None = None
@@ -64,7 +65,7 @@ class Sequence:
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
-        """One that ends when its prompt is computed."""
+        """Return a sequence that ends when its prompt is computed."""
         request = Generate(
             id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
         )
@@ -77,11 +78,11 @@ class Sequence:
 
     @property
     def principal(self) -> str:
-        """Who it is for; empty for anonymous callers."""
+        """The principal that sent the request; empty for anonymous clients."""
         return self.request.salt
 
     def wanted(self, start: int, stop: int) -> range:
-        """Return the positions from `start` to `stop` whose hidden states are wanted: to be pooled, or to be scored."""
+        """Return the positions in [start, stop) whose hidden states are needed for pooling or scoring."""
         if self.pooled is not None:
             return self.pooled.wanted(start, stop)
         if self.request.prompt_logprobs is None:
@@ -90,26 +91,26 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens not computed yet."""
+        """Number of known tokens that are not computed yet."""
         return len(self.tokens) - self.computed
 
     @property
     def decoding(self) -> bool:
-        """Only what the last step brought is not computed yet, or a single token."""
+        """Whether only tokens of the last step, or a single token, are not computed yet."""
         return self.pending == 1 or 0 < self.pending <= self.fresh
 
     @property
     def generated(self) -> int:
-        """Tokens of output so far."""
+        """Number of output tokens so far."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def said(self) -> list[int]:
-        """The output so far, and that of the request before it that this one goes on with."""
+        """The output tokens so far, after the output tokens at the end of the prompt (see `Generate.said`)."""
         return self.tokens[len(self.request.prompt) - self.request.said :]
 
     def append(self, token: int) -> FinishReason | None:
-        """Take a sampled token; say whether it ends the sequence, and why."""
+        """Append a sampled token; return the finish reason if the token ends the sequence, else None."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
@@ -124,7 +125,7 @@ class Sequence:
         return None
 
     def timing(self) -> Timing:
-        """Where the time went until now, in milliseconds."""
+        """Return the time spent in each phase until now, in milliseconds."""
         now = time.perf_counter()
         started = self.started or now
         first = self.first_token or now
@@ -137,5 +138,5 @@ class Sequence:
         )
 
     def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
-        """The last output of a sequence that ends in an error."""
+        """Return the last output of a sequence that ends in an error."""
         return TokenOutput(id=self.id, finish="error", error=error, bad_grammar=bad_grammar, timing=self.timing())

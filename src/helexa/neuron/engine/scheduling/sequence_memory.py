@@ -1,7 +1,7 @@
-"""Memory: what each sequence holds of the KV cache and of the slots for recurrent state, and what is found in them.
+"""Memory: the KV pages and state slots that each sequence holds, and the lookup of cached prefixes.
 
-A full page is registered as soon as it is computed; a snapshot of recurrent state is taken where a prompt that begins
-alike is likely to go on (see `pages` and `states`).
+A full page is registered as soon as it is computed. A snapshot of recurrent state is taken at positions where a later
+prompt is likely to continue (see `page_pool` and `state_pool`).
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ _APART = 2048  # positions between snapshots within a prompt
 
 
 class Memory:
-    """The pools, as sequences use them.
+    """Allocates from the page pool and the state pool for sequences.
 
     Args:
-        states: where the model has recurrent layers.
-        reuse: whose prompts share pages; here it matters whether it is `off`.
+        states: the state pool; None for a model without recurrent layers.
+        reuse: which prompts share pages. This class only distinguishes `off` from the other values.
     """
 
     def __init__(self, pages: PagePool, states: StatePool | None, reuse: PrefixReuse) -> None:
@@ -30,9 +30,10 @@ class Memory:
         self._reuses = reuse != "off"
 
     def computed_before(self, sequence: Sequence) -> list[int]:
-        """Pages that hold the beginning of `sequence`; its last token is left to be computed, for its logits.
+        """Return the cached pages that hold the beginning of `sequence`, without the page of its last token.
 
-        A sequence that is to be embedded or scored is computed whole: pages hold no hidden states.
+        The last token is always computed, because its logits are needed. A sequence to be embedded or scored gets no
+        cached pages, because pages hold no hidden states.
         """
         if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
@@ -49,12 +50,15 @@ class Memory:
         return len(sequence.tokens) - len(self.computed_before(sequence)) * self._pages.page_size
 
     def has_room(self, sequence: Sequence, prefix: list[int], running: Iterable[Sequence]) -> bool:
-        """Whether a sequence can begin with `prefix`: not with pages that one of those that run was begun for."""
+        """Return whether a sequence can start with the cached pages `prefix`.
+
+        Free pages that running sequences still need for their known tokens do not count as free.
+        """
         promised = sum(max(self._needed(one) - len(one.pages), 0) for one in running)
         return self._needed(sequence) - self._pages.held(prefix) <= self._pages.free - promised
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Let a sequence hold what is computed of it already."""
+        """Give a sequence its cached pages `prefix` and a state slot."""
         if self._states is not None:
             sequence.slot = self._states.take()
         self._pages.share(prefix)
@@ -62,7 +66,7 @@ class Memory:
         sequence.computed = len(prefix) * self._pages.page_size
 
     def grow(self, sequence: Sequence, count: int) -> bool:
-        """Take the pages for `count` tokens more; False if there are too few."""
+        """Take pages for `count` more tokens; return False if too few pages are free."""
         missing = self._pages.pages_for(sequence.computed + count) - len(sequence.pages)
         if missing > self._pages.free:
             return False
@@ -70,7 +74,7 @@ class Memory:
         return True
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """Count tokens as computed, and register the pages that this has filled."""
+        """Count `count` tokens as computed, and register the pages that they fill."""
         filled = sequence.computed // self._pages.page_size
         sequence.computed += count
         full = sequence.computed // self._pages.page_size
@@ -80,7 +84,7 @@ class Memory:
                 self._pages.register(sequence.pages[page], sequence.chain[page + 1])
 
     def release(self, sequence: Sequence) -> None:
-        """Take everything back; what is registered can still be found."""
+        """Release a sequence's pages and state slot; registered pages can still be found."""
         self._pages.give_back(sequence.pages)
         sequence.pages = []
         sequence.computed = sequence.fresh = 0
@@ -90,28 +94,35 @@ class Memory:
             sequence.slot = None
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Take everything back, to be found by nobody; the pages that no other sequence holds."""
+        """Release a sequence's pages and state slot, and unregister its pages and snapshots.
+
+        Returns:
+            The released pages that no other sequence holds.
+        """
         pages = sequence.pages
         self._pages.forget(pages)
         if self._states is not None:
             for page in sequence.chain:
                 self._states.forget(page)
         self.release(sequence)
-        return [page for page in pages if not self._pages.held([page])]  # the others' beginnings are sound
+        return [page for page in pages if not self._pages.held([page])]  # shared pages have finite values
 
     def until_mark(self, sequence: Sequence, count: int) -> int:
-        """So many of the next `count` tokens of a prompt that a step ends where a snapshot is worth it."""
+        """Return `count`, reduced so that a prefill step ends at the next snapshot position."""
         if self._states is None or sequence.decoding:
             return count
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """A slot for the state at position `end`, at marks of a prompt and wherever output fills a page."""
+        """Return a slot for a snapshot at position `end`, or None if no snapshot is to be taken there.
+
+        Snapshots are taken at the marks of a prompt (see `_next_mark`) and where output fills a page.
+        """
         if self._states is None or end % self._pages.page_size:
             return None
         if not sequence.decoding and end != self._next_mark(sequence):
             return None
-        if sequence.tokens[end - 1] >= 0:  # else what the page will hold is not known yet
+        if sequence.tokens[end - 1] >= 0:  # otherwise the token, and so the page hash, is not known yet
             page = end // self._pages.page_size
             page_hash.extend(sequence.chain, sequence.tokens, page, self._pages.page_size)
             if self._states.holds(sequence.chain[page]):
@@ -119,7 +130,7 @@ class Memory:
         return self._states.reserve()
 
     def take_snapshot(self, entry: PlanEntry) -> None:
-        """Remember what a step has saved; of a sequence that decodes, only its latest is kept."""
+        """Register the snapshot that a step saved. Of a decoding sequence, only the latest snapshot is kept."""
         if self._states is None or entry.save is None:
             return
         sequence, size = entry.sequence, self._pages.page_size
@@ -133,15 +144,18 @@ class Memory:
             sequence.follower = page
 
     def unreserve(self, save: int | None) -> None:
-        """A step that was to save a snapshot there has failed."""
+        """Release the snapshot slot `save` of a step that was not computed."""
         if self._states is not None and save is not None:
             self._states.unreserve(save)
 
     def _next_mark(self, sequence: Sequence) -> int:
-        """The next position at which a prompt's state is worth a snapshot; a step ends there.
+        """Return the next position at which the state of a prompt is saved; a step ends there.
 
-        That is the end of its last full page, where its next turn goes on; the end of the last one before its last
-        turn, which may be said anew; and every now and then between.
+        The candidates are:
+
+        * the end of the prompt's last full page, where the next turn of the conversation continues
+        * the end of the last full page before the prompt's last turn, which the client may replace
+        * every multiple of `_APART`
         """
         size, at = self._pages.page_size, sequence.computed
         request = sequence.request
@@ -149,5 +163,8 @@ class Memory:
         return min(end for end in ends if end > at)
 
     def _needed(self, sequence: Sequence) -> int:
-        """Pages for all that is known of it and one token more; with fewer it would be preempted before its first."""
+        """Return the pages for all known tokens of the sequence and one more token.
+
+        With fewer pages, the sequence would be preempted before its first output token.
+        """
         return self._pages.pages_for(len(sequence.tokens) + 1)

@@ -1,12 +1,12 @@
 """The step controller: how many prompt tokens and decode rows a step may carry, by the learned cost of steps.
 
-* A step is short, since requests that arrive wait for its end: see `StepController.max_prompt_tokens`.
-* Prompt tokens beside decode rows stretch a step to `_MIXED_STRETCH` times a step in which all sequences decode.
+* A step is short, because requests that arrive wait for its end: see `StepController.max_prompt_tokens`.
+* Prompt tokens in a step with decode rows stretch the step to `_MIXED_STRETCH` times a step in which all sequences
+  decode.
 * With several principals, a step takes at most `_FAIR_STRETCH` times a *fair step*, in which every principal has as
   many rows as the principal with the fewest sequences. A principal with more sequences is *heavy*: its sequences
-  alternate if they do not all fit, and its prompt tokens get what the decode rows leave of the time. If rows cost next
-  to nothing, all of them fit. A step that took longer than predicted is followed by fair steps, until the time is made
-  up.
+  alternate if they do not all fit, and its prompt tokens get the time that the decode rows leave. If rows cost next to
+  nothing, all sequences fit. After a step that took longer than predicted, fair steps follow until the time is made up.
 """
 
 from collections import Counter
@@ -19,23 +19,23 @@ from helexa.neuron.engine.scheduling.step_cost import StepCost
 
 # Duration of a step.
 _LIMIT_SHARE = 1 / 8  # of the time without progress after which an engine counts as hung
-_MIN_TOKENS = 16  # such a step takes hardly longer than one of a single token
+_MIN_TOKENS = 16  # a step of 16 tokens takes hardly longer than a step of one token
 _SHORT_SECONDS = 0.5
 _MIN_SHORT_TOKENS = 32  # native kernels take as long per token in a step of 32 as in one of 512
 
-# Prompt tokens beside decode rows.
+# Prompt tokens in steps with decode rows.
 _MIXED_STRETCH = 2.0
 _FIRST_MIXED_TOKENS = 32  # until their cost is known
 _MIN_MIXED_TOKENS = 8
 _MAX_MIXED_RUN = 32  # steps in a row; then one is decode-only, to measure decoding
-_ROW_MULTIPLE = 8  # of rows in a mixed step, since a step of a new size takes longer
+_ROW_MULTIPLE = 8  # of rows in a mixed step, because a step of a new size takes longer
 
 # Fair share.
 _FAIR_STRETCH = 1.6
 _FAIR_STEP_EVERY = 16  # steps, to measure a fair step
-_LIGHT_STEP_EVERY = 8  # steps without prompt tokens of heavy principals, to measure decoding
+_LIGHT_STEP_EVERY = 8  # steps; then one without prompt tokens of heavy principals, to measure decoding
 _FIRST_HEAVY_TOKENS = 8  # prompt tokens of heavy principals, until their cost is known
-_MIN_HEAVY_TOKENS = 16  # a step with prompt tokens has costs that do not depend on their number
+_MIN_HEAVY_TOKENS = 16  # prompt tokens also add a fixed cost to a step
 _MAX_OVERRUN = 8.0  # fair steps
 
 # Nominal seconds of a step, with `step_timing = "fixed"`.
@@ -44,13 +44,13 @@ _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
 
 @dataclass
 class StepLimits:
-    """What one step may carry. The default is no limit.
+    """Limits of one step. The default is no limit.
 
     Attributes:
-        rows: most sequences that decode; None for all.
-        heavy: principals that have more sequences than the lightest.
-        heavy_tokens: most prompt tokens of the heavy principals together.
-        prompt_tokens: most prompt tokens; None for no limit by fair share.
+        rows: maximum number of decoding sequences; None for all.
+        heavy: principals that have more sequences than the lightest principal.
+        heavy_tokens: maximum number of prompt tokens of all heavy principals together.
+        prompt_tokens: maximum number of prompt tokens; None for no limit by fair share.
     """
 
     rows: int | None = None
@@ -63,12 +63,16 @@ class StepLimits:
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, cut: Sequence, tokens: int) -> None:
-        """Allow heavy principals `tokens` beside `cut`, if that is the prompt of a light one that fills the step."""
+        """Allow heavy principals `tokens` prompt tokens if `cut` belongs to a light principal.
+
+        Args:
+            cut: a prompt that fills the step and is cut.
+        """
         if cut.principal not in self.heavy:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Count planned prompt tokens."""
+        """Subtract `tokens` planned prompt tokens of a sequence."""
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
@@ -78,7 +82,7 @@ class StepController:
 
     Args:
         step_seconds: seconds without progress after which an engine counts as hung; infinite for no limit by time.
-        token_seconds: measured time of a step with one token; 0 if it was not measured.
+        token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
 
     def __init__(self, options: EngineOptions, step_seconds: float = float("inf"), token_seconds: float = 0.0) -> None:
@@ -96,7 +100,10 @@ class StepController:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Most prompt tokens of the next step: a power of two, so that step sizes recur, or `max_step_tokens`."""
+        """Maximum number of prompt tokens of the next step: a power of two, or `max_step_tokens`.
+
+        Powers of two make step sizes recur.
+        """
         by_limit = max(self._within(self._max_seconds), _MIN_TOKENS)
         return min(by_limit, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
 
@@ -104,10 +111,10 @@ class StepController:
         """Return how many prompt tokens the next step may carry.
 
         Args:
-            planned: tokens planned already.
-            rows: sequences planned already, which decode.
-            width: sequences that will decode when all prompts are read. The seconds of such a step are the measure, so
-                that a few sequences that came first do not hold up many.
+            planned: number of tokens planned already.
+            rows: number of decoding sequences planned already.
+            width: number of sequences that decode after all prompts are prefilled. The limit derives from the time of a
+                decode step with `width` rows, so that a few early sequences do not delay many later ones.
         """
         most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
         if not rows or not self._max_mixed_tokens:
@@ -147,7 +154,7 @@ class StepController:
         return StepLimits(rows, heavy, tokens, self._tokens_within(fair))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
-        """Return at most `rows` of the sequences: each principal's that has waited longest, then its second, ..."""
+        """Return at most `rows` of the sequences: of each principal the longest-waiting, then the second, and so on."""
         chosen = decoding
         if rows is not None and len(decoding) > rows:
             places: Counter[str] = Counter()
@@ -166,13 +173,14 @@ class StepController:
         """Learn from a finished step.
 
         Args:
-            rows: its decode rows.
-            prompts: its prompt tokens by principal. Heavy principals do not make up for the time of a light one's.
+            rows: decode rows of the step.
+            prompts: prompt tokens of the step by principal. The time that a light principal's prompt adds is not
+                charged to heavy principals.
         """
         tokens = sum(prompts.values())
         if self._fixed:
             seconds = _FIXED_BASE + _FIXED_ROW * rows + _FIXED_TOKEN * tokens
-        # A step far below the limit says little about one at the limit, unless it took longer than any step may.
+        # Small steps predict the time per token of large steps badly, so they count only if they exceed the time limit.
         if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
             self._cost.learn_worst(rows + tokens, seconds)
         if self._fair_seconds is not None:
@@ -190,7 +198,7 @@ class StepController:
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
 
     def _mixed_tokens(self, rows: int, width: int) -> int:
-        """Return how many prompt tokens stretch a step of `rows` to `_MIXED_STRETCH` times one of `width` rows."""
+        """Return how many prompt tokens stretch a step of `rows` to `_MIXED_STRETCH` times a step of `width` rows."""
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
         alone, together = self._cost.decode(rows), self._cost.decode(width)
@@ -212,6 +220,9 @@ class StepController:
         return max(self._tokens_within((_FAIR_STRETCH - 1) * average), _FIRST_HEAVY_TOKENS)
 
     def _rows_within(self, seconds: float, fair_rows: int) -> int:
-        """Return how many rows take `seconds`: at most twice as many as before, since a distant estimate is a guess."""
+        """Return how many rows take `seconds`, but at most twice the last result.
+
+        Estimates far from measured row counts are unreliable.
+        """
         self._rows = int(min(max(self._cost.rows(seconds), fair_rows), max(2 * self._rows, fair_rows)))
         return self._rows

@@ -2,18 +2,20 @@
 
 from collections import deque
 
-_LINE_DECAY = 0.97  # weight of earlier decode-only steps, per new one
-_MIN_SPREAD = 0.02  # standard deviation of the row counts over their mean, below which the line's slope is unknown
-_MAX_OUTLIER = 3.0  # times the expected seconds; a slower step (the machine slept) counts as that slow
+_LINE_DECAY = 0.97  # weight of earlier decode-only steps, per new step
+_MIN_SPREAD = 0.02  # ratio of the row counts' standard deviation to their mean below which the slope is unknown
+_MAX_OUTLIER = 3.0  # times the expected seconds; slower steps (the machine slept) are capped at this
 _EWMA_WEIGHT = 0.25  # of the latest step in moving averages
-_WORST_OF = 4  # prefill steps; load from other processes comes and goes
+_WORST_OF = 4  # latest prefill steps; load from other processes varies
 
 
 class StepCost:
-    """Learns `base` and `row` from decode-only steps, and `token` from what prompt tokens add to such a step.
+    """Learns the cost of decode rows and of prompt tokens.
+
+    `base` and `row` come from decode-only steps. `token` is the time that prompt tokens add to a step with decode rows.
 
     Args:
-        token_seconds: measured time of a step with one token, the first estimate of `worst_token`; 0 if unknown.
+        token_seconds: measured seconds of a step with one token, the first estimate of `worst_token`; 0 if unknown.
 
     Attributes:
         token: seconds that one prompt token adds to a step with decode rows; None until measured.
@@ -29,7 +31,7 @@ class StepCost:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether steps of different sizes have shown what a decode row costs."""
+        """Whether the cost of a decode row is known, from steps of different sizes."""
         return self._line is not None
 
     @property
@@ -55,7 +57,7 @@ class StepCost:
             self.token = _averaged(self.token, max(seconds - decode, 0.0) / prompt_tokens)
 
     def learn_worst(self, tokens: int, seconds: float) -> None:
-        """Learn from a finished step whose seconds per token bound those of large steps with prompt tokens."""
+        """Learn from a finished step whose seconds per token bound the cost of large steps with prompt tokens."""
         self._worst.append(seconds / tokens)
 
     def _learn_decode(self, rows: int, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""What grammars refuse of the tokens that a step has chosen, and what they leave instead.
+"""Checks the sampled tokens of a step against grammars, and makes masks for the rejected rows.
 
-A token is chosen first, as if there were no grammar, and shown to it: that costs microseconds. A mask of the whole
-vocabulary, and what is done with it, costs a hundred times that, and is needed where a token is refused alone.
+Tokens are sampled without masks first and then checked, which takes microseconds per token. A mask over the whole
+vocabulary takes about a hundred times as long, so masks are computed for rejected tokens only.
 """
 
 from helexa.neuron.engine.sampling.grammar_matcher import Mask
@@ -9,9 +9,12 @@ from helexa.neuron.engine.scheduling.plan import Plan
 
 
 def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
-    """By row of a plan's logits, what may be chosen where `tokens`, one for each row, are none of it.
+    """Return masks of the allowed tokens, by row of the plan's logits, for the rows whose token is rejected.
 
-    What is sampled after a draft that was not kept is of no account, and not looked at.
+    Tokens after a rejected draft are not used, and not checked.
+
+    Args:
+        tokens: one sampled token for each row.
     """
     masks: dict[int, Mask] = {}
     row = 0

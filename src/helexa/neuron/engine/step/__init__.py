@@ -1,1 +1,1 @@
-"""Input and output of one step as plain values."""
+"""The input and output of one step as plain values."""

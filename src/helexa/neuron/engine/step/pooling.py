@@ -1,4 +1,4 @@
-"""The vector of a text: hidden states of its tokens, pooled while the steps compute them."""
+"""Computes the embedding of a text: pools the hidden states of its tokens over the steps that compute them."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from helexa.neuron.engine.step.step_input import Float32
 
 
 class PooledVector:
-    """Gathers one sequence's hidden states.
+    """Sums the hidden states of one sequence.
 
     Args:
-        pooling: the mean of all tokens', the last one's, or the first one's (`cls`).
-        length: tokens of the sequence.
+        pooling: hidden states that form the vector: `mean` of all tokens, the `last` token or the first token (`cls`).
+        length: number of tokens of the sequence.
     """
 
     def __init__(self, pooling: Pooling, length: int) -> None:
@@ -19,15 +19,16 @@ class PooledVector:
         self._sum: Float32 | None = None
 
     def wanted(self, start: int, stop: int) -> range:
-        """Which of these positions count."""
+        """Return the positions in [start, stop) whose hidden states are needed."""
         return range(max(start, self._positions.start), min(stop, self._positions.stop))
 
     def add(self, start: int, total: Float32 | None) -> None:
-        """Take a step's part.
+        """Add the hidden states of a step.
 
         Args:
-            start: position of the step's first token; 0 if all is computed anew.
-            total: float32 [H], the sum of the hidden states at the wanted positions; None if there are none.
+            start: position of the step's first token; 0 restarts the sum.
+            total: float32 [H], the sum of the hidden states at the wanted positions; None if the step has no such
+                position.
         """
         if start == 0:
             self._sum = None
@@ -35,12 +36,12 @@ class PooledVector:
             self._sum = total if self._sum is None else self._sum + total
 
     def is_sound(self, start: int, total: Float32 | None) -> bool:
-        """Whether it would be all finite numbers after `add`."""
+        """Return whether the sum after `add(start, total)` would be finite."""
         parts = [part for part in (self._sum if start else None, total) if part is not None]
         return bool(parts) and all(bool(np.isfinite(part).all()) for part in parts)
 
     def finish(self) -> list[float]:
-        """The vector, when the last token is computed; empty if it is not all finite numbers."""
+        """Return the vector, after the last token is computed; empty if the vector is not finite."""
         if self._sum is None or not bool(np.isfinite(self._sum).all()):
             return []
         return (self._sum / len(self._positions)).tolist()

@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt's own tokens, computed along with the prompt."""
+"""Computes the log-probabilities of a prompt's own tokens during prefill."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,16 +12,17 @@ from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import HiddenRows
 
 MOST_ROWS = 64
-"""Rows of logits that exist at a time: a whole chunk of a prompt has a hundred times the size of its hidden states."""
+"""Maximum rows of logits in memory: logits of a whole prompt chunk take about 100 times its hidden states' memory."""
 
 
 @dataclass(frozen=True)
 class ScoresReadback:
-    """Scores of one sequence on their way to the host.
+    """Scores of one sequence while they are copied to the host.
 
     Attributes:
         own: float32 [R], the log-probabilities of the prompt's tokens.
-        ids, values: [R, alternatives], the likeliest tokens in their places, the likeliest first.
+        ids: int64 [R, alternatives], the likeliest tokens at each position, the likeliest first.
+        values: float32 [R, alternatives], the log-probabilities of `ids`.
     """
 
     own: Readback
@@ -29,7 +30,7 @@ class ScoresReadback:
     values: Readback
 
     def wait(self) -> list[Logprob]:
-        """Return the scores, in the prompt's order."""
+        """Wait for the copies; return the scores in the order of the prompt."""
         own, ids, values = (part.wait().tolist() for part in (self.own, self.ids, self.values))
         tops = [list(zip(*top, strict=True)) for top in zip(ids, values, strict=True)]
         return list(zip(own, tops, strict=True))
@@ -38,12 +39,13 @@ class ScoresReadback:
 def begin_scores(
     rows: list[HiddenRows], hidden: Tensor | None, head: Callable[[Tensor], Tensor], most_rows: int = MOST_ROWS
 ) -> dict[int, ScoresReadback]:
-    """Compute the scores that a step yields, by sequence id.
+    """Launch the computation of a step's scores; return them by sequence id.
 
     Args:
-        hidden: [P, H], the hidden states that `rows` are about, if any.
-        head: hidden states to logits.
-        most_rows: rows of logits that may exist at a time.
+        rows: the sequences' rows in `hidden`.
+        hidden: [P, H], the hidden states of `rows`; None if there are none.
+        head: function from hidden states to logits.
+        most_rows: maximum rows of logits in memory at a time.
     """
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:
@@ -57,7 +59,7 @@ def begin_scores(
 
 
 def are_finite(scores: list[Logprob]) -> bool:
-    """Whether the logits were finite numbers."""
+    """Return whether all scores are finite."""
     return all(math.isfinite(own) for own, _ in scores)
 
 

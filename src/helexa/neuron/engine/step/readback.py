@@ -1,14 +1,15 @@
-"""What the host wants to read of the device, on its way while both go on."""
+"""Copies tensors from the device to the host without blocking."""
 
 import torch
 from torch import Tensor
 
 
 class Readback:
-    """A copy of a tensor for the host, begun at once.
+    """A copy of a tensor to the host, started at construction.
 
     Args:
-        tensor: what is launched after this may change it, on a GPU; on a CPU it is what `wait` returns.
+        tensor: the tensor to copy. On a GPU, later kernels may overwrite it. On other devices, `wait` reads the tensor,
+            so it must stay unchanged until then.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -20,7 +21,7 @@ class Readback:
             self._event.record()
 
     def wait(self) -> Tensor:
-        """The copy on the CPU; waits for what was launched before it, and for nothing after."""
+        """Return the copy on the CPU. Wait for work launched before the copy only."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy.cpu()

@@ -1,4 +1,4 @@
-"""The input of one step as plain arrays, which can be sent to another process and computed there."""
+"""The input of one step as plain arrays, which another process could receive and compute."""
 
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ Float32: TypeAlias = NDArray[np.float32]
 
 
 def int32(values: Any = ()) -> Int32:
-    """An array of these numbers."""
+    """Return `values` as an int32 array."""
     return np.array(values, np.int32)
 
 
@@ -22,12 +22,12 @@ def _none() -> Int32:
 
 
 class Adjustments(msgspec.Struct, frozen=True):
-    """Numbers by which some logits are changed.
+    """Changes to some logits.
 
     Attributes:
-        rows, tokens: int32 [N], whose logits. A token below 0 is the one at this place, counted from the end, among
-            those that the step before samples.
-        values: float32 [N].
+        rows, tokens: int32 [N], row and token of each logit. A negative token is an index from the end of the tokens
+            that the previous step samples.
+        values: float32 [N], operands of the change.
     """
 
     rows: Int32 = msgspec.field(default_factory=_none)
@@ -39,13 +39,13 @@ class Sampling(msgspec.Struct, frozen=True):
     """How a token is chosen for each of S rows of logits.
 
     Attributes:
-        temperature, top_k, top_p, min_p: float32 [S]; a temperature of 0 takes the largest.
+        temperature, top_k, top_p, min_p: float32 [S]; temperature 0 is greedy.
         seeds: uint64 [S].
-        positions: int64 [S], of the tokens to be chosen. Seed and position determine a row's random number.
-        logprobs: of the rows that ask, by row, how many alternatives to report with the token's log-probability.
-        bias: is added.
-        repetition: divides what is positive and multiplies what is negative.
-        presence: is subtracted.
+        positions: int64 [S], positions of the tokens to choose. Seed and position determine a row's random number.
+        logprobs: row -> number of alternatives to report with the token's log-probability, for rows that request them.
+        bias: values are added to logits.
+        repetition: values divide positive logits and multiply others.
+        presence: values are subtracted from logits.
     """
 
     temperature: Float32
@@ -61,13 +61,13 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class HiddenRows(msgspec.Struct, frozen=True):
-    """Rows of one sequence whose hidden states are summed up, or become log-probabilities of prompt tokens.
+    """Rows of one sequence whose hidden states are summed, or become log-probabilities of prompt tokens.
 
     Attributes:
-        sequence: its id.
-        count: how many of the step's rows, after those of the entries before.
-        followers: int32 [count], the tokens whose log-probabilities are wanted; None for the sum.
-        alternatives: how many likeliest tokens to report with each.
+        sequence: id of the sequence.
+        count: number of rows, which follow the rows of the previous entries.
+        followers: int32 [count], the tokens whose log-probabilities are needed; None for the sum.
+        alternatives: number of likeliest tokens to report with each log-probability.
     """
 
     sequence: int
@@ -77,23 +77,23 @@ class HiddenRows(msgspec.Struct, frozen=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """One step: T rows of B sequences, S of which sample; see `ops.batch.Batch`.
+    """One step: T rows of B sequences, S of which sample and P of which need hidden states; see `ops.batch.Batch`.
 
     Attributes:
-        tokens: int32 [T]. A token below 0 is the one at this place, counted from the end, among those that the step
-            before samples.
+        tokens: int32 [T]. A negative token is an index from the end of the tokens that the previous step samples.
         positions: int32 [T] or [3, T].
         slots: int32 [T].
         sample_rows: int32 [S + P].
         starts: int32 [B + 1].
         prefixes, settled, state_slots: int32 [B].
         pages: int32 [B, W].
-        hidden: what the P rows are for.
-        sampling: how the S rows sample; None if S is 0, or if their logits alone are wanted.
-        restores, saves: int32 [N, 2], copies of recurrent state between slots, before and after the step.
-        bucket: size of the recorded step that computes it, if there is such.
+        hidden: the sequences of the P rows.
+        sampling: how the S rows sample; None if S is 0 or if the caller needs only logits.
+        restores, saves: int32 [N, 2], (source, target) slots of recurrent state that is copied before and after the
+            step.
+        bucket: size of the captured graph that computes the step; None to run without a graph.
         embeddings: float32 [E, H], inputs of the first layer that replace the embeddings of tokens.
-        embedding_rows: int32 [E], the rows that they replace.
+        embedding_rows: int32 [E], the rows whose embeddings are replaced.
     """
 
     tokens: Int32
@@ -115,31 +115,31 @@ class StepInput(msgspec.Struct, frozen=True):
 
     @property
     def pooled(self) -> int:
-        """P, the rows whose hidden states are wanted."""
+        """P, the number of rows whose hidden states are needed."""
         return sum(rows.count for rows in self.hidden)
 
     @property
     def samples(self) -> int:
-        """S, the rows whose logits are wanted."""
+        """S, the number of rows whose logits are needed."""
         return len(self.sample_rows) - self.pooled
 
     @classmethod
     def blank(cls, bucket: Bucket) -> "StepInput":
-        """A step of this size that consists of padding."""
+        """Return a step of size `bucket` that consists of padding."""
         none, start = _none(), np.zeros(1, np.int32)
         return cls(none, none, none, none, start, none, none, none, np.empty((0, 1), np.int32), bucket=bucket)
 
 
 def encode(value: Any) -> bytes:
-    """A step's input or output as bytes."""
+    """Return the input or output of a step as bytes."""
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def decode_input(data: bytes) -> StepInput:
-    """What `encode` made of a step's input.
+    """Return the step input that `encode` turned into `data`.
 
     Raises:
-        msgspec.ValidationError: the bytes are something else.
+        msgspec.ValidationError: the bytes are not a step input.
     """
     return msgspec.msgpack.decode(data, type=StepInput, dec_hook=array_of)
 
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
 
 
 def array_of(_: type, value: Any) -> NDArray[Any]:
-    """The array that `encode` made plain."""
+    """Return the array that `encode` turned into a plain value."""
     dtype, shape, data = value
     if np.dtype(dtype).hasobject:
         raise ValueError("an array of objects in a step")

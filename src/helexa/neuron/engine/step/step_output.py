@@ -1,4 +1,4 @@
-"""What one step brings, as plain values, which can be sent to another process."""
+"""The output of one step as plain values, which can be sent to another process."""
 
 from dataclasses import dataclass, field
 
@@ -13,10 +13,10 @@ class StepOutput:
     """The result of a step.
 
     Attributes:
-        tokens: one for each row that samples; `NON_FINITE` where the largest logit is no finite number.
-        logprobs: of those of them that are asked for, by their place in `tokens`.
-        hidden: float32 [H], sums of hidden states, by the ids of the sequences that ask for them.
-        scores: log-probabilities of the next prompt tokens, by the ids of the sequences that ask for them.
+        tokens: one token for each row that samples; `NON_FINITE` if the row's largest logit is NaN or infinite.
+        logprobs: log-probabilities by index in `tokens`, for rows that request them.
+        hidden: sequence id -> float32 [H], the sum of hidden states, for sequences that are embedded.
+        scores: sequence id -> log-probabilities of the next prompt tokens, for sequences that request them.
     """
 
     tokens: list[int]
@@ -26,9 +26,9 @@ class StepOutput:
 
 
 def decode_output(data: bytes) -> StepOutput:
-    """What `step_input.encode` made of an output.
+    """Return the step output that `step_input.encode` turned into `data`.
 
     Raises:
-        msgspec.ValidationError: the bytes are something else.
+        msgspec.ValidationError: the bytes are not a step output.
     """
     return msgspec.msgpack.decode(data, type=StepOutput, dec_hook=array_of)
