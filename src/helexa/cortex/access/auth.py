@@ -20,8 +20,7 @@ class Gatekeeper:
     | revoked or expired key  | 401 with the reason    | 401 with the reason    |
 
     Many clients send a placeholder key to servers without authentication, so an unknown key counts as anonymous there.
-    A
-    revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
+    A revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:

@@ -56,8 +56,7 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     """Return the keys from cortex.toml.
 
     Two entries may share a `key_id`, and with it budget and limits, so that a secret can be replaced without downtime.
-    The
-    other values of these entries must be equal.
+    The other values of these entries must be equal.
 
     Raises:
         ConfigError: a key is empty, too long or duplicated, or entries of one `key_id` have different values.

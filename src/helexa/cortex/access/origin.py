@@ -16,8 +16,7 @@ class OriginGuard:
     """ASGI middleware that rejects requests of foreign web pages without a key, if no key is required.
 
     A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
-    on
-    loopback also rejects requests for any other host name. This middleware runs before all others.
+    on loopback also rejects requests for any other host name. This middleware runs before all others.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:

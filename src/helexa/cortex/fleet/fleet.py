@@ -56,8 +56,7 @@ class Fleet:
         """Replace the set of nodes, and set `reconfigured`.
 
         A node that keeps its address and kind keeps its state. A node that was cordoned by hand stays cordoned unless
-        its
-        configured `cordoned` value changes.
+        its configured `cordoned` value changes.
         """
         sections = {neuron.name: neuron for neuron in neurons}
         self._nodes = {name: self._node_for(section) for name, section in sections.items()}

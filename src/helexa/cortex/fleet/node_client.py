@@ -64,8 +64,7 @@ class NodeClient:
         """Return a node's own report, for a node of kind `neuron`.
 
         The poll fails only if `/models` fails. Other failed calls leave their part of the report empty. Data that
-        cannot change
-        while the node is up is not requested again.
+        cannot change while the node is up is not requested again.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -226,8 +225,7 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     """Return a URL that a node names in the form in which the gateway reaches it.
 
     A loopback host is replaced by the host of `endpoint`. Requests to the URL carry prompts and the node's key, so the
-    host
-    must be the node's own host or an allowed host.
+    host must be the node's own host or an allowed host.
 
     Args:
         url: the URL that the node names.

@@ -62,14 +62,13 @@ class NodeCalls:
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
         """Return the token counts of an ended request, as the node reports them.
 
-        The result is None if the node is a third-party backend, does not answer in time, or does not know the request.
+        Return None if the node is a third-party backend, does not answer in time, or does not know the request.
 
         Args:
             target: the node.
             usage_id: the request's id at the node.
             answered: True if the node's response had begun. Otherwise the node may not have read the request yet, so
-                the
-                gateway asks several times.
+                the gateway asks several times.
         """
         if not usage_id:
             return None

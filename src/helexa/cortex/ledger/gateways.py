@@ -96,8 +96,7 @@ async def take(
     """Take tokens for the waiting reservations and for later ones, within the key's cap.
 
     `leases` must match the database. If a lease in memory had spent more than the database knows and this gateway died
-    now,
-    the key could be charged more than its grant. `leases` are not changed: the caller applies the result after the
+    now, the key could be charged more than its grant. `leases` are not changed: the caller applies the result after the
     commit.
 
     Args:

@@ -46,8 +46,7 @@ class Journal:
     """The write-ahead log of the only gateway on a database.
 
     Records depend on earlier records. After a record could not be added, the log therefore rejects all records until
-    the
-    batch with the missing record is in the database.
+    the batch with the missing record is in the database.
     """
 
     def __init__(self, database: Path) -> None:

@@ -28,8 +28,7 @@ class KeyStore:
     """Creates, lists, changes and revokes keys.
 
     Secrets are returned once, on creation, and are never stored. Changes are durable against power failures, so a
-    revoked
-    key stays revoked. All methods raise `DatabaseError` when the database does not answer.
+    revoked key stays revoked. All methods raise `DatabaseError` when the database does not answer.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:

@@ -34,8 +34,7 @@ class Ledger:
     """Budgets and activity log of one gateway, in a database that several gateways may share.
 
     Spent tokens survive the death of the process. A power failure may lose the last moments of spent tokens in SQLite,
-    but
-    no change of a key.
+    but no change of a key.
     """
 
     def __init__(
@@ -123,8 +122,7 @@ class Ledger:
 
         Raises:
             ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) if the budget does not
-                suffice; 503
-                if too many requests wait, the database does not answer, or the ledger is closing.
+                suffice; 503 if too many requests wait, the database does not answer, or the ledger is closing.
         """
         committer = self._committer
         if committer.ending:

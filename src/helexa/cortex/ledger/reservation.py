@@ -105,8 +105,7 @@ class Reservation:
     """Tokens reserved for a request until the first settlement or release; later calls change nothing.
 
     As a context manager, it releases the tokens at the end of the block unless they were settled. A settlement or
-    release
-    that has begun completes even if the caller is cancelled.
+    release that has begun completes even if the caller is cancelled.
 
     Attributes:
         gateway: id of the gateway that made the reservation.

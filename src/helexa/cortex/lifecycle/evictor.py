@@ -28,8 +28,7 @@ class Clearing:
         ready_at: earliest start (seconds of the fleet's clock); infinity while a running load of unknown length blocks
             it.
         fits: True if the model fits by the estimates. False if it does not, but the node is empty, so that trying
-            evicts
-            nothing.
+            evicts nothing.
     """
 
     devices: tuple[int, ...]
@@ -96,8 +95,8 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
 
     A model may be evicted once it has been idle long enough, or once the model that needs its memory has waited for
     `swap_wait_secs`. A model that was loaded less than `min_residency_secs` ago, or whose waiting requests were
-    forwarded
-    less than `LEAST_RESIDENCY_SECS` ago, is never evicted. A model that is still loading is not evicted either.
+    forwarded less than `LEAST_RESIDENCY_SECS` ago, is never evicted. A model that is still loading is not evicted
+    either.
     """
     settings = situation.settings
     if resident.loading:

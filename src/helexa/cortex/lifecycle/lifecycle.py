@@ -82,8 +82,7 @@ class Lifecycle:
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
-                later
-                request may succeed.
+                later request may succeed.
         """
         target = route(self._fleet.view(), model)
         if target is not None:

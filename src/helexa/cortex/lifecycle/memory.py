@@ -68,9 +68,8 @@ class MemoryBook:
     """Tracks the memory of loads and unloads until the nodes' own readings include it.
 
     The readings of a node show an unknown part of each running change. While a node has changes, its expected free
-    memory
-    is therefore the free memory before the first change minus the memory that the changes use. Other processes may also
-    use memory, so the result is capped at the last reading plus the memory that the unloads free.
+    memory is therefore the free memory before the first change minus the memory that the changes use. Other processes
+    may also use memory, so the result is capped at the last reading plus the memory that the unloads free.
     """
 
     def __init__(self) -> None:

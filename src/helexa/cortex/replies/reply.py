@@ -14,9 +14,8 @@ class Reply:
     """One response to a client.
 
     An event stream is passed on line by line: if a chunk ends within a line, its rest is held until the line is
-    complete.
-    Holding the rest adds no delay, because clients cannot use a partial line, and lets an error event follow at any
-    time.
+    complete. Holding the rest adds no delay, because clients cannot use a partial line, and lets an error event follow
+    at any time.
 
     Attributes:
         headers: the gateway's own headers, sent with every status line.

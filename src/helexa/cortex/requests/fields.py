@@ -1,8 +1,7 @@
 """Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
 
 If a JSON decoder takes the first of two members, a server behind the gateway would read another `model` than the
-gateway
-has checked.
+gateway has checked.
 """
 
 from typing import Any, cast

@@ -44,8 +44,7 @@ def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that nodes may see; names are in lower case.
 
     Dropped are credentials, identity headers, headers of the connection or the browser, and headers that the gateway
-    sets
-    itself: each body that the gateway sends is JSON.
+    sets itself: each body that the gateway sends is JSON.
     """
     named = _named_by_connection(headers)
     dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED

@@ -24,8 +24,7 @@ def check_prompt(body: bytes, context: int) -> None:
     """Reject a prompt whose text cannot fit into `context` tokens with any tokenizer.
 
     Only the node knows the exact token count: four bytes of English, one digit, or 128 spaces can be one token. The
-    node
-    decides about every prompt that may fit, and its error states the exact count.
+    node decides about every prompt that may fit, and its error states the exact count.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the size in bytes and an estimate of the tokens.
@@ -55,8 +54,7 @@ def prompt_bytes(body: bytes) -> int:
     """Return the bytes of text in a request's prompt.
 
     Each message or item counts eight bytes more. Of several prompts (texts for embeddings), the longest counts. Token
-    ids
-    and images count as 0, and so does a body that only other JSON parsers can read.
+    ids and images count as 0, and so does a body that only other JSON parsers can read.
     """
     try:
         content = orjson.loads(body)

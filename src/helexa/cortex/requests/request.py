@@ -103,14 +103,11 @@ class Question(msgspec.Struct, frozen=True):
         """Return the body for a node of this kind, with `model` as the model's name.
 
         A helexa node gets the client's own bytes. Only the model's name is replaced if it differs, and the output limit
-        is
-        added if a budget reserved a limit that the client does not state.
+        is added if a budget reserved a limit that the client does not state.
 
         A third-party backend gets each field once and in one spelling, so that it cannot read another model or limit
-        than the
-        gateway has checked. The gateway adds a request for the usage of a metered stream, and the reserved output limit
-        under
-        one name.
+        than the gateway has checked. The gateway adds a request for the usage of a metered stream, and the reserved
+        output limit under one name.
 
         Raises:
             ApiError: 400: the body cannot be serialized again, or a third-party backend could read another `model` in

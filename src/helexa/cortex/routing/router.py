@@ -22,8 +22,7 @@ Outcome = Literal["unreached", "broken", "silent", "busy"]
 """How an attempt failed before the first byte of a response.
 
 `unreached`: no connection. `broken`: the connection ended or did not carry HTTP. `silent`: a timeout expired. `busy`:
-the
-node answered 429 or 503.
+the node answered 429 or 503.
 """
 
 
@@ -56,10 +55,8 @@ def route(
     """Return the node that answers a request for `model`, or None if no node with the model can get the request.
 
     With an affinity key, the first node in the key's order is chosen whose load is at most `affinity_load_factor` times
-    the
-    average load plus one. Without a key, the node with the lowest load is chosen. Nodes that failed or were busy
-    recently
-    are chosen only if no other node has the model.
+    the average load plus one. Without a key, the node with the lowest load is chosen. Nodes that failed or were busy
+    recently are chosen only if no other node has the model.
 
     Args:
         view: state of the fleet.

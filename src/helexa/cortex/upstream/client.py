@@ -62,10 +62,8 @@ class Upstream:
         """Send a request, wait for the head of its response, and return the response.
 
         A server may close an idle connection at the moment of the next request. The request is then sent again over a
-        new
-        connection only if a repetition is harmless: it is a GET, or `repeatable`. Any other request fails, because the
-        server
-        may have read it before the connection ended.
+        new connection only if a repetition is harmless: it is a GET, or `repeatable`. Any other request fails, because
+        the server may have read it before the connection ended.
 
         Args:
             method: HTTP method.

@@ -36,9 +36,8 @@ class ResponseMeter(Meter):
     """Reads one response of `/v1/responses` as it passes.
 
     A response repeats parts of its request: tools, schemas, instructions. The meter therefore counts only whole events
-    by
-    their names, and reads the usage only from the last event, or from a whole response. A response or event longer than
-    `MAX_HELD_BYTES` is not read.
+    by their names, and reads the usage only from the last event, or from a whole response. A response or event longer
+    than `MAX_HELD_BYTES` is not read.
     """
 
     def __init__(self, *, streamed: bool) -> None:

@@ -1,6 +1,6 @@
 """Database interface: SQLite for a single gateway, PostgreSQL for several gateways that share one ledger.
 
-Both backends run the same SQL: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. There is no SQL
+Both backends run the same SQL: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no SQL
 builder, because a group commit must cost microseconds per request.
 """
 

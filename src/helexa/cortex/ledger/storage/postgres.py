@@ -52,8 +52,8 @@ _PASSING_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourc
 async def open_postgres(url: str) -> Database:
     """Connect to `postgresql://user:password@host/database` and return the database.
 
-    The URL may list several hosts (`host1:5432,host2:5432`). Connections then go to the first host that accepts
-    writes, unless the URL itself sets `target_session_attrs`.
+    The URL may list several hosts (`host1:5432,host2:5432`). Connections then go to the first host that accepts writes,
+    unless the URL itself sets `target_session_attrs`.
 
     Raises:
         DatabaseError: no host answers, no host accepts writes, or the name or password is wrong.
@@ -111,8 +111,7 @@ class _Connector:
     """Connects to one of several hosts, beginning with the host that accepted the last connection.
 
     asyncpg can try several hosts itself, but under one timeout for all hosts: a first host that drops packets would use
-    up
-    the whole timeout.
+    up the whole timeout.
     """
 
     def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
@@ -163,8 +162,7 @@ class _Postgres(Database):
         """Convert asyncpg's exceptions to `DatabaseError`, except errors of a statement or of its values.
 
         After a server or connection error, all connections are replaced. The old connections may lead to a server that
-        is no
-        longer the primary, or may hold prepared statements that the new primary does not have.
+        has lost the role of primary, or may hold prepared statements that the new primary does not have.
         """
         try:
             yield
