@@ -193,7 +193,9 @@ class CortexConfig(config.Section):
 
 
 def load(path: Path | None) -> CortexConfig:
-    """Read the file and the `CORTEX_` variables. A relative `models_config` is relative to the file's directory.
+    """Read the file and the `CORTEX_` variables.
+
+    A relative `models_config` is relative to the file's directory.
 
     Raises:
         ConfigError: one line naming the wrong value.

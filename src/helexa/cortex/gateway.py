@@ -98,7 +98,9 @@ class Gateway:
         return self.config.gateway.max_body_mb << 20
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Apply another configuration. Settings of the listeners and the ledger need a restart.
+        """Apply another configuration.
+
+        Changed listeners, CORS origins and ledgers take effect at the next start only.
 
         Raises:
             ConfigError: the configuration contradicts itself; nothing has changed.

@@ -97,7 +97,10 @@ def differences(before: BaseModel, after: BaseModel) -> list[str]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all values with their dotted names. Entries of lists are named by an identifying attribute."""
+    """Yield all values with their dotted names.
+
+    Entries of lists are named by an identifying attribute.
+    """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, dict):

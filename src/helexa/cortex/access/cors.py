@@ -19,7 +19,9 @@ _EXPOSED = (
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Allow web pages of `origins` to call `app`. Preflight requests are answered without authentication.
+    """Allow web pages of `origins` to call `app`.
+
+    Preflight requests are answered without authentication.
 
     Cookies and HTTP authentication of the browser are never allowed: keys travel in headers that the page sets.
     """

@@ -1,4 +1,7 @@
-"""API keys: secrets that authenticate a principal. The gateway stores a digest, never the secret itself."""
+"""API keys: secrets that authenticate a principal.
+
+The gateway stores a digest, never the secret itself.
+"""
 
 import hashlib
 import secrets
@@ -43,7 +46,10 @@ def new_secret() -> SecretStr:
 
 
 def digest_of(secret: bytes) -> bytes:
-    """Return the stored digest of a secret. A fast hash is sufficient because secrets are random."""
+    """Return the stored digest of a secret.
+
+    A fast hash is sufficient because secrets are random.
+    """
     return hashlib.sha256(secret).digest()
 
 

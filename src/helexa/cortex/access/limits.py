@@ -16,7 +16,10 @@ _ROUNDING = 1e-6
 
 @dataclass
 class _Bucket:
-    """Leaky bucket of one limit per minute. It drains at a constant rate, one whole limit per minute."""
+    """Leaky bucket of one limit per minute.
+
+    It drains at a constant rate, one whole limit per minute.
+    """
 
     used: float = 0.0
 
@@ -24,7 +27,10 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Return the seconds until `amount` fits. An amount above the limit fits an empty bucket, and leaves a debt."""
+        """Return the seconds until `amount` fits.
+
+        An amount above the limit fits an empty bucket, and leaves a debt.
+        """
         excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
         return 0.0 if limit is None or excess < _ROUNDING else excess * _MINUTE / limit
 
@@ -46,7 +52,10 @@ class _Meter:
 
 
 class Pass:
-    """A request admitted by its key's limits. It counts as running until `answered` or the end of the context."""
+    """A request that its key's limits admitted.
+
+    It counts as running until `answered` or the end of the context.
+    """
 
     __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal", "_running")
 
@@ -106,7 +115,7 @@ class Limits:
     """Admits requests within the limits of their keys, in two steps.
 
     1. `enter`, before the body is read: concurrent requests and requests per minute. A request that enters counts
-      against both, even if it is rejected later.
+       against both, even if it is rejected later.
     2. `Pass.hold_tokens`, once the body is known: tokens per minute.
 
     A limit of N per minute is a bucket that drains N per minute: N requests may arrive at once, and then N in every

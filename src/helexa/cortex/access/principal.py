@@ -16,7 +16,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Principal:
-    """The account and key of a request, with the key's terms. An anonymous request has the principal None.
+    """The account and key of a request, with the key's terms.
+
+    An anonymous request has the principal None.
 
     Attributes:
         account_id: the account that pays.

@@ -48,7 +48,10 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Return the response headers of an error. An exhausted quota tells clients not to retry the 429."""
+    """Return the response headers of an error.
+
+    An exhausted quota tells clients not to retry the 429.
+    """
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
@@ -58,7 +61,9 @@ def error_event(error: ApiError, request_id: str | None = None) -> bytes:
 
 
 def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiError:
-    """Return a node's error response as an error. Its text is kept only if it is in helexa's error format.
+    """Return a node's error response as an error.
+
+    Its text is kept only if it is in helexa's error format.
 
     Args:
         status: the node's HTTP status; a status that is not an error status becomes 502.

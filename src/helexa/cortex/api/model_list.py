@@ -20,7 +20,9 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """Return one entry per known model, and one per alias of a known model. Unknown values are left out.
+    """Return one entry per known model, and one per alias of a known model.
+
+    Unknown values are left out.
 
     Args:
         view: the state of the fleet.

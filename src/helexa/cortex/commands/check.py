@@ -14,7 +14,9 @@ from helexa.cortex.config import CortexConfig, load
 
 
 def check(*, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("cortex.toml")) -> None:
-    """Check cortex.toml and its catalogue, and print errors, or the configured nodes and models. Nothing is contacted.
+    """Check cortex.toml and its catalogue, and print errors, or the configured nodes and models.
+
+    Nothing is contacted.
 
     Args:
         config: the configuration file.

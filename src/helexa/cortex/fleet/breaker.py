@@ -21,7 +21,9 @@ WARY_SECS = 1.0
 
 @dataclass(frozen=True)
 class Breaker:
-    """Breaker state of one (node, model) pair. Each transition returns a new `Breaker`; times are seconds of one clock.
+    """Breaker state of one (node, model) pair.
+
+    Each transition returns a new `Breaker`; times are seconds of one clock.
 
     Attributes:
         faults: number of failures in a row while closed.
@@ -46,7 +48,10 @@ class Breaker:
         return replace(self, probing=True) if self.state(now) == "half-open" else self
 
     def ended(self) -> "Breaker":
-        """Return the breaker after the probe has ended. If the probe had no result, another probe is allowed."""
+        """Return the breaker after the probe has ended.
+
+        If the probe had no result, another probe is allowed.
+        """
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
@@ -106,7 +111,10 @@ class Breakers:
         return pair in self._breakers
 
     def began(self, pair: Pair, now: float) -> bool:
-        """Record that a request has begun. Return True if it is the probe, which must be passed to `ended`."""
+        """Record that a request has begun.
+
+        Return True if it is the probe, which must be passed to `ended`.
+        """
         before = self._breakers.get(pair)
         if before is None:
             return False

@@ -1,4 +1,7 @@
-"""The gateway's state of its nodes. Only `Fleet` changes the state; all readers get an immutable `FleetView`."""
+"""The gateway's state of its nodes.
+
+Only `Fleet` changes the state; all readers get an immutable `FleetView`.
+"""
 
 import asyncio
 import logging
@@ -108,7 +111,10 @@ class Fleet:
         return now is not None and (now.endpoint, now.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """Return the key that the gateway sends to a node, or None. The key is never part of a `FleetView`."""
+        """Return the key that the gateway sends to a node, or None.
+
+        The key is never part of a `FleetView`.
+        """
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
@@ -212,7 +218,10 @@ class Fleet:
             await self._freed.wait()
 
     def begin(self, pair: Pair) -> bool:
-        """Count a request as begun. Return whether it is the probe of a breaker; pass the result to `end`."""
+        """Count a request as begun.
+
+        Return whether it is the probe of a breaker; pass the result to `end`.
+        """
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
         probe = self._breakers.began(pair, now)
@@ -295,7 +304,10 @@ class Fleet:
 
 
 class Flight:
-    """Context manager for one request in flight. A class, because a generator would cost more than the counting."""
+    """Context manager for one request in flight.
+
+    A class, because a generator would cost more than the counting.
+    """
 
     __slots__ = ("_fleet", "_pair", "_probe")
 

@@ -55,7 +55,10 @@ class NodeError(HelexaError):
 
 
 class NodeClient:
-    """Calls nodes by their configured base URL and with their key. Every method raises `NodeError`."""
+    """Calls nodes by their configured base URL and with their key.
+
+    Every method raises `NodeError`.
+    """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -110,7 +113,9 @@ class NodeClient:
             return node.endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
-        """Call `POST /models/load` and return once the model serves. An already loaded model counts as a success.
+        """Call `POST /models/load` and return once the model serves.
+
+        An already loaded model counts as a success.
 
         The call has no timeout: the caller watches the load's progress and cancels the call.
         """
@@ -164,7 +169,10 @@ class NodeClient:
         return await self._poll("GET", endpoint, path, None, bearer)
 
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
-        """Return the body of the answer to a JSON POST request. A status other than 200 or a slow answer raises."""
+        """Return the body of the answer to a JSON POST request.
+
+        A status other than 200 or a slow answer raises.
+        """
         return await self._poll("POST", endpoint, path, orjson.dumps(content), bearer)
 
     async def _poll(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:

@@ -55,7 +55,9 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetView:
-    """State of the fleet at one moment, in configured order. Counts and times are live, so decide without awaiting.
+    """State of the fleet at one moment, in configured order.
+
+    Counts and times are live, so decide without awaiting.
 
     Attributes:
         nodes: the nodes.

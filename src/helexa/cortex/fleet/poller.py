@@ -47,7 +47,10 @@ class Poller:
             await _stop(list(watches.values()))
 
     async def poll(self, name: str) -> None:
-        """Poll one node once. An error of the gateway's own resources does not change the node's state."""
+        """Poll one node once.
+
+        An error of the gateway's own resources does not change the node's state.
+        """
         node = self._fleet.node(name)
         began = time.monotonic()
         try:

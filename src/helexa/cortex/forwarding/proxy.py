@@ -140,7 +140,10 @@ class Proxy:
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """Return an unguessable id. A counter after one random secret is cheaper than a random number per request."""
+        """Return an unguessable id.
+
+        A counter after one random secret is cheaper than a random number per request.
+        """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
     def _headers(self, question: Question, exchange: Exchange, target: Warm) -> Headers:
@@ -196,7 +199,10 @@ class Proxy:
         await reply.finish(chunk if usage_filter is None else usage_filter.flush())
 
     async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
-        """Return the next chunk of a non-streamed response. Before the end, an empty chunk, the request is settled."""
+        """Return the next chunk of a non-streamed response.
+
+        Before the end, an empty chunk, the request is settled.
+        """
         piece = b"" if answer.complete else await self._next(answer, exchange)
         if not piece and settle is not None:
             await settle()

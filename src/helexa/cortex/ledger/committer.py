@@ -82,7 +82,10 @@ class Committer:
             self._journal.turn(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Decide a reservation at once with the write-ahead log. Return None if the decision needs the database."""
+        """Decide a reservation at once with the write-ahead log.
+
+        Return None if the decision needs the database.
+        """
         if self._journal is None or not self._journal.whole:
             return None
         if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
@@ -105,7 +108,10 @@ class Committer:
         self._wake.set()
 
     def record(self, activity: Activity) -> None:
-        """Queue a row of the activity log. It is written with the next periodic batch or once many rows are queued."""
+        """Queue a row of the activity log.
+
+        It is written with the next periodic batch or once many rows are queued.
+        """
         self.activity.append(activity)
         if len(self.activity) >= _MANY_ROWS:
             self._wake.set()
@@ -263,14 +269,19 @@ class Committer:
         return opened, short
 
     def _note(self, asked: Asked, reservation: Reservation, record: Record) -> bool:
-        """Write a reservation to the write-ahead log and grant it. Return False if the next batch must contain it."""
+        """Write a reservation to the write-ahead log and grant it.
+
+        Return False if the next batch must contain it.
+        """
         if self._journal is None or not self._journal.add(record):
             return False
         asked.grant(reservation)
         return True
 
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
-        """Take tokens from the windows of keys whose leases do not suffice. A rejected request gets its error at once.
+        """Take tokens from the windows of keys whose leases do not suffice.
+
+        A rejected request gets its error at once.
 
         Returns:
             The reservations that the new leases cover.
@@ -400,7 +411,10 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Close a reservation of this gateway's previous registration. `waiting` are closed with it or after it."""
+        """Close a reservation of this gateway's previous registration.
+
+        `waiting` are closed with it or after it.
+        """
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

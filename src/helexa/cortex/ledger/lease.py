@@ -14,7 +14,9 @@ FORGOTTEN_SECS = 60.0  # after this idle time a lease is deleted
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One gateway's part of one key's window. A key without a cap also has a lease, which only counts.
+    """One gateway's part of one key's window.
+
+    A key without a cap also has a lease, which only counts.
 
     Attributes:
         key_id: the key.

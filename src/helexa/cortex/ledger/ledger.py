@@ -76,7 +76,10 @@ class Ledger:
             self._tasks.append(asyncio.create_task(watching))
 
     async def close(self) -> None:
-        """Write the waiting changes and unregister this gateway. Open reservations are charged in full."""
+        """Write the waiting changes and unregister this gateway.
+
+        Open reservations are charged in full.
+        """
         self._committer.wake(end=True)
         try:
             async with asyncio.timeout(_CLOSE_SECS):
@@ -112,7 +115,9 @@ class Ledger:
             return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
-        """Reserve tokens of the key's budget; durable on return. Reservations of keys without a cap are recorded too.
+        """Reserve tokens of the key's budget; durable on return.
+
+        Reservations of keys without a cap are recorded too.
 
         Args:
             principal: owner of the key.

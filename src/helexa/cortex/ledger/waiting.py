@@ -46,7 +46,10 @@ class Waiting:
         self.asked.clear()
 
     def finish(self) -> None:
-        """Let no settlement wait any longer. All of them stay in their lists and are written later."""
+        """Let no settlement wait any longer.
+
+        All of them stay in their lists and are written later.
+        """
         finish([*self.closings, *self.closed])
 
 

@@ -1,4 +1,7 @@
-"""Eviction policy: which models may leave a node, when, and in which order. Pure functions of a `Situation`."""
+"""Eviction policy: which models may leave a node, when, and in which order.
+
+Pure functions of a `Situation`.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Explains in words where a request for a model would go now, and why. Pure functions of a `Situation`."""
+"""Explains in words where a request for a model would go now, and why.
+
+Pure functions of a `Situation`.
+"""
 
 from dataclasses import dataclass, field
 from math import inf, isinf

@@ -36,13 +36,19 @@ class History:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
 
     def loaded(self, pair: Pair, secs: float | None) -> None:
-        """Record a successful load. `secs` is its duration, or None if this gateway did not see the start."""
+        """Record a successful load.
+
+        `secs` is its duration, or None if this gateway did not see the start.
+        """
         self.failures.pop(pair, None)
         if secs is not None:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
-        """Record a failed load and return the failure. Its retry delay doubles with each failure in a row."""
+        """Record a failed load and return the failure.
+
+        Its retry delay doubles with each failure in a row.
+        """
         times = self.failures[pair].times + 1 if pair in self.failures else 1
         least, most = (
             (BACKOFF_SECS, MAX_BACKOFF_SECS) if temporary else (PERMANENT_BACKOFF_SECS, MAX_PERMANENT_BACKOFF_SECS)

@@ -37,7 +37,9 @@ Told = Callable[[str, str], None]
 
 
 class Lifecycle:
-    """Owns loads, evictions and the queue of requests that wait for them. `run` must run as a background task.
+    """Owns loads, evictions and the queue of requests that wait for them.
+
+    `run` must run as a background task.
 
     Args:
         loaded: called with the model and the node after every successful load.

@@ -1,4 +1,7 @@
-"""Placement of models that are not loaded: node, devices and evictions. Pure functions of a `Situation`."""
+"""Placement of models that are not loaded: node, devices and evictions.
+
+Pure functions of a `Situation`.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -163,7 +166,10 @@ def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | No
 
 
 def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
-    """Return how to fit the model on the node. A model that is being drained there must be unloaded first."""
+    """Return how to fit the model on the node.
+
+    A model that is being drained there must be unloaded first.
+    """
     way = clearing(situation, node, profile, since)
     leaving = (node.name, profile.id) in situation.view.draining
     return replace(way, ready_at=inf) if way is not None and leaving else way

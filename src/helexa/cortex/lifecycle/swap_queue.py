@@ -1,4 +1,7 @@
-"""Order in which waiting models are loaded. Pure functions, used by the gateway and by the simulation."""
+"""Order in which waiting models are loaded.
+
+Pure functions, used by the gateway and by the simulation.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""Prometheus metrics in their own registry. Label values are bounded: known models, configured nodes, known keys."""
+"""Prometheus metrics in their own registry.
+
+Label values are bounded: known models, configured nodes, known keys.
+"""
 
 from collections.abc import Iterator
 

@@ -13,7 +13,10 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 
 
 class ResponseReply(Reply):
-    """One response to a client. It counts the events of a stream, because events carry sequence numbers."""
+    """One response to a client.
+
+    It counts the events of a stream, because events carry sequence numbers.
+    """
 
     def __init__(self, send: Send) -> None:
         super().__init__(self._count_and_send)

@@ -49,7 +49,9 @@ class BodyWorkers:
         self._waiting = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` in a process of the pool and return its result. Function, arguments and result are pickled.
+        """Call `work` in a process of the pool and return its result.
+
+        Function, arguments and result are pickled.
 
         Raises:
             ApiError: 503 if too many bodies wait for a process, or if the process died; other errors as raised by
@@ -93,7 +95,10 @@ class BodyWorkers:
             job.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     def _lost(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
-        """Return the exception to raise for `error`. A pool that lost a process is unusable, and is replaced."""
+        """Return the exception to raise for `error`.
+
+        A pool that lost a process is unusable, and is replaced.
+        """
         if not isinstance(error, BrokenProcessPool):
             return error
         log.error("a process that reads large requests has died")

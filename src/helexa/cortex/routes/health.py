@@ -1,4 +1,7 @@
-"""`GET /health` and `GET /`: state of the fleet. `GET /health/ready`: whether this gateway can serve requests now."""
+"""`GET /health` and `GET /`: state of the fleet.
+
+`GET /health/ready`: whether this gateway can serve requests now.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""`/api/keys`: the admin API of keys. It requires an admin's key even if `require_auth` is false."""
+"""`/api/keys`: the admin API of keys.
+
+It requires an admin's key even if `require_auth` is false.
+"""
 
 import time
 from typing import Any

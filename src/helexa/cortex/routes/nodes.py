@@ -22,7 +22,10 @@ async def list_nodes(request: Request) -> Response:
 
 
 async def cordon_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/cordon`: send no new requests and loads to a node. Running requests continue."""
+    """`POST /api/nodes/{name}/cordon`: send no new requests and loads to a node.
+
+    Running requests continue.
+    """
     return _cordon(request, True)
 
 
@@ -32,7 +35,7 @@ async def uncordon_node(request: Request) -> Response:
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/drain`: cordon a node, and answer once its last request of this gateway has ended.
+    """`POST /api/nodes/{name}/drain`: cordon a node, and answer once this gateway has no request and no load there.
 
     The answer comes at the latest after `wait_secs` (default and maximum 600); its counts show whether requests still
     run. The node stays cordoned in either case.

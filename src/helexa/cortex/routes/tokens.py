@@ -1,4 +1,7 @@
-"""Endpoints that a model's tokenizer answers on a node. They generate, load and charge nothing."""
+"""Endpoints that a model's tokenizer answers on a node.
+
+They generate, load and charge nothing.
+"""
 
 import asyncio
 from urllib.parse import quote

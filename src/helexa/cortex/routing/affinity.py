@@ -57,8 +57,8 @@ def affinity_key(
     2. `prompt_cache_key` of the body.
     3. Anthropic's `metadata.user_id`, which agents fill with their session.
     4. The beginning of the prompt, which every later turn of the conversation repeats: tools, system, and messages up
-      to the first user message, extended to at least `min_bytes`. A shorter prompt has no key, because the cache can
-      save little. Of a plain `prompt` string, which may grow, the first 2 KiB (or `min_bytes`, if larger) count.
+       to the first user message, extended to at least `min_bytes`. A shorter prompt has no key, because the cache can
+       save little. Of a plain `prompt` string, which may grow, the first 2 KiB (or `min_bytes`, if larger) count.
 
     OpenAI's `user` is not used, because one user's conversations do not begin alike.
 
@@ -119,7 +119,10 @@ def _digest(account: str, kind: bytes) -> blake2b:
 
 
 def _feed(digest: blake2b, part: bytes) -> int:
-    """Hash one part of a prompt and return its size in bytes. Of a very long part, only both ends are hashed."""
+    """Hash one part of a prompt and return its size in bytes.
+
+    Of a very long part, only both ends are hashed.
+    """
     if b'"cache_control"' in part:
         part = _CACHE_MARK.sub(b"", part)
     size = len(part)

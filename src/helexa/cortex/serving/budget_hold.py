@@ -3,7 +3,7 @@
 1. First bound, without tokenizing: bytes of the body, number of images, and the output limit.
 2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens.
 3. If the counted bound is still too large and the client states no output limit, the output limit becomes the rest of
-  the budget.
+   the budget.
 """
 
 from msgspec.structs import replace

@@ -140,6 +140,9 @@ async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the largest limit that any node advertises, or None. A larger prompt fits on no node."""
+    """Return the largest limit that any node advertises, or None.
+
+    A larger prompt fits on no node.
+    """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         return self._complete and not self._chunks
 
     def is_open(self) -> bool:
-        """Return whether the connection is open as far as the kernel knows."""
+        """Return whether the connection is open in the kernel's view."""
         if self._transport is None or self._transport.is_closing():
             return False
         return not is_gone(self._transport.get_extra_info("socket").fileno())
@@ -187,7 +187,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _something(self) -> None:
-        """Wait for the next event of the response. An error is raised only after all earlier bytes were read."""
+        """Wait for the next event of the response.
+
+        An error is raised only after all earlier bytes were read.
+        """
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
@@ -266,7 +269,10 @@ class Connection(asyncio.Protocol):
                 self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the response. It is complete if its body ends with the connection, else it broke off."""
+        """End the response.
+
+        It is complete if its body ends with the connection, else it broke off.
+        """
         if not self._asked:
             self._pool.forget(self)
         elif self._until_close and exc is None and not self._complete:

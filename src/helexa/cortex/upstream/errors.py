@@ -18,4 +18,7 @@ class BrokenOff(UpstreamError):
 
 
 class Silent(UpstreamError):
-    """A timeout on silence expired. The node received the request and may still be working on it."""
+    """A timeout on silence expired.
+
+    The node received the request and may still be working on it.
+    """

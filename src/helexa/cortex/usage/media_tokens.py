@@ -31,7 +31,10 @@ def _media_parts(body: bytes) -> int:
 
 
 def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
-    """Return `pattern.findall(body)`. Each match begins with a quote, and `find` skips the text before it faster."""
+    """Return `pattern.findall(body)`.
+
+    Each match begins with a quote, and `find` skips the text before it faster.
+    """
     found: list[bytes] = []
     end = 0
     for _ in range(_FEW_QUOTES if len(body) > _LONG_BYTES else 0):

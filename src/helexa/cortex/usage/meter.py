@@ -35,7 +35,9 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Reads one response as it passes. The meter keeps a bounded tail and parses it once, at the end.
+    """Reads one response as it passes.
+
+    The meter keeps a bounded tail and parses it once, at the end.
 
     Attributes:
         first_at: when the first content passed (`time.perf_counter`), None before.

@@ -1,4 +1,6 @@
-"""Upper bound of the tokens that a request can use. One function per API reads the fields that the API honors.
+"""Upper bound of the tokens that a request can use.
+
+One function per API reads the fields that the API honors.
 
 A budget reserves `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
 

@@ -14,7 +14,9 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the blocks of a message's content with their paths. A string is one text block, null is an empty list.
+    """Yield the blocks of a message's content with their paths.
+
+    A string is one text block, null is an empty list.
 
     Raises:
         ApiError: `invalid_anthropic_body`.
@@ -32,7 +34,9 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
-    """Return a block as parts of a chat message. A block of an unknown type becomes a text part with its JSON.
+    """Return a block as parts of a chat message.
+
+    A block of an unknown type becomes a text part with its JSON.
 
     Raises:
         ApiError: `invalid_anthropic_body`: the block is malformed, or of a type that no model can read.

@@ -123,7 +123,10 @@ def _user_id(metadata: Any) -> str | None:
 
 
 def _thinking(thinking: Any) -> dict[str, Any]:
-    """Return the template variables for thinking. Without a `thinking` field, thinking is disabled, as at Anthropic."""
+    """Return the template variables for thinking.
+
+    Without a `thinking` field, thinking is disabled, as at Anthropic.
+    """
     if thinking is None:
         return {"enable_thinking": False}
     if not isinstance(thinking, dict):

@@ -59,7 +59,10 @@ class _Block:
         return bool(self.name) and self._judged[1]
 
     def may_begin(self) -> bool:
-        """Return whether the block can be streamed. The arguments of a tool call must at least begin as an object."""
+        """Return whether the block can be streamed.
+
+        The arguments of a tool call must at least begin as an object.
+        """
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:

@@ -72,7 +72,10 @@ def reasoning(message: Mapping[str, Any]) -> Any:
 
 
 def parsed_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a tool call, or None if `text` is not a JSON object. Empty text means no arguments."""
+    """Return the arguments of a tool call, or None if `text` is not a JSON object.
+
+    Empty text means no arguments.
+    """
     try:
         arguments = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:

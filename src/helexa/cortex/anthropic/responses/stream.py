@@ -77,7 +77,10 @@ class MessageStream:
         return self._taken()
 
     def finish(self) -> bytes:
-        """Process the end of the node's response. A stream without a finish reason was cut off, which is an error."""
+        """Process the end of the node's response.
+
+        A stream without a finish reason was cut off, which is an error.
+        """
         if not self._ended:
             if self._finish_reason is None:
                 self._fail(malformed("it ended too early"))
