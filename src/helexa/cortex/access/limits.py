@@ -18,7 +18,7 @@ _ROUNDING = 1e-6
 class _Bucket:
     """Leaky bucket of one limit per minute.
 
-    It drains at a constant rate, one whole limit per minute.
+    The bucket drains at a constant rate, one whole limit per minute.
     """
 
     used: float = 0.0
@@ -54,7 +54,7 @@ class _Meter:
 class Pass:
     """A request that its key's limits admitted.
 
-    It counts as running until `answered` or the end of the context.
+    The request counts as running until `answered` or the end of the context.
     """
 
     __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal", "_running")

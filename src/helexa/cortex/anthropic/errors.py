@@ -63,7 +63,7 @@ def error_event(error: ApiError, request_id: str | None = None) -> bytes:
 def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiError:
     """Return a node's error response as an error.
 
-    Its text is kept only if it is in helexa's error format.
+    The message is kept only if the body is in helexa's error format.
 
     Args:
         status: the node's HTTP status; a status that is not an error status becomes 502.

@@ -18,7 +18,7 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 class AnthropicReply(Reply):
-    """One response to a client. Its input are a node's bytes, as for every `Reply`.
+    """One response to a client. Like every `Reply`, it receives a node's bytes.
 
     A stream is translated as it arrives. Any other response is buffered until it is complete, so that an error response
     can still be sent.

@@ -184,8 +184,8 @@ class NodeClient:
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
         """Return where each model is served.
 
-        The gateway asks a node that keeps answering once per model, for at most `_MAX_ASKED` models per poll. It skips
-        models that are still loading, because the node does not know their URLs yet.
+        The gateway asks a node that keeps answering once per model, for at most `_MAX_ASKED` models per poll. The
+        gateway skips models that are still loading, because the node does not know their URLs yet.
         """
         before = {} if node.misses else node.urls
         new = [id for id, info in models.items() if id not in before and info.status in _SERVING][:_MAX_ASKED]

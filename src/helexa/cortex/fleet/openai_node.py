@@ -88,7 +88,7 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`. It is stateless: earlier results are in the fleet's state."""
+    """Polls nodes of kind `openai`. The class is stateless: earlier results are in the fleet's state."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client

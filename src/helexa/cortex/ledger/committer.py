@@ -110,7 +110,7 @@ class Committer:
     def record(self, activity: Activity) -> None:
         """Queue a row of the activity log.
 
-        It is written with the next periodic batch or once many rows are queued.
+        The row is written with the next periodic batch, or once many rows are queued.
         """
         self.activity.append(activity)
         if len(self.activity) >= _MANY_ROWS:

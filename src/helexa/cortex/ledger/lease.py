@@ -102,7 +102,7 @@ def grant(available: int, needs: list[int]) -> int:
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
     """Return the error response for a reservation that does not fit.
 
-    Its `tokens_left` are the tokens that would fit.
+    The error's `tokens_left` are the tokens that would fit.
     """
     rest = max(0, available)
     left = f"{rest} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"

@@ -47,7 +47,7 @@ class History:
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
         """Record a failed load and return the failure.
 
-        Its retry delay doubles with each failure in a row.
+        The retry delay of the pair doubles with each failure in a row.
         """
         times = self.failures[pair].times + 1 if pair in self.failures else 1
         least, most = (

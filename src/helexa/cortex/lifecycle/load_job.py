@@ -51,7 +51,7 @@ class Means:
 class LoadJob:
     """One load, from the decision to its end.
 
-    It reserves memory and drains the models to evict from its creation on.
+    The job reserves memory, and drains the models to evict, from its creation on.
 
     Attributes:
         secs: duration of the load on the node; None before the end, and if another client started the load.

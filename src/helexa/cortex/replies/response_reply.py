@@ -15,7 +15,7 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 class ResponseReply(Reply):
     """One response to a client.
 
-    It counts the events of a stream, because events carry sequence numbers.
+    The reply counts the events of a stream, because events carry sequence numbers.
     """
 
     def __init__(self, send: Send) -> None:

@@ -1,6 +1,6 @@
 """`/api/keys`: the admin API of keys.
 
-It requires an admin's key even if `require_auth` is false.
+The admin API requires an admin's key even if `require_auth` is false.
 """
 
 import time

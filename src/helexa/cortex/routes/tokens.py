@@ -1,6 +1,6 @@
 """Endpoints that a model's tokenizer answers on a node.
 
-They generate, load and charge nothing.
+These endpoints generate, load and charge nothing.
 """
 
 import asyncio

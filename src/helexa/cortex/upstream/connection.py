@@ -271,7 +271,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the response.
 
-        It is complete if its body ends with the connection, else it broke off.
+        The response is complete if its body ends with the connection; otherwise it broke off.
         """
         if not self._asked:
             self._pool.forget(self)

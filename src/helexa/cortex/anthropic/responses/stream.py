@@ -19,8 +19,8 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageStream:
     """Converts a node's bytes to events for the client, without I/O.
 
-    The first event contains the prompt's counts. It is sent with the first of these: the counts that helexa's nodes
-    send as prefill begins, usage in a chunk, or output. Pings are sent at once, because clients skip them.
+    The first event contains the prompt's counts. The event is sent with the first of these: the counts that helexa's
+    nodes send as prefill begins, usage in a chunk, or output. Pings are sent at once, because clients skip them.
 
     Args:
         model: model name as the client stated it.
