@@ -1,1 +1,1 @@
-"""The gateway: one address in front of any number of nodes."""
+"""The gateway: one address for any number of nodes."""

@@ -42,7 +42,7 @@ _HOT: dict[str, ASGIApp] = {
     "/v1/messages": Messages(),
 }
 
-ROUTES = [  # paths without parameters come first, as a path's first route says which methods there are
+ROUTES = [  # paths without parameters come first, because the first route of a path lists its methods
     *(Route(hot, endpoint, methods=["POST"]) for hot, endpoint in _HOT.items()),
     *(
         Route(path, ask_tokenizer, methods=["POST"])
@@ -69,9 +69,9 @@ ROUTES = [  # paths without parameters come first, as a path's first route says 
 
 
 class HotPaths:
-    """Answers POSTs to the paths that nearly all requests go to, and leaves the rest to an application.
+    """Dispatches POST requests for the most frequent paths directly, and passes all others to an application.
 
-    A router and its middleware cost a request more than all that is looked at of it here.
+    For these paths, a router and its middleware would cost more than the rest of the processing before routing.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:
@@ -89,7 +89,7 @@ class HotPaths:
 
 
 def create_app(gateway: Gateway) -> ASGIApp:
-    """The API of a running gateway."""
+    """Return the ASGI application of a running gateway."""
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
@@ -102,6 +102,6 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app.state.gateway = gateway
     app.router.redirect_slashes = False
     hot = HotPaths(app, _HOT)
-    section = gateway.config.gateway  # address and origins stay those of the start
+    section = gateway.config.gateway  # address and origins do not change on a reload
     guarded = with_cors(hot, section.cors_origins) if section.cors_origins else hot
     return OriginGuard(guarded, section, gateway.gatekeeper)

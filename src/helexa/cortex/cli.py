@@ -43,10 +43,10 @@ def serve(
 
     Args:
         config: the configuration file.
-        listen: address of the API, instead of the configured one.
-        metrics_listen: address of the Prometheus text, instead of the configured one.
-        insecure: listen on the network without keys all the same.
-        log_format: lines for people, or JSON objects.
+        listen: address of the API, instead of the configured address.
+        metrics_listen: address of the Prometheus metrics, instead of the configured address.
+        insecure: allow listening on the network without required keys.
+        log_format: text lines for people, or JSON objects.
     """
     from helexa.core import catalogue, logs
     from helexa.core.address import parse_address
@@ -73,7 +73,7 @@ def serve(
 
 @app.command
 def status(*, api: GatewayApi = _HERE) -> None:
-    """Show a running gateway's health and where its models are."""
+    """Show a running gateway's health and where its models are loaded."""
     import json
 
     health, models = api.get("/health"), api.get("/v1/models")
@@ -85,7 +85,7 @@ def status(*, api: GatewayApi = _HERE) -> None:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the `cortex` command."""
     try:
         app()
     except HelexaError as error:

@@ -1,4 +1,4 @@
-"""`cortex.toml`: where the gateway listens and which nodes stand behind it."""
+"""`cortex.toml`: the gateway's configuration."""
 
 import os
 from pathlib import Path
@@ -17,17 +17,17 @@ class GatewaySection(config.Section):
     """`[gateway]`.
 
     Attributes:
-        listen: address of the API. Others than this machine's own need `entitlements.require_auth`, or `insecure`.
-        metrics_listen: address of the Prometheus text.
-        insecure: listen on the network without keys all the same.
+        listen: address of the API. A non-loopback address needs `entitlements.require_auth` or `insecure`.
+        metrics_listen: address of the Prometheus metrics.
+        insecure: allow listening on the network without required keys.
         cors_origins: origins whose pages may call the API; none by default, `*` for all.
         max_body_mb: largest request body in MiB.
-        max_body_memory_mb: memory in MiB for all request bodies at a time; None for 512 or four times `max_body_mb`,
+        max_body_memory_mb: memory in MiB for all concurrent request bodies; None for 512 or four times `max_body_mb`,
             whichever is more. At least twice `max_body_mb`, because one client address may use half of it.
-        max_connections: most connections that are served at a time; fewer if the limit on open files is low.
-        max_connections_per_address: most connections of one client address; None for half of all.
-        poll_interval_secs: seconds between two looks at a node.
-        load_timeout_secs: longest time that a load may go on without progress.
+        max_connections: maximum number of concurrent connections; lower if the limit on open files is low.
+        max_connections_per_address: maximum number of connections of one client address; None for half of all.
+        poll_interval_secs: seconds between two polls of a node.
+        load_timeout_secs: longest time that a load may take without progress.
         load_wait_secs: longest time that a request waits for its model to load.
         idle_timeout_secs: longest silence of a node within a response, and before it if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response from a living node; 0 for no limit.
@@ -55,7 +55,7 @@ class GatewaySection(config.Section):
 
     @property
     def body_memory_bytes(self) -> int:
-        """Memory for all request bodies at a time."""
+        """Memory in bytes for all concurrent request bodies."""
         return (self.max_body_memory_mb or max(512, 4 * self.max_body_mb)) << 20
 
 
@@ -63,11 +63,11 @@ class RoutingSection(config.Section):
     """`[routing]`.
 
     Attributes:
-        affinity: send what begins alike to the node that has it cached, while that node is not too busy.
-        affinity_min_bytes: prompts shorter than this go to the least busy node.
-        affinity_load_factor: how much busier than the average a node may be and still be preferred.
-        breaker_failures: transport faults in a row after which a node is not asked for a model.
-        breaker_reset_secs: seconds until it is tried again.
+        affinity: send requests with the same beginning to the node that has it cached, unless the node is too busy.
+        affinity_min_bytes: shorter prompts go to the node with the lowest load.
+        affinity_load_factor: maximum load of a preferred node: this multiple of the average load, plus one request.
+        breaker_failures: transport failures in a row after which a node gets no requests for a model.
+        breaker_reset_secs: seconds until the node gets a probe request.
     """
 
     affinity: bool = True
@@ -81,11 +81,12 @@ class EvictionSection(config.Section):
     """`[eviction]`.
 
     Attributes:
-        strategy: `lru` weighs idle time against reload cost; `priority` looks at the residency class first.
-        defrag_after_cycles: warn after so many unloads on a node; 0 for never.
-        min_residency_secs: a model stays at least this long after its load.
-        idle_ttl_secs: unload what nobody asked for so long; 0 for never.
-        swap_wait_secs: longest time that requests wait for a warm model's queue before it is swapped out for theirs.
+        strategy: `lru` weighs idle time against reload cost; `priority` evicts lower residency classes first.
+        defrag_after_cycles: warn after this number of unloads on a node; 0 for never.
+        min_residency_secs: minimum time between a model's load and its eviction.
+        idle_ttl_secs: unload models without requests for this time; 0 for never.
+        swap_wait_secs: longest time that requests wait for the requests of a loaded model to end, before that model is
+            evicted for them.
     """
 
     strategy: Literal["lru", "priority"] = "lru"
@@ -109,7 +110,7 @@ class WindowSection(config.Section):
 
 
 class KeySection(config.Section):
-    """One `[[entitlements.keys]]` entry: a static key. Its attributes are those of `Principal`."""
+    """One `[[entitlements.keys]]` entry: a static key. See `Principal` for the attributes."""
 
     key: SecretStr
     account_id: str = Field(min_length=1)
@@ -127,8 +128,8 @@ class EntitlementsSection(config.Section):
     """`[entitlements]`.
 
     Attributes:
-        require_auth: refuse requests without a valid key; else they are anonymous.
-        keys: static keys, beside those that `cortex keys` makes.
+        require_auth: reject requests without a valid key; otherwise these requests are anonymous.
+        keys: static keys, in addition to the keys that `cortex keys` creates.
     """
 
     require_auth: bool = False
@@ -142,10 +143,10 @@ def _state_folder() -> Path:
 
 
 class LedgerSection(config.Section):
-    """`[ledger]`: where keys, budgets and the activity log live.
+    """`[ledger]`: the database of keys, budgets and the activity log.
 
     Attributes:
-        url: `sqlite:PATH`, or `postgresql://user:password@host/database` when several gateways share one ledger.
+        url: `sqlite:PATH`, or `postgresql://user:password@host/database` if several gateways share one ledger.
     """
 
     url: SecretStr = Field(default_factory=lambda: SecretStr(f"sqlite:{_state_folder() / 'cortex.db'}"))
@@ -157,10 +158,10 @@ class NeuronSection(config.Section):
     Attributes:
         name: unique name of the node.
         endpoint: base URL, without `/v1`.
-        kind: `neuron`, or `openai` for any other server that speaks the OpenAI dialect.
-        bearer: key that the node asks for, if it does.
-        cordoned: not asked for anything new until it is uncordoned.
-        allowed_hosts: hosts besides the endpoint's that the node may name as the address of a model.
+        kind: `neuron`, or `openai` for any other OpenAI-compatible server.
+        bearer: key that the node requires, if any.
+        cordoned: True to send no new requests and loads until the node is uncordoned.
+        allowed_hosts: hosts other than the endpoint's that the node may name as the address of a model.
     """
 
     name: str = Field(min_length=1)
@@ -192,10 +193,12 @@ class CortexConfig(config.Section):
 
 
 def load(path: Path | None) -> CortexConfig:
-    """Read the file and the `CORTEX_` variables; a relative `models_config` is taken from the file's own directory.
+    """Read the file and the `CORTEX_` variables.
+
+    A relative `models_config` is relative to the file's directory.
 
     Raises:
-        ConfigError: one line naming what is wrong.
+        ConfigError: one line naming the wrong value.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX)
     if path is not None:

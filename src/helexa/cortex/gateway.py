@@ -1,4 +1,4 @@
-"""The gateway's parts, put together for as long as it runs."""
+"""Creates, connects and closes the components of a gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,11 +38,11 @@ METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 
 
 class Gateway:
-    """What routes work with.
+    """The components of a gateway, as routes use them.
 
     Attributes:
-        config, catalogue: as they were read last.
-        bodies: the memory for request bodies, which the listener of the API observes.
+        config, catalogue: the last loaded configuration and catalogue.
+        bodies: the memory limit for request bodies, which the listener of the API enforces.
     """
 
     def __init__(
@@ -79,7 +79,10 @@ class Gateway:
         metrics.watch(FleetCollector(self.fleet))
 
     def connection_limits(self) -> ConnectionLimits:
-        """Return the limits of the API's listener: each request may take a second descriptor, to its node."""
+        """Return the connection limits of the API's listener.
+
+        Each request may need a second descriptor, to its node.
+        """
         section = self._started
         return ConnectionLimits.within(
             descriptor_limit(),
@@ -91,17 +94,19 @@ class Gateway:
 
     @property
     def max_body_bytes(self) -> int:
-        """Longest request body."""
+        """Maximum length of a request body."""
         return self.config.gateway.max_body_mb << 20
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Follow another configuration from now on, as far as a running gateway can.
+        """Apply another configuration.
+
+        Changed listeners, CORS origins and ledgers take effect at the next start only.
 
         Raises:
-            ConfigError: it contradicts itself; nothing has changed.
+            ConfigError: the configuration contradicts itself; nothing has changed.
         """
         keys = static_keys(config.entitlements)
-        check_exposure(config.model_copy(update={"gateway": self._started}))  # the address stays that of the start
+        check_exposure(config.model_copy(update={"gateway": self._started}))  # the address does not change
         self.gatekeeper.configure(config.entitlements.require_auth, keys)
         self.config, self.catalogue = config, catalogue
         self.fleet.configure(config.neurons)
@@ -113,7 +118,7 @@ class Gateway:
         self.lifecycle.configure(config, catalogue)
 
     def observe(self, exchange: Exchange) -> None:
-        """Take note of a request that ended."""
+        """Count a finished request, and log it in the ledger."""
         self.metrics.observe(exchange)
         self.ledger.record(exchange.activity())
 
@@ -122,13 +127,16 @@ class Gateway:
 async def running(
     config: CortexConfig, catalogue: Catalogue, metrics: Metrics, path: Path | None = None
 ) -> AsyncIterator[Gateway]:
-    """Connect the parts and keep them going for as long as the block runs.
+    """Start a gateway's components and keep them running until the block ends.
 
     Args:
-        path: cortex.toml, read anew when it changes.
+        config: the configuration.
+        catalogue: the catalogue.
+        metrics: the metrics registry.
+        path: path of cortex.toml, which is reloaded when it changes; None without a file.
 
     Raises:
-        HelexaError: the database cannot be opened, or is another gateway's.
+        HelexaError: the database cannot be opened, or another gateway has exclusive use of it.
     """
     async with AsyncExitStack() as stack:
         database = await open_database(config.ledger.url.get_secret_value())

@@ -1,7 +1,6 @@
-"""Hot reload: the configuration and the catalogue are read anew when their files change.
+"""Hot reload: reads the configuration and the catalogue again when their files change.
 
-What is wrong is said and changes nothing: the gateway goes on with what it had. What changed is logged, and takes
-effect at once and as a whole.
+An invalid file is logged and changes nothing. Valid changes are logged, and take effect together.
 """
 
 import asyncio
@@ -41,9 +40,9 @@ class Reloader:
     """Watches the files of one gateway.
 
     Args:
-        path: cortex.toml; None when the configuration came from variables alone.
-        config, catalogue: what is in force.
-        apply: puts a new pair in force, or raises `HelexaError` and changes nothing.
+        path: path of cortex.toml; None if the configuration came from variables alone.
+        config, catalogue: the current configuration and catalogue.
+        apply: applies a new pair, or raises `HelexaError` and changes nothing.
     """
 
     def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
@@ -54,7 +53,7 @@ class Reloader:
         self._seen = self._stamps()
 
     async def run(self) -> None:
-        """Look at the files each second, until cancelled."""
+        """Check the files every second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
             stamps = await asyncio.to_thread(self._stamps)
@@ -63,7 +62,7 @@ class Reloader:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Read both files now."""
+        """Reload both files now."""
         try:
             config, catalogue = await asyncio.to_thread(self._read)
             self._apply(config, catalogue)
@@ -81,7 +80,7 @@ class Reloader:
 
     def _read(self) -> tuple[CortexConfig, Catalogue]:
         config = configs.load(self._path)
-        if self._catalogue.models and not config.models_config.exists():  # an editor may be writing it just now
+        if self._catalogue.models and not config.models_config.exists():  # an editor may be replacing the file
             raise ConfigError(f"{config.models_config} is gone")
         return config, catalogues.load(config.models_config)
 
@@ -90,7 +89,7 @@ class Reloader:
 
 
 def differences(before: BaseModel, after: BaseModel) -> list[str]:
-    """What changed between two configurations, one line each; secrets are never said."""
+    """Return the changes between two configurations, one line each. Secrets are not shown."""
     old, new = dict(_leaves("", before)), dict(_leaves("", after))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
@@ -98,7 +97,10 @@ def differences(before: BaseModel, after: BaseModel) -> list[str]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """All values with their dotted names; entries of lists are named by what identifies them."""
+    """Yield all values with their dotted names.
+
+    Entries of lists are named by an identifying attribute.
+    """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}
     if isinstance(value, dict):

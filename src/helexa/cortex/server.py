@@ -1,4 +1,4 @@
-"""Both listeners of a gateway in one event loop: the API and the metrics."""
+"""Runs both listeners of a gateway in one event loop: the API and the metrics."""
 
 import asyncio
 import logging
@@ -19,13 +19,15 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = None) -> None:
-    """Serve until SIGINT or SIGTERM. Streams that are open then are ended after a second.
+    """Serve until SIGINT or SIGTERM. Streams that are still open one second later are ended.
 
     Args:
-        path: cortex.toml, read anew when it changes.
+        config: the configuration.
+        catalogue: the catalogue.
+        path: path of cortex.toml, which is reloaded when it changes.
 
     Raises:
-        HelexaError: an address cannot be listened on, or the ledger cannot be opened.
+        HelexaError: an address cannot be bound, or the ledger cannot be opened.
     """
     descriptors = raise_descriptor_limit()
     metrics = Metrics()

@@ -1,1 +1,1 @@
-"""Who may come in, what they may use, and how much."""
+"""Authentication, authorization and per-key limits of requests."""

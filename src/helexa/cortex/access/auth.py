@@ -1,4 +1,4 @@
-"""Who may come in, and what they may use."""
+"""Authentication by API key, and authorization per model."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,17 +10,17 @@ from helexa.http.connections.request_head import Headers
 
 
 class Gatekeeper:
-    """Tells principals by the keys they show.
+    """Authenticates requests by their API keys.
 
-    | shown                  | `require_auth = false` | `require_auth = true` |
-    |------------------------|------------------------|-----------------------|
-    | nothing that is a key  | anonymous              | 401, missing          |
-    | an unknown key         | anonymous              | 401, invalid          |
-    | a known key            | its principal          | its principal         |
-    | revoked or expired     | 401, saying which      | 401, saying which     |
+    | key in the request      | `require_auth = false` | `require_auth = true`  |
+    |-------------------------|------------------------|------------------------|
+    | none                    | anonymous              | 401, missing           |
+    | unknown key             | anonymous              | 401, invalid           |
+    | known key               | its principal          | its principal          |
+    | revoked or expired key  | 401 with the reason    | 401 with the reason    |
 
-    Many clients send a placeholder where no key is needed, so an unknown one is ignored there. A key that once was good
-    is refused all the same: its holder means to be somebody, and should learn that they no longer are.
+    Many clients send a placeholder key to servers without authentication, so an unknown key counts as anonymous there.
+    A revoked or expired key is rejected in both modes, so that its owner learns that the key is invalid.
     """
 
     def __init__(self, require_auth: bool, static: Iterable[Key] = (), clock: Callable[[], float] = time.time) -> None:
@@ -30,21 +30,21 @@ class Gatekeeper:
         self.configure(require_auth, static)
 
     def configure(self, require_auth: bool, static: Iterable[Key]) -> None:
-        """Exchange the static keys, at once."""
+        """Replace the static keys at once."""
         self.require_auth = require_auth
         self.static = tuple(static)
         self._index()
 
     def replace(self, stored: Iterable[Key]) -> None:
-        """Exchange all keys but the static ones, at once."""
+        """Replace all keys except the static keys at once."""
         self._stored = tuple(stored)
         self._index()
 
     def admit(self, headers: Headers) -> Principal | None:
-        """Who sent a request with these headers; None is anonymous.
+        """Return the principal of a request with these headers; None for an anonymous request.
 
         Raises:
-            ApiError: 401 as above; 400 when two different keys are shown.
+            ApiError: 401 as in the table of this class; 400 if the headers contain two different keys.
         """
         secret = shown_secret(headers)
         if secret is None:
@@ -64,10 +64,10 @@ class Gatekeeper:
         return key.principal
 
     def admit_admin(self, headers: Headers) -> Principal:
-        """The same for the admin API, where nobody is anonymous.
+        """Return the principal of a request to the admin API, which allows no anonymous requests.
 
         Raises:
-            ApiError: as `admit`; 401 without a known key; 403 with that of a user.
+            ApiError: as for `admit`; 401 without a known key; 403 for a key with the role `user`.
         """
         principal = self.admit(headers)
         if principal is None:
@@ -81,10 +81,10 @@ class Gatekeeper:
 
 
 def shown_secret(headers: Headers) -> bytes | None:
-    """The key in `Authorization: Bearer` or `x-api-key`.
+    """Return the key in `Authorization: Bearer` or `x-api-key`, or None.
 
     Raises:
-        ApiError: there are two that differ: who pays is not for the gateway to guess.
+        ApiError: the headers contain two different keys, so the account to charge is ambiguous.
     """
     shown: bytes | None = None
     for name, value in headers:
@@ -102,19 +102,19 @@ def shown_secret(headers: Headers) -> bytes | None:
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Whether somebody may use, and see, the model of this id (never an alias)."""
+    """Return whether a principal may use and list the model of this id (not an alias)."""
     return principal is None or principal.models is None or model_id in principal.models
 
 
 def authorise(principal: Principal | None, model_id: str, name: str) -> None:
-    """Refuse a model that a key does not allow.
+    """Raise if a key does not allow a model.
 
-    The answer is the same whether there is such a model or not.
+    The error does not reveal whether the model exists.
 
     Args:
-        principal: who asks.
-        model_id: what they ask for, aliases resolved.
-        name: what they called it.
+        principal: the principal of the request.
+        model_id: the requested model, with aliases resolved.
+        name: the requested name.
 
     Raises:
         ApiError: 403.

@@ -19,9 +19,11 @@ _EXPOSED = (
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Let pages of `origins` call `app`; preflights are answered before authentication.
+    """Allow web pages of `origins` to call `app`.
 
-    Cookies and the browser's own credentials are never allowed: keys travel in headers that the page sets.
+    Preflight requests are answered without authentication.
+
+    Cookies and HTTP authentication of the browser are never allowed: keys travel in headers that the page sets.
     """
     return CORSMiddleware(
         app,

@@ -1,4 +1,4 @@
-"""Whether the gateway may listen where it is told to."""
+"""Checks that the gateway's listen address is safe without keys."""
 
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import CortexConfig
@@ -6,10 +6,10 @@ from helexa.http.origin import is_loopback
 
 
 def check_exposure(config: CortexConfig) -> None:
-    """Refuse to serve a network without keys, unless that is said to be meant.
+    """Raise if the gateway would serve a network without keys and the configuration does not allow it explicitly.
 
     Raises:
-        ConfigError: it names the three ways out.
+        ConfigError: the message names the three ways to resolve the conflict.
     """
     listen = config.gateway.listen
     if config.entitlements.require_auth or config.gateway.insecure or is_loopback(listen.host):

@@ -1,4 +1,7 @@
-"""A key: a secret that stands for a principal. The gateway holds its digest, never the secret itself."""
+"""API keys: secrets that authenticate a principal.
+
+The gateway stores a digest, never the secret itself.
+"""
 
 import hashlib
 import secrets
@@ -13,20 +16,20 @@ from helexa.cortex.config import EntitlementsSection, KeySection
 
 LONGEST_SECRET = 512
 _PREFIX = "hlx_"
-_RANDOM_CHARS = 43  # of 62 kinds: 256 bits
+_RANDOM_CHARS = 43  # from 62 characters: 256 bits
 _HINT_CHARS = len(_PREFIX) + 4
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key.
+    """An API key.
 
     Attributes:
-        principal: whom it stands for.
-        digest: sha256 of the secret, 32 bytes.
-        hint: how the secret begins, for people with several; empty when it stands in cortex.toml.
-        created_at: Unix seconds; 0 when it stands in cortex.toml.
-        revoked_at: Unix seconds; None while it is good.
+        principal: the principal that the key authenticates.
+        digest: SHA-256 of the secret, 32 bytes.
+        hint: beginning of the secret, to tell keys apart; empty for keys in cortex.toml.
+        created_at: Unix seconds; 0 for keys in cortex.toml.
+        revoked_at: Unix seconds; None while the key is valid.
     """
 
     principal: Principal
@@ -37,29 +40,32 @@ class Key:
 
 
 def new_secret() -> SecretStr:
-    """A secret nobody can guess."""
+    """Return a new random secret."""
     letters = string.ascii_letters + string.digits
     return SecretStr(_PREFIX + "".join(secrets.choice(letters) for _ in range(_RANDOM_CHARS)))
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What is kept of a secret. A fast hash will do, because secrets are random."""
+    """Return the stored digest of a secret.
+
+    A fast hash is sufficient because secrets are random.
+    """
     return hashlib.sha256(secret).digest()
 
 
 def hint_of(secret: SecretStr) -> str:
-    """How a secret begins: enough to recognise it, too little to guess the rest."""
+    """Return the beginning of a secret: enough to recognize the secret, too little to guess the rest."""
     return secret.get_secret_value()[:_HINT_CHARS]
 
 
 def static_keys(entitlements: EntitlementsSection) -> list[Key]:
-    """The keys that stand in cortex.toml.
+    """Return the keys from cortex.toml.
 
-    Two entries may share a `key_id`, and with it budget and limits, so that a secret can be exchanged without a gap;
-    then they must differ in nothing else.
+    Two entries may share a `key_id`, and with it budget and limits, so that a secret can be replaced without downtime.
+    The other values of these entries must be equal.
 
     Raises:
-        ConfigError: a key is empty, too long or given twice, or entries of one `key_id` contradict each other.
+        ConfigError: a key is empty, too long or duplicated, or entries of one `key_id` have different values.
     """
     keys = [_static_key(section) for section in entitlements.keys]
     named: dict[str, Principal] = {}
@@ -78,7 +84,7 @@ def _static_key(section: KeySection) -> Key:
     if not 0 < len(secret) <= LONGEST_SECRET or secret != secret.strip():
         raise ConfigError(f"entitlements.keys: the key of '{key_id}' is empty, too long or has blanks around it")
     for name in (section.account_id, key_id):
-        if not (name.isascii() and name.isprintable()):  # they travel in headers
+        if not (name.isascii() and name.isprintable()):  # both names are sent in HTTP headers
             raise ConfigError(f"entitlements.keys: {name!r} is not plain ASCII")
     principal = Principal(
         account_id=section.account_id,

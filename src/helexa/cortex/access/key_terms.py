@@ -1,4 +1,4 @@
-"""What a key is made with and may be changed to, as the admin API and the command line take it."""
+"""The settable terms of a key, as the admin API and the command line accept them."""
 
 import secrets
 from collections.abc import Iterable, Mapping
@@ -14,10 +14,10 @@ from helexa.cortex.access.key import Key
 from helexa.cortex.access.principal import Principal, Role, Window
 from helexa.cortex.config import WindowSection
 
-# Names travel in URLs, headers and metrics.
+# Names are used in URLs, headers and metrics.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")]
 ModelIds = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=1000)]
-_LARGEST = 2**53  # what JSON numbers hold exactly
+_LARGEST = 2**53  # largest integer that JSON numbers represent exactly
 Cap = Annotated[int, Field(ge=0, le=_LARGEST)]
 Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
 UnixSeconds = Annotated[float, Field(ge=0, le=_LARGEST)]
@@ -36,7 +36,7 @@ class _Terms(BaseModel):
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read a request body.
+        """Parse a request body.
 
         Raises:
             ApiError: 400 `malformed_json`, or `invalid_request_body` naming the field.
@@ -45,7 +45,7 @@ class _Terms(BaseModel):
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Read the same from values.
+        """Validate a mapping of field values.
 
         Raises:
             ApiError: 400 naming the field.
@@ -60,7 +60,7 @@ class _Terms(BaseModel):
             raise refusal_of(error) from None
 
     def _values(self, catalogue: Catalogue) -> dict[str, Any]:
-        """What was said of the principal's attributes; models by their ids, whatever they were called."""
+        """Return the given attributes of the principal, with model names resolved to ids."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         if values.get("models") is not None:
             values["models"] = frozenset(catalogue.resolve(name) for name in values["models"])
@@ -70,12 +70,14 @@ class _Terms(BaseModel):
 
 
 class NewKey(_Terms):
-    """A key to be made: everything but the account has a default.
+    """A key to create. Every field except `account_id` has a default.
 
     Attributes:
-        key_id: its name; made from the account's when absent.
+        account_id: the account that pays.
+        key_id: name of the key; derived from the account's name if absent.
+        role: `user` or `admin`.
         expires_at: Unix seconds.
-        The others are those of `Principal`.
+        The other fields are attributes of `Principal`.
     """
 
     account_id: Name
@@ -83,21 +85,21 @@ class NewKey(_Terms):
     role: Role = "user"
 
     def principal(self, catalogue: Catalogue) -> Principal:
-        """Whom the key will stand for."""
+        """Return the principal of the new key."""
         key_id = self.key_id or f"{self.account_id}-{secrets.token_hex(3)}"
         return Principal(**{**self._values(catalogue), "key_id": key_id})
 
 
 class KeyChange(_Terms):
-    """Terms to be changed. What is absent stays, what is null is lifted."""
+    """Terms of a key to change. Absent fields stay as they are; null removes a limit."""
 
     def applied(self, principal: Principal, catalogue: Catalogue) -> Principal:
-        """The same holder on other terms."""
+        """Return the principal with the changed terms."""
         return replace(principal, **self._values(catalogue))
 
 
 def refuse_static(static: Iterable[Key], key_id: str) -> None:
-    """Refuse to make or change what stands in cortex.toml.
+    """Raise if the key is defined in cortex.toml, where only the file can change it.
 
     Raises:
         ApiError: 409.
@@ -107,7 +109,7 @@ def refuse_static(static: Iterable[Key], key_id: str) -> None:
 
 
 def described(key: Key, source: str = "database") -> dict[str, Any]:
-    """A key as JSON shows it: everything but its secret."""
+    """Return a key as a JSON object, without its secret."""
     principal = asdict(key.principal)
     models = key.principal.models
     return principal | {

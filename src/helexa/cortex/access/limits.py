@@ -1,4 +1,4 @@
-"""Limits of a key at one gateway: requests a minute, tokens a minute, requests at a time."""
+"""Per-key limits at one gateway: requests per minute, tokens per minute, concurrent requests."""
 
 import math
 import time
@@ -16,7 +16,10 @@ _ROUNDING = 1e-6
 
 @dataclass
 class _Bucket:
-    """What was used lately of a limit per minute; it drains steadily, a whole limit in a minute."""
+    """Leaky bucket of one limit per minute.
+
+    The bucket drains at a constant rate, one whole limit per minute.
+    """
 
     used: float = 0.0
 
@@ -24,7 +27,10 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Seconds until `amount` fits. What is larger than the whole limit fits an empty bucket, and leaves a debt."""
+        """Return the seconds until `amount` fits.
+
+        An amount above the limit fits an empty bucket, and leaves a debt.
+        """
         excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
         return 0.0 if limit is None or excess < _ROUNDING else excess * _MINUTE / limit
 
@@ -46,7 +52,10 @@ class _Meter:
 
 
 class Pass:
-    """One request that the limits of its key let in. It counts as running until `answered` or the context's end."""
+    """A request that its key's limits admitted.
+
+    The request counts as running until `answered` or the end of the context.
+    """
 
     __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal", "_running")
 
@@ -58,10 +67,10 @@ class Pass:
         self._running = meter is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Hold `tokens` of the tokens-per-minute limit, the most that the request may use; call this once.
+        """Reserve `tokens`, the maximum that the request may use, from the tokens-per-minute limit; call this once.
 
         Raises:
-            ApiError: 429 with the seconds after which the same request would be let in.
+            ApiError: 429 with the seconds after which the same request would be admitted.
         """
         principal, meter = self._principal, self._meter
         if principal is None or meter is None or principal.tokens_per_minute is None:
@@ -75,16 +84,19 @@ class Pass:
 
     @property
     def headers(self) -> Headers:
-        """The `x-ratelimit-*` response headers, as of now."""
+        """The current `x-ratelimit-*` response headers."""
         principal, meter = self._principal, self._meter
         return [] if principal is None or meter is None else _headers(principal, meter)
 
     def spent(self, tokens: int) -> None:
-        """Replace the held tokens by the `tokens` that the request used; without this call it used none."""
+        """Replace the reserved tokens by the `tokens` that the request used.
+
+        Without this call, zero tokens are counted.
+        """
         self._actual = tokens
 
     def answered(self) -> None:
-        """Count the request as running no more: its client may send the next one while its charge is settled."""
+        """Stop counting the request as running, so that its client may send the next request during settlement."""
         if self._running and self._meter is not None:
             self._meter.running -= 1
         self._running = False
@@ -102,12 +114,12 @@ class Pass:
 class Limits:
     """Admits requests within the limits of their keys, in two steps.
 
-    1. `enter`, before the body is read: requests at a time and requests per minute. A request that enters counts
-       against both, also if it is rejected later.
+    1. `enter`, before the body is read: concurrent requests and requests per minute. A request that enters counts
+       against both, even if it is rejected later.
     2. `Pass.hold_tokens`, once the body is known: tokens per minute.
 
-    A limit of N per minute is a bucket that drains N per minute: N requests may come at once, and then N in every
-    minute. Only keys with a limit, and recent use of it, have state here.
+    A limit of N per minute is a bucket that drains N per minute: N requests may arrive at once, and then N in every
+    minute. Only keys with a limit and recent requests have state here.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +128,7 @@ class Limits:
         self._swept_at = clock()
 
     def __len__(self) -> int:
-        """Number of keys that state is kept for."""
+        """Number of keys with state."""
         return len(self._meters)
 
     def enter(self, principal: Principal | None) -> Pass:

@@ -1,4 +1,4 @@
-"""Which web pages may send requests to a gateway that requires no keys; see `helexa.http.origin`."""
+"""Protects a gateway without required keys from requests of foreign web pages; see `helexa.http.origin`."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -13,8 +13,11 @@ _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class OriginGuard:
-    """Refuses, where no key is required and none is shown, pages that are not the gateway's own or in
-    `gateway.cors_origins`; and on loopback any other host's name. It stands before everything else."""
+    """ASGI middleware that rejects requests of foreign web pages without a key, if no key is required.
+
+    A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
+    on loopback also rejects requests for any other host name. This middleware runs before all others.
+    """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
         self._app = app
@@ -25,7 +28,7 @@ class OriginGuard:
         self._hosts = _LOCAL_HOSTS | {own} if is_loopback(host) and not section.insecure else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         refused = self._refused(scope["headers"]) if scope["type"] == "http" else None
         await (self._app if refused is None else refusal(refused))(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Who asks: the account and key that a request is billed to, and what they may do."""
+"""Principals: the account and key of a request, and the key's terms."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -8,7 +8,7 @@ Role = Literal["user", "admin"]
 
 @dataclass(frozen=True)
 class Window:
-    """How a cap counts: `balance` once and for all, `rolling` anew every `seconds`."""
+    """Window of a cap: `balance` counts all tokens ever used, `rolling` starts anew every `seconds`."""
 
     kind: Literal["balance", "rolling"] = "balance"
     seconds: int = 0
@@ -16,14 +16,17 @@ class Window:
 
 @dataclass(frozen=True)
 class Principal:
-    """The holder of a key. A request without one is anonymous: None stands for it.
+    """The account and key of a request, with the key's terms.
+
+    An anonymous request has the principal None.
 
     Attributes:
-        account_id: who pays.
+        account_id: the account that pays.
         key_id: name of the key in the ledger and in metrics; never the secret.
         role: `admin` may use the admin API.
-        models: the model ids (not aliases) it may use; None means all.
-        hard_cap: tokens it may spend within a window; None means no cap.
+        models: allowed model ids (not aliases); None means all.
+        hard_cap: maximum number of tokens within a window; None means no cap.
+        window: the window of the cap.
         requests_per_minute, tokens_per_minute, concurrency: limits of this key at one gateway; None means no limit.
         expires_at: Unix seconds; None means never.
     """
@@ -40,5 +43,5 @@ class Principal:
     expires_at: float | None = None
 
     def headers(self) -> dict[str, str]:
-        """Who asks, as nodes are told."""
+        """Return the headers that name the principal to nodes."""
         return {"x-helexa-account-id": self.account_id, "x-helexa-key-id": self.key_id}

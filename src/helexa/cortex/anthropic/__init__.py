@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, spoken by translation: a request becomes a chat request, an answer a message."""
+"""Anthropic's Messages API: requests are translated to chat requests, chat completions to messages."""

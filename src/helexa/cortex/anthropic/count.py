@@ -1,6 +1,6 @@
-"""`POST /v1/messages/count_tokens`: counted by a node that has the model warm, else estimated.
+"""`POST /v1/messages/count_tokens`: exact if a node has the model loaded, else an estimate.
 
-No model is loaded for it.
+The endpoint never loads a model.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,17 +19,17 @@ _BYTES_PER_MESSAGE = 8
 _BYTES_PER_IMAGE = 4096
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
-"""Posts a body to `TOKENIZE_PATH` of a node; gives status and body, or None if no node could be asked."""
+"""Posts a body to `TOKENIZE_PATH` of a node. Returns status and body, or None if no node answered."""
 
 
 @dataclass(frozen=True)
 class CountRequest:
-    """A question for the length of a prompt.
+    """A request to count the tokens of a prompt.
 
     Attributes:
-        model: the name by which the client asked.
-        body: for `POST /tokenize` of a node, as JSON; it names the model as the client did.
-        estimate: tokens, by rule of thumb.
+        model: model name as the client stated it.
+        body: JSON body for `POST /tokenize` of a node, with the client's model name.
+        estimate: estimated tokens.
     """
 
     model: str
@@ -37,14 +37,14 @@ class CountRequest:
     estimate: int
 
     def body_for(self, model: str) -> bytes:
-        """Return the body that names `model`."""
+        """Return the body with `model` as the model's name."""
         head = _model_member(self.model)
         assert self.body.startswith(head)
         return _model_member(model) + self.body[len(head) :]
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read and translate the body of `POST /v1/messages/count_tokens`.
+        """Parse and translate the body of `POST /v1/messages/count_tokens`.
 
         Raises:
             ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
@@ -59,12 +59,12 @@ class CountRequest:
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Return the body of the reply, `{"input_tokens"}`: exact if a node counted them.
+    """Return the body of the response, `{"input_tokens"}`: exact if a node counted the tokens, else the estimate.
 
     Args:
-        request: the client's.
-        model: the id of the model, aliases resolved.
-        ask: asks a node.
+        request: the client's request.
+        model: the model id, with aliases resolved.
+        ask: posts the body to a node.
     """
     answer = await ask(request.body_for(model))
     count = None if answer is None else counted(*answer)
@@ -72,7 +72,7 @@ async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
 
 
 def counted(status: int, body: bytes) -> int | None:
-    """The count in a node's reply to `POST /tokenize`, None if there is none."""
+    """Return the count in a node's answer to `POST /tokenize`, or None."""
     if status != 200:
         return None
     try:
@@ -84,7 +84,7 @@ def counted(status: int, body: bytes) -> int | None:
 
 
 def estimated_tokens(chat: Mapping[str, Any]) -> int:
-    """Tokens that the prompt of a chat request has, by rule of thumb; at least 1."""
+    """Return the estimated tokens of a chat request's prompt; at least 1."""
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
         size += len(encoded({"tools": tools}))

@@ -1,4 +1,4 @@
-"""Errors as clients of Anthropic's API expect them."""
+"""Errors in the format of Anthropic's API."""
 
 import re
 from typing import Any
@@ -31,14 +31,14 @@ _ANSWER = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output 
 
 
 def invalid_anthropic_body(field: str, problem: str) -> ApiError:
-    """The body is not what Anthropic's API takes; `field` is the path of what is wrong."""
+    """Return the error for an invalid body; `field` is the path of the invalid value."""
     return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """The JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+    """Return the JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
-    An error that Anthropic's libraries handle by its code has the code in `error.details.error_code`, as theirs.
+    For errors that Anthropic's client libraries handle by code, the code is in `error.details.error_code`.
     """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
@@ -48,21 +48,27 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 
 
 def error_headers(error: ApiError) -> dict[str, str]:
-    """Response headers that belong to it; a quota that is used up is not worth the retries that clients make of 429."""
+    """Return the response headers of an error.
+
+    An exhausted quota tells clients not to retry the 429.
+    """
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
 def error_event(error: ApiError, request_id: str | None = None) -> bytes:
-    """The last event of a stream that cannot go on."""
+    """Return the last event of a failed stream."""
     return frame(orjson.dumps(to_anthropic_error(error, request_id)), "error")
 
 
 def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiError:
-    """What a node said instead of an answer. Of its text only what came in our own envelope is kept.
+    """Return a node's error response as an error.
+
+    The message is kept only if the body is in helexa's error format.
 
     Args:
-        status: the node's HTTP status; what is no error status becomes 502.
-        retry_after: seconds that the node asked to wait, kept.
+        status: the node's HTTP status; a status that is not an error status becomes 502.
+        body: body of the node's response.
+        retry_after: seconds from the node's `Retry-After`, kept in the error.
     """
     try:
         envelope = orjson.loads(body)
@@ -74,7 +80,11 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
 
 def streamed_error(error: Any) -> ApiError:
-    """What a node said in the midst of a stream, given as the value of `error` in its event."""
+    """Return the error that a node sent within a stream.
+
+    Args:
+        error: value of `error` in the event.
+    """
     kind = error.get("type") if isinstance(error, dict) else None
     return _from_envelope(_STATUSES.get(kind, 500) if isinstance(kind, str) else 500, error, None)
 
@@ -99,7 +109,10 @@ def _upstream_error(status: int, retry_after: int | None) -> ApiError:
 
 
 def _message(error: ApiError) -> str:
-    """The text; of a prompt that does not fit, in the words by which agents notice that they must compact."""
+    """Return the error's text.
+
+    For a prompt that is too long, use the wording that makes agents compact the conversation.
+    """
     text = str(error)
     if error.code != "context_length_exceeded":
         return text

@@ -1,4 +1,4 @@
-"""The list of models in the shape of Anthropic's API, in pages."""
+"""The list of models in the format of Anthropic's API, in pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 VERSION_HEADER = "anthropic-version"
-"""A client that sends this header reads Anthropic's shapes."""
+"""Clients that send this header read Anthropic's formats."""
 
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 1000
-_UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose time of release is unknown
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose release time is unknown
 
 
 def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of `/v1/models` as Anthropic's clients read one."""
+    """Return an entry of `/v1/models` in Anthropic's format."""
     return {
         "type": "model",
         "id": entry["id"],
@@ -27,7 +27,7 @@ def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page of `entries` that `limit`, `after_id` or `before_id` asks for.
+    """Return the page of `entries` that `limit`, `after_id` or `before_id` selects.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`: a limit out of range, both ids, or an id that is not in the list.

@@ -1,4 +1,4 @@
-"""The answer to a client of Anthropic's API: what a node says, translated on its way."""
+"""Responses to clients of Anthropic's API, translated from a node's chat completion."""
 
 import orjson
 from starlette.types import Send
@@ -18,12 +18,13 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 class AnthropicReply(Reply):
-    """One response on its way to the client. It is written to with a node's bytes, as every reply is.
+    """One response to a client. Like every `Reply`, it receives a node's bytes.
 
-    A stream is translated as it comes. Anything else is held until it is whole, so that a refusal can still follow.
+    A stream is translated as it arrives. Any other response is buffered until it is complete, so that an error response
+    can still be sent.
 
     Attributes:
-        translation: of the request; errors only can be sent while it is None.
+        translation: the translated request; while None, only errors can be sent.
     """
 
     def __init__(self, send: Send, request_id: str | None = None) -> None:
@@ -38,10 +39,10 @@ class AnthropicReply(Reply):
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Take the node's status and headers.
+        """Store the node's status and headers, and start a streamed response.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: events instead of a whole answer, or the reverse.
+            ApiError: 502 `upstream_malformed_response`: events instead of a whole response, or the reverse.
         """
         assert self.translation is not None
         self._status, self._node_headers = status, [pair for pair in headers if pair[0] not in _OF_THE_BODY]
@@ -54,10 +55,10 @@ class AnthropicReply(Reply):
             await super().start(status, [*_STREAM_HEADERS, *self._node_headers], streamed=False)
 
     async def write(self, chunk: bytes) -> None:
-        """Take the node's next bytes.
+        """Process the node's next bytes.
 
         Raises:
-            ApiError: the answer cannot go on; its client has been told if it has been told anything.
+            ApiError: the response failed; in a stream, the client has already received the error event.
         """
         if self._events is not None:
             await self._pass_on(self._events, self._events.feed(chunk))
@@ -67,10 +68,10 @@ class AnthropicReply(Reply):
             raise malformed(f"it is larger than {MAX_ANSWER_BYTES} bytes")
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """The node has said everything, with these bytes.
+        """End the response with the node's last bytes.
 
         Raises:
-            ApiError: it refused, it broke off, or its answer is malformed.
+            ApiError: the node returned an error, broke off, or its response is malformed.
         """
         assert self.translation is not None
         if chunk:
@@ -83,7 +84,7 @@ class AnthropicReply(Reply):
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
-        """End with an error: a refusal if nothing is sent yet, else the stream's last event."""
+        """End with an error: an error response if nothing was sent yet, else the stream's last event."""
         if self._events is not None:
             await super().write(self._events.fail(error))
         else:

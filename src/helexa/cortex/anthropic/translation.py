@@ -1,4 +1,4 @@
-"""One request of Anthropic's API on its way to a node, and what its answer must be turned into."""
+"""Translation of one request of the Messages API, and of its response."""
 
 import secrets
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from helexa.cortex.anthropic.responses.stream import MessageStream
 
 @dataclass(frozen=True)
 class Translation:
-    """A request, translated.
+    """A translated request.
 
     Attributes:
-        body: the chat request, as JSON; it names the model as the client did.
-        model: that name.
-        stream: the client wants events.
-        stop_sequences: what the client wants the answer to end at.
-        input_tokens: a guess of the prompt's tokens.
-        message_id: of the answer.
+        body: the chat request as JSON, with the client's model name.
+        model: model name as the client stated it.
+        stream: True if the client requests events.
+        stop_sequences: the client's stop sequences.
+        input_tokens: estimated prompt tokens.
+        message_id: id of the response message.
     """
 
     body: bytes
@@ -36,7 +36,7 @@ class Translation:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read and translate the body of `POST /v1/messages`.
+        """Parse and translate the body of `POST /v1/messages`.
 
         Raises:
             ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
@@ -53,7 +53,7 @@ class Translation:
         )
 
     def events(self, request_id: str | None = None) -> MessageStream:
-        """What turns a streamed answer into the client's events."""
+        """Return the translator from a streamed chat completion to the client's events."""
         return MessageStream(
             self.model,
             self.message_id,
@@ -63,10 +63,10 @@ class Translation:
         )
 
     def whole(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
-        """The message that a node's whole answer is, as JSON.
+        """Return a whole chat completion as a message in JSON.
 
         Raises:
-            ApiError: the node refused (its status, and what it meant), or its answer is malformed (502).
+            ApiError: the node returned an error (with the node's status), or its response is malformed (502).
         """
         if not 200 <= status < 300:
             raise node_error(status, body, retry_after)

@@ -1,1 +1,1 @@
-"""The API document and lists that routes answer with."""
+"""Builds the OpenAPI document and the list of models."""

@@ -1,4 +1,4 @@
-"""`/v1/models` as data: the catalogue and the fleet's state merged into one list."""
+"""The content of `/v1/models`: the catalogue and the fleet's state merged into one list."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,11 +20,15 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """One entry per known model and per alias of one. What is unknown is absent, never null or 0.
+    """Return one entry per known model, and one per alias of a known model.
+
+    Unknown values are left out.
 
     Args:
-        created: the time of the answer, Unix seconds.
-        progress: how far a model is that is on its way.
+        view: the state of the fleet.
+        catalogue: the models and aliases.
+        created: time of the answer, Unix seconds.
+        progress: returns the progress of a loading model, or None.
     """
     ids = [profile.id for profile in catalogue.models]
     for node in view.nodes:
@@ -66,7 +70,7 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
 
 
 def _state(view: FleetView, model: str, progress: Progress | None) -> State:
-    """`warm` where a request would be served at once, `cold` where it would have to wait for a load from its start."""
+    """Return the state of a model: `warm` is served at once, `cold` needs a load from its start."""
     if candidates(view, model):
         return "warm"
     nodes = [node for node in view.nodes if node.healthy]

@@ -42,16 +42,21 @@ class Operation:
     """One method of one path.
 
     Attributes:
-        id: its name in clients that are made of the document.
-        answer: schema of what it answers with `status`.
-        body: schema of what it takes, if anything.
-        query: schemas of its parameters; those in `needed` have to be there.
-        refusals: statuses beside those of every operation.
-        error: schema of its refusals.
-        unready: it can answer with 503 and the schema of its answer.
-        streamed: it can answer with events.
-        foreign: a node's own refusals are passed on, whatever their status.
-        security: who may use it.
+        id: operation id, which client generators use as a name.
+        method: HTTP method in lower case.
+        path: path template.
+        summary: short description.
+        answer: schema of the response with `status`.
+        body: schema of the request body, or None.
+        query: schemas of the query parameters; parameters in `needed` are required.
+        needed: names of the required query parameters.
+        refusals: error statuses in addition to those of every operation.
+        error: schema of error responses.
+        status: status of a successful response.
+        unready: True if the operation can answer 503 with the schema `answer`.
+        streamed: True if the operation can answer with events.
+        foreign: True if a node's error responses are passed on with any status.
+        security: required access: `public`, `user` or `admin`.
     """
 
     id: str
@@ -71,7 +76,7 @@ class Operation:
     security: str = "user"
 
     def described(self) -> dict[str, Any]:
-        """The operation object of the document."""
+        """Return the operation object of the document."""
         operation: dict[str, Any] = {
             "operationId": self.id,
             "summary": self.summary,
@@ -290,7 +295,7 @@ OPERATIONS = (
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document; not to be changed."""
+    """Return the whole document; callers must not change it."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation.described()

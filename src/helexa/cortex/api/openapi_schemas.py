@@ -1,4 +1,4 @@
-"""The shapes of bodies as JSON schemas: those of typed values are theirs, the rest is written here."""
+"""JSON schemas of request and response bodies: derived from the typed records, or written here."""
 
 from typing import Any
 
@@ -26,43 +26,43 @@ BOOLEAN: Schema = {"type": "boolean"}
 
 _FOLDER = "#/components/schemas/"
 _GENERATION = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)
-_TOKENS = (TokenizeRequest, DetokenizeRequest)  # may leave out the model
+_TOKENS = (TokenizeRequest, DetokenizeRequest)  # `model` is optional
 _REQUESTS = (*_GENERATION, *_TOKENS, KeyChange, NewKey)
 _ANSWERS = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
 
 
 def ref(name: str) -> Schema:
-    """The schema of that name."""
+    """Return a reference to the schema of that name."""
     return {"$ref": _FOLDER + name}
 
 
 def either(*types: Schema) -> Schema:
-    """One of several."""
+    """Return a schema that accepts any of several types."""
     return {"anyOf": list(types)}
 
 
 def or_null(schema: Schema) -> Schema:
-    """It, or null."""
+    """Return a schema that also accepts null."""
     return either(schema, {"type": "null"})
 
 
 def array(of: Schema, **limits: int) -> Schema:
-    """A list."""
+    """Return the schema of a list."""
     return {"type": "array", "items": of, **limits}
 
 
 def record(required: dict[str, Schema], **optional: Schema) -> Schema:
-    """An object, which may have further members."""
+    """Return the schema of an object, which may have further members."""
     return {"type": "object", "properties": required | optional, "required": list(required)}
 
 
 def one_of(*values: str) -> Schema:
-    """One of these strings."""
+    """Return the schema of a string with one of these values."""
     return {"type": "string", "enum": list(values)}
 
 
 def schemas() -> dict[str, Schema]:
-    """All of them by name."""
+    """Return all schemas by name."""
     wanted = [(one.__name__, "validation", TypeAdapter[Any](one)) for one in _REQUESTS]
     wanted += [(one.__name__, "serialization", TypeAdapter[Any](one)) for one in _ANSWERS]
     _, derived = TypeAdapter.json_schemas(wanted, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
@@ -77,7 +77,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def _terse(schema: Any) -> Any:
-    """The same without titles, which repeat the names, and what docstrings say to programmers."""
+    """Return a schema without titles, which repeat the names, and with only the first paragraph of descriptions."""
     if isinstance(schema, list):
         return [_terse(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,1 +1,1 @@
-"""What the `cortex` command does beside serving."""
+"""Subcommands of `cortex` other than `serve`."""

@@ -1,4 +1,4 @@
-"""A running gateway, asked from the command line."""
+"""Client for a running gateway's API, used by the command line."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -12,13 +12,13 @@ PATIENCE_SECS = 10.0
 
 
 class Unreachable(HelexaError):
-    """Nobody answers there, or nobody who speaks HTTP and JSON."""
+    """The endpoint does not answer, or does not answer with HTTP and JSON."""
 
     exit_code = 3
 
 
 class Refused(HelexaError):
-    """The gateway said no, and why."""
+    """The gateway answered with an error; the message states the reason."""
 
 
 @Parameter(name="*")
@@ -28,22 +28,22 @@ class GatewayApi:
 
     Attributes:
         endpoint: base URL of the gateway.
-        key: API key, where the gateway wants one; better given in HELEXA_API_KEY, which other users cannot see.
+        key: API key, if the gateway requires one; set HELEXA_API_KEY instead, which other users of the host cannot see.
     """
 
     endpoint: Annotated[str, Parameter(name=["--endpoint", "-e"])] = "http://localhost:31313"
     key: Annotated[str | None, Parameter(env_var="HELEXA_API_KEY")] = field(default=None, repr=False)
 
     def get(self, path: str) -> Any:
-        """The JSON at `path`.
+        """Return the JSON at `path`.
 
         Raises:
-            Unreachable, Refused: there is none.
+            Unreachable, Refused: the gateway does not answer, or answers with an error.
         """
         return self._ask("GET", path, PATIENCE_SECS)
 
     def post(self, path: str, patience: float = PATIENCE_SECS) -> Any:
-        """The same by POST, with nothing said; the answer may take `patience` seconds."""
+        """Send a POST request without a body and return its JSON; the answer may take `patience` seconds."""
         return self._ask("POST", path, patience)
 
     def _ask(self, method: str, path: str, patience: float) -> Any:
@@ -53,7 +53,7 @@ class GatewayApi:
         from urllib.error import HTTPError
 
         url = self.endpoint.rstrip("/") + path
-        # Past any proxy, as nodes are asked; and no redirect is followed, least of all with a key.
+        # Without proxies, as for requests to nodes, and without redirects, which could leak the key.
         direct = request.OpenerDirector()
         for handler in (
             request.HTTPHandler(),
@@ -76,7 +76,7 @@ class GatewayApi:
 
 
 def _words(error: Any) -> str:
-    """What a refusal says, whoever speaks."""
+    """Return the message of an error response."""
     import json
 
     try:

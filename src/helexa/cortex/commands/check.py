@@ -1,4 +1,4 @@
-"""`cortex check`: whether the configuration is right, and what a gateway would make of it."""
+"""`cortex check`: validates the configuration and shows the models and nodes that a gateway would serve."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,9 @@ from helexa.cortex.config import CortexConfig, load
 
 
 def check(*, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path("cortex.toml")) -> None:
-    """Read cortex.toml and its catalogue, and say what is wrong, or what would be served. Nothing is contacted.
+    """Check cortex.toml and its catalogue, and print errors, or the configured nodes and models.
+
+    Nothing is contacted.
 
     Args:
         config: the configuration file.
@@ -40,7 +42,7 @@ def _summary(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Itera
 
 
 def _doubts(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
-    """What is allowed, and yet hardly meant."""
+    """Yield warnings about valid settings that are probably unintended."""
     names = {neuron.name for neuron in settings.neurons}
     if not names:
         yield "there is no [[neurons]]: every request would be refused"

@@ -1,4 +1,4 @@
-"""Durations as people write them: `90s`, `15m`, `24h`, `30d`, `2w`."""
+"""Durations such as `90s`, `15m`, `24h`, `30d`, `2w`."""
 
 from helexa.core.errors import HelexaError
 
@@ -6,10 +6,10 @@ _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str) -> int:
-    """Seconds.
+    """Return the duration in seconds.
 
     Raises:
-        HelexaError: it is no duration.
+        HelexaError: the text is not a duration.
     """
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdigit() and unit in _UNITS and 0 < int(number) < 10**6):
@@ -18,7 +18,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """The same the other way round, in the largest unit that loses nothing but fractions of a second."""
+    """Return the duration as text in the largest unit that divides it; fractions of a second are rounded."""
     whole = round(seconds)
     unit = next((unit for unit, size in _UNITS.items() if whole and whole % size == 0), "s")
     return f"{whole // _UNITS[unit]}{unit}"

@@ -1,4 +1,4 @@
-"""Commands about a running fleet: where a request would go, and which nodes are asked."""
+"""Commands for a running fleet: explain routing; cordon, uncordon and drain nodes."""
 
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,7 @@ _HERE = GatewayApi()
 
 
 def explain(model: str, /, *, api: GatewayApi = _HERE) -> None:
-    """Say where a request for a model would go right now, why, and what would make room for it.
+    """Show where a request for a model would go now, why, and which models would be unloaded for it.
 
     Args:
         model: id of the model, or an alias.
@@ -25,7 +25,7 @@ def explain(model: str, /, *, api: GatewayApi = _HERE) -> None:
 
 
 def cordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
-    """Send nothing new to a node. What runs there goes on.
+    """Send no new requests and loads to a node. Running requests continue.
 
     Args:
         node: name of the node.

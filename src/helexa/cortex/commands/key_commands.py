@@ -1,4 +1,4 @@
-"""`cortex keys`: keys made, listed and revoked on the host itself, in the database that the gateway uses."""
+"""`cortex keys`: create, list and revoke keys on the gateway's host, directly in the ledger's database."""
 
 import asyncio
 import json
@@ -57,20 +57,20 @@ def create(
     config: Config = Path("cortex.toml"),
     as_json: Json = False,
 ) -> None:
-    """Make a key and show its secret, this once.
+    """Create a key and show its secret once.
 
     Args:
-        account: who pays.
-        key_id: name of the key, else one made from the account's.
-        models: the models it may use, separated by commas; all by default.
-        cap: tokens it may spend within a window; no cap by default.
-        window: how long the cap counts: balance (for ever) or a duration like 24h, after which it counts anew.
-        rpm: requests a minute at one gateway.
-        tpm: tokens a minute at one gateway.
-        concurrency: requests at a time at one gateway.
-        expires: how long it is good, like 30d; for ever by default.
-        admin: it may use the admin API.
-        config: the gateway's configuration file, which says where the ledger is.
+        account: the account that pays.
+        key_id: name of the key; by default derived from the account's name.
+        models: allowed models, separated by commas; all by default.
+        cap: maximum number of tokens within a window; no cap by default.
+        window: window of the cap: balance (never resets) or a duration like 24h, after which a new window begins.
+        rpm: requests per minute at one gateway.
+        tpm: tokens per minute at one gateway.
+        concurrency: concurrent requests at one gateway.
+        expires: lifetime of the key, like 30d; unlimited by default.
+        admin: allow the admin API.
+        config: the gateway's configuration file, which names the ledger.
         as_json: print JSON for programs.
     """
     settings = load(config)
@@ -107,7 +107,7 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
     """List all keys, without their secrets.
 
     Args:
-        config: the gateway's configuration file, which says where the ledger is.
+        config: the gateway's configuration file, which names the ledger.
         as_json: print JSON for programs.
     """
     settings = load(config)
@@ -128,11 +128,11 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
 
 
 def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
-    """End a key for good. What it spent stays in the ledger, and its name stays taken.
+    """Revoke a key permanently. Its spent tokens stay in the ledger, and its name stays taken.
 
     Args:
         key_id: name of the key.
-        config: the gateway's configuration file, which says where the ledger is.
+        config: the gateway's configuration file, which names the ledger.
     """
     settings = load(config)
     refuse_static(static_keys(settings.entitlements), key_id)
@@ -153,7 +153,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
 
 
 def _where(settings: CortexConfig) -> str:
-    """The ledger, named without the password to it."""
+    """Return a description of the ledger without its password."""
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"

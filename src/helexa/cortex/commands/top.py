@@ -1,4 +1,4 @@
-"""`cortex top`: the newest requests, as they end."""
+"""`cortex top`: the newest finished requests."""
 
 import time
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ def top(
     """Show the newest requests, refreshed each second until Ctrl-C.
 
     Args:
-        once: print them once.
-        limit: how many.
+        once: print them once and exit.
+        limit: number of requests.
     """
     first = _table(api, limit)
     if once:
@@ -41,7 +41,7 @@ def top(
 
 
 def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
-    """A table each second; while the gateway gives none, the last one and why."""
+    """Yield a table each second; if the gateway does not answer, yield the error and the last table."""
     while True:
         time.sleep(_REFRESH_SECS)
         try:

@@ -1,1 +1,1 @@
-"""The nodes: what is known of them, and how it is learnt."""
+"""The nodes of a gateway: their state, how it is polled, and how nodes are called."""

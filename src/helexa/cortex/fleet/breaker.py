@@ -1,8 +1,9 @@
-"""Circuit breakers: who keeps failing is not asked for a while, then tried with one request. Pure, on a given clock.
+"""Circuit breakers: a (node, model) pair that keeps failing gets no requests for a while, then one probe request.
 
-Only transport errors count: no connection, a reset, silence of a node whose polls fail too, a response that is not
-HTTP. An error response of a node does not count, nor does a request for which a living node takes too long. A node that
-answers 429 or 503 is passed over for a moment instead.
+Only transport errors count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response that
+is not HTTP. An error response of a node does not count, and neither does a timeout on a node that answers its polls.
+After a 429 or 503 the router prefers other nodes for a short time. All functions are pure and take the time as an
+argument.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from math import inf
 from typing import Literal
 
 Pair = tuple[str, str]
-"""A node and one of its models, by name."""
+"""Node name and model id."""
 
 State = Literal["closed", "open", "half-open"]
 
@@ -20,13 +21,15 @@ WARY_SECS = 1.0
 
 @dataclass(frozen=True)
 class Breaker:
-    """How far one node is trusted with one model. Every transition gives a new one; times are seconds of one clock.
+    """Breaker state of one (node, model) pair.
+
+    Each transition returns a new `Breaker`; times are seconds of one clock.
 
     Attributes:
-        faults: in a row, while closed.
-        open_until: closed while None; from this time on it is half-open.
-        probing: a request is trying whether the node works again.
-        wary_until: it failed or was busy a moment ago: others come first until then.
+        faults: number of failures in a row while closed.
+        open_until: None while closed; from this time on the breaker is half-open.
+        probing: True while the probe request runs.
+        wary_until: until then the router prefers other nodes, because this node failed or was busy.
     """
 
     faults: int = 0
@@ -35,27 +38,40 @@ class Breaker:
     wary_until: float = -inf
 
     def state(self, now: float) -> State:
-        """`closed`: asked. `open`: not asked. `half-open`: may be asked once."""
+        """Return `closed` (requests allowed), `open` (no requests) or `half-open` (one probe request allowed)."""
         if self.open_until is None:
             return "closed"
         return "open" if self.probing or now < self.open_until else "half-open"
 
     def began(self, now: float) -> "Breaker":
-        """A request sets out; in the half-open state it is the probe."""
+        """Return the breaker after a request has begun; in the half-open state the request is the probe."""
         return replace(self, probing=True) if self.state(now) == "half-open" else self
 
     def ended(self) -> "Breaker":
-        """The probe is over; when nothing was learnt from it (its client left), another may be sent."""
+        """Return the breaker after the probe has ended.
+
+        If the probe had no result, another probe is allowed.
+        """
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
-        """The node answered. While open this is the late answer to an old question, and changes nothing."""
+        """Return the breaker after the node answered.
+
+        In the open state, an answer to an earlier request changes nothing.
+        """
         if self.state(now) == "open" and not self.probing:
             return self
         return Breaker(wary_until=self.wary_until)
 
     def fault(self, now: float, failures: int, reset_secs: float) -> "Breaker":
-        """The transport failed; `failures` in a row open the breaker, and so does one while it is half-open."""
+        """Return the breaker after a transport failure.
+
+        Args:
+            now: current time.
+            failures: number of failures in a row that open a closed breaker; in the half-open state one failure
+                suffices.
+            reset_secs: how long the breaker stays open.
+        """
         wary_until = max(self.wary_until, now + WARY_SECS)
         if self.state(now) == "open" and not self.probing:
             return replace(self, wary_until=wary_until)
@@ -65,18 +81,18 @@ class Breaker:
         return Breaker(0, now + reset_secs, False, wary_until)
 
     def busy(self, now: float, secs: float) -> "Breaker":
-        """The node refused because it has enough to do: others come first for `secs`."""
+        """Return the breaker after the node answered 429 or 503: the router prefers other nodes for `secs`."""
         return replace(self, wary_until=max(self.wary_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """When it changes by mere passing of time; infinity for never."""
+        """Return the time of the next change that needs no event; infinity for never."""
         times = [self.wary_until]
         if self.open_until is not None and not self.probing:
             times.append(self.open_until)
         return min((time for time in times if time > now), default=inf)
 
     def blank(self, now: float) -> bool:
-        """Whether there is nothing to remember."""
+        """Return whether the breaker equals a new breaker."""
         return self.faults == 0 and self.open_until is None and self.wary_until <= now
 
 
@@ -84,7 +100,7 @@ _BLANK = Breaker()
 
 
 class Breakers:
-    """The breakers of a fleet. Only pairs with something to remember take room."""
+    """The breakers of a fleet. Only pairs whose state differs from a new breaker are stored."""
 
     def __init__(self, failures: int, reset_secs: float) -> None:
         self.failures = failures
@@ -95,7 +111,10 @@ class Breakers:
         return pair in self._breakers
 
     def began(self, pair: Pair, now: float) -> bool:
-        """A request sets out; True when it is the probe, which `ended` must be told of."""
+        """Record that a request has begun.
+
+        Return True if it is the probe, which must be passed to `ended`.
+        """
         before = self._breakers.get(pair)
         if before is None:
             return False
@@ -104,37 +123,37 @@ class Breakers:
         return after.probing and not before.probing
 
     def ended(self, pair: Pair, now: float) -> None:
-        """The probe is over, whatever came of it."""
+        """Record that the probe has ended, with or without a result."""
         self._put(pair, self._breakers.get(pair, _BLANK).ended(), now)
 
     def ok(self, pair: Pair, now: float) -> None:
-        """The node answered."""
+        """Record that the node answered."""
         self._put(pair, self._breakers.get(pair, _BLANK).ok(now), now)
 
     def fault(self, pair: Pair, now: float) -> State:
-        """The transport failed; the state that this led to."""
+        """Record a transport failure and return the new state."""
         breaker = self._breakers.get(pair, _BLANK).fault(now, self.failures, self.reset_secs)
         self._put(pair, breaker, now)
         return breaker.state(now)
 
     def busy(self, pair: Pair, now: float, secs: float) -> None:
-        """The node has enough to do for now."""
+        """Record that the node answered 429 or 503."""
         self._put(pair, self._breakers.get(pair, _BLANK).busy(now, secs), now)
 
     def open(self, now: float) -> frozenset[Pair]:
-        """Pairs that are not to be asked."""
+        """Return the pairs that must get no requests."""
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.state(now) == "open")
 
     def wary(self, now: float) -> frozenset[Pair]:
-        """Pairs to be asked only when no other can be."""
+        """Return the pairs that get requests only if no other node can serve the model."""
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.wary_until > now)
 
     def changes_at(self, now: float) -> float:
-        """When `open` or `wary` change by mere passing of time; infinity for never."""
+        """Return when `open` or `wary` next change without an event; infinity for never."""
         return min((breaker.changes_at(now) for breaker in self._breakers.values()), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:
-        """Forget the pairs that are not wanted any more."""
+        """Drop the state of all pairs for which `wanted` returns False."""
         self._breakers = {pair: breaker for pair, breaker in self._breakers.items() if wanted(pair)}
 
     def _put(self, pair: Pair, breaker: Breaker, now: float) -> None:

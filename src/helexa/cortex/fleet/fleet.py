@@ -1,4 +1,7 @@
-"""The gateway's picture of its nodes. `Fleet` alone changes it; everybody else reads an immutable `FleetView`."""
+"""The gateway's state of its nodes.
+
+Only `Fleet` changes the state; all readers get an immutable `FleetView`.
+"""
 
 import asyncio
 import logging
@@ -24,9 +27,9 @@ MAX_BUSY_SECS = 30.0
 
 
 class Fleet:
-    """The one owner of the picture.
+    """Owns the state of all nodes.
 
-    A node can be taken out of the configuration at any time; what is still told of it then is not heard.
+    A node can be removed from the configuration at any time; later events of a removed node are ignored.
     """
 
     def __init__(
@@ -53,8 +56,11 @@ class Fleet:
         self.configure(neurons)
 
     def configure(self, neurons: Iterable[NeuronSection]) -> None:
-        """Replace the set of nodes, at once. One that stays at its address keeps its state, and what was cordoned by
-        hand stays cordoned unless the configuration now says otherwise. Sets `reconfigured`."""
+        """Replace the set of nodes, and set `reconfigured`.
+
+        A node that keeps its address and kind keeps its state. A node that was cordoned by hand stays cordoned unless
+        its configured `cordoned` value changes.
+        """
         sections = {neuron.name: neuron for neuron in neurons}
         self._nodes = {name: self._node_for(section) for name, section in sections.items()}
         self._configured = sections
@@ -66,11 +72,11 @@ class Fleet:
         self.reconfigured.set()
 
     def set_routing(self, routing: RoutingSection) -> None:
-        """Breakers follow these settings from their next fault on."""
+        """Apply new breaker settings, beginning with the next failure."""
         self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
 
     def view(self) -> FleetView:
-        """The picture now; the same object until something changes."""
+        """Return the present state; the same object until the state changes."""
         now = self._clock()
         if self._view is None or now >= self._view_until:
             self._view_until = self._breakers.changes_at(now)
@@ -87,10 +93,10 @@ class Fleet:
         return self._view
 
     def node(self, name: str) -> Node:
-        """One node now.
+        """Return the present state of one node.
 
         Raises:
-            KeyError: it is not configured (any more).
+            KeyError: the node is not configured.
         """
         return self._nodes[name]
 
@@ -100,27 +106,30 @@ class Fleet:
         return node is not None and node.healthy
 
     def has(self, node: Node) -> bool:
-        """Whether this node is still configured, at the same address."""
+        """Return whether this node is still configured with the same address and kind."""
         now = self._nodes.get(node.name)
         return now is not None and (now.endpoint, now.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """The key that a node asks for. It is never part of the picture."""
+        """Return the key that the gateway sends to a node, or None.
+
+        The key is never part of a `FleetView`.
+        """
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
     def cordon(self, name: str, cordoned: bool) -> None:
-        """Give a node nothing new, or again.
+        """Cordon or uncordon a node. A cordoned node gets no new requests and loads.
 
         Raises:
-            KeyError: it is not configured.
+            KeyError: the node is not configured.
         """
         if self._nodes[name].cordoned != cordoned:
             log.info("node %s is %s", name, "cordoned" if cordoned else "uncordoned")
         self._put(replace(self._nodes[name], cordoned=cordoned))
 
     def answered(self, name: str, report: Report, began: float) -> None:
-        """Take in a successful poll that began at `began` (seconds of the fleet's clock)."""
+        """Apply the report of a successful poll that began at `began` (seconds of the fleet's clock)."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -130,14 +139,14 @@ class Fleet:
         for model, info in node.models.items():
             arrived = model in models and models[model].status != "loading"
             if not arrived and self._loaded_at.get((name, model), -inf) >= began:
-                models[model] = info  # the answer is older than the load
+                models[model] = info  # the poll began before the load ended
                 urls[model] = node.url(model)
         for model in report.models:
             if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
-                del models[model]  # the answer is older than the unload
+                del models[model]  # the poll began before the unload ended
         health = report.health or node.health
         self._note_times(node, models, began)
-        # What comes back after it was down has been started anew: its faults died with it.
+        # A node that returns after it was down was restarted, so its breakers are reset.
         self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
             replace(
@@ -154,7 +163,7 @@ class Fleet:
         )
 
     def missed(self, name: str, reason: str) -> None:
-        """Take in a failed poll; the third in a row takes the node down."""
+        """Count a failed poll. After `MISSES_TO_DOWN` failures in a row the node is down."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -162,11 +171,11 @@ class Fleet:
         healthy = node.healthy and misses < MISSES_TO_DOWN
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
-        others = node.others if healthy else {}  # of a moment's silence nothing follows about its load
+        others = node.others if healthy else {}  # the last known load stays valid after a single failed poll
         self._put(replace(node, healthy=healthy, misses=misses, others=others))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
-        """Take in a load that just succeeded, so that the next request need not wait for a poll."""
+        """Apply a successful load, so that the next request need not wait for a poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -174,7 +183,7 @@ class Fleet:
         self._put(replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url}))
 
     def unloaded(self, name: str, model: str) -> None:
-        """Take in an unload that just succeeded, so that no request goes there until a poll says so."""
+        """Apply a successful unload, so that no request goes to the model before the next poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -183,33 +192,36 @@ class Fleet:
         self._put(replace(node, models={key: info for key, info in node.models.items() if key != model}))
 
     def transport_ok(self, name: str, model: str) -> None:
-        """A node answered a request for the model, whatever the answer."""
+        """Record that a node answered a request for the model, with any status."""
         pair = (name, model)
         if pair in self._breakers:
             self._breakers.ok(pair, self._clock())
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """A request for the model failed below HTTP: no connection, a reset, a timeout at a dead node, garbage."""
+        """Record a transport failure: no connection, a reset, a timeout on a dead node, or a malformed response."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
                 log.warning("node %s is not asked for %s for now: it keeps failing", name, model)
             self._changed()
 
     def busy(self, name: str, model: str, secs: float = WARY_SECS) -> None:
-        """A node said 429 or 503: for `secs` (at most `MAX_BUSY_SECS`) others come first."""
+        """Record a 429 or 503: the router prefers other nodes for `secs` seconds, at most `MAX_BUSY_SECS`."""
         if name in self._nodes:
             self._breakers.busy((name, model), self._clock(), min(secs, MAX_BUSY_SECS))
             self._changed()
 
     async def emptied(self, name: str) -> None:
-        """Wait until nothing runs on a node through this gateway: no request, no load."""
+        """Wait until this gateway has no request and no load on a node."""
         while any(node == name for node, _ in (*self._in_flight, *self._loading)):
             self._freed.clear()
             await self._freed.wait()
 
     def begin(self, pair: Pair) -> bool:
-        """A request sets out; whether it is the probe of a breaker, which `end` must be told."""
+        """Count a request as begun.
+
+        Return whether it is the probe of a breaker; pass the result to `end`.
+        """
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
         probe = self._breakers.began(pair, now)
@@ -218,7 +230,7 @@ class Fleet:
         return probe
 
     def end(self, pair: Pair, probe: bool) -> None:
-        """A request that began is over, however it ended."""
+        """Count a request as ended."""
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] -= 1
         if not self._in_flight[pair]:
@@ -229,12 +241,12 @@ class Fleet:
             self._changed()
 
     def request(self, name: str, model: str) -> "Flight":
-        """Count one request as in flight on a node for as long as the block runs."""
+        """Return a context manager that counts one request as in flight on a node."""
         return Flight(self, (name, model))
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
-        """Show one load as running for as long as the block runs."""
+        """Mark a load as running until the block ends."""
         self._loading.add((name, model))
         self._changed()
         try:
@@ -246,7 +258,7 @@ class Fleet:
 
     @contextmanager
     def drain(self, name: str, model: str) -> Iterator[None]:
-        """Let a model take no new requests on a node for as long as the block runs."""
+        """Send no new requests for the model to the node until the block ends."""
         self._draining.add((name, model))
         self._changed()
         try:
@@ -267,14 +279,14 @@ class Fleet:
         if node is None or before is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
             return Node(section.name, section.endpoint, section.kind, section.cordoned, section.allowed_hosts)
         if section.allowed_hosts != before.allowed_hosts:
-            node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # where its models are is asked again
+            node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # the models' URLs are requested again
         return node if section.cordoned == before.cordoned else replace(node, cordoned=section.cordoned)
 
     def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Note what came to a node, and what others use there; forget what went."""
+        """Record when models were loaded and when other clients used them; drop the times of models that are gone."""
         for model, info in models.items():
             came = model not in node.models or node.models[model].status == "loading"
-            if came and info.status != "loading" and node.read_at is not None:  # else of unknown age
+            if came and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
                 self._loaded_at.setdefault((node.name, model), began)
             if node.others.get(model):
                 self._used_at[node.name, model] = began
@@ -292,7 +304,10 @@ class Fleet:
 
 
 class Flight:
-    """One request in flight on a node, as a context manager: a generator would cost more than the counting."""
+    """Context manager for one request in flight.
+
+    A class, because a generator would cost more than the counting.
+    """
 
     __slots__ = ("_fleet", "_pair", "_probe")
 

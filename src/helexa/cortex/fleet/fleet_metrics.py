@@ -1,4 +1,4 @@
-"""What nodes report of themselves, as gauges read from the fleet's picture when somebody scrapes."""
+"""Gauges of the nodes' reported state, read from the fleet at each scrape."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -46,17 +46,17 @@ class _DeviceReading(NamedTuple):
 
 
 class FleetCollector(Collector):
-    """Reads the picture anew at each scrape, so that what is gone is gone from here too."""
+    """Reads the state of the fleet at each scrape, so that removed nodes and models leave no series behind."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first scrape."""
+        """Return no metrics: they are unknown before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One family a metric."""
+        """Yield one metric family per metric."""
         nodes = self._fleet.view().nodes
         up = GaugeMetricFamily("cortex_node_up", "Whether the node answers", labels=["node"])
         for node in nodes:
@@ -74,7 +74,7 @@ def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
         family = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
         for node, load in readings:
             value = getattr(load, name)
-            if value or "max_" not in name:  # a node that does not know its limits says 0
+            if value or "max_" not in name:  # 0 means that the node does not know the limit
                 family.add_metric([node, load.id], value)
         yield family
     rejections = CounterMetricFamily(

@@ -1,4 +1,4 @@
-"""The management calls that the gateway makes to a node."""
+"""Client for a node's management API."""
 
 import asyncio
 import logging
@@ -41,11 +41,11 @@ _endpoint = TypeAdapter(dict[str, Any])
 
 
 class NodeError(HelexaError):
-    """A node did not answer, or answered with a refusal.
+    """A node did not answer, or answered with an error.
 
     Attributes:
-        temporary: the same call may succeed later.
-        local: the gateway is out of descriptors, ports or memory; the node is not to blame.
+        temporary: True if the same call may succeed later.
+        local: True if the gateway is out of descriptors, ports or memory, so that the node is not the cause.
     """
 
     def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
@@ -55,14 +55,20 @@ class NodeError(HelexaError):
 
 
 class NodeClient:
-    """Calls to any node, by its configured base URL, with the key that it asks for. Every method raises `NodeError`."""
+    """Calls nodes by their configured base URL and with their key.
+
+    Every method raises `NodeError`.
+    """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
     async def look(self, node: Node, bearer: str | None = None) -> Report:
-        """What a node of kind `neuron` says of itself. `/models` decides; the rest is best effort, and what cannot
-        change is not asked again while the node is up."""
+        """Return a node's own report, for a node of kind `neuron`.
+
+        The poll fails only if `/models` fails. Other failed calls leave their part of the report empty. Data that
+        cannot change while the node is up is not requested again.
+        """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
             or_none(self.health, node.endpoint, bearer),
@@ -72,16 +78,18 @@ class NodeClient:
         return Report(models, health, discovery, urls)
 
     async def discovery(self, endpoint: str, bearer: str | None = None) -> Discovery:
-        """`GET /discovery`."""
+        """Return the answer of `GET /discovery`."""
         return parse(_discovery, await self.get(endpoint, "/discovery", bearer))
 
     async def health(self, endpoint: str, bearer: str | None = None) -> Health:
-        """`GET /health`."""
+        """Return the answer of `GET /health`."""
         return parse(_health, await self.get(endpoint, "/health", bearer))
 
     async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
-        """`GET /models`, by id, at most `MAX_MODELS`. An entry in a state that this gateway does not know is left
-        out."""
+        """Return the models of `GET /models` by id, at most `MAX_MODELS`.
+
+        Entries with an unknown status are left out.
+        """
         found: dict[str, ModelInfo] = {}
         for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
             try:
@@ -92,7 +100,7 @@ class NodeClient:
         return found
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
-        """Return the base URL of a model's API: the one that the node names if it may, else the node's endpoint."""
+        """Return the base URL of a model's API: the URL that the node names, if allowed, else the node's endpoint."""
         try:
             path = f"/models/{quote(model, safe='')}/endpoint"
             url = parse(_endpoint, await self.get(node.endpoint, path, bearer)).get("url")
@@ -105,9 +113,11 @@ class NodeClient:
             return node.endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
-        """`POST /models/load`; returns once the model serves. A model that was loaded already is a success.
+        """Call `POST /models/load` and return once the model serves.
 
-        It waits for as long as that takes: whoever watches the load's progress gives it up.
+        An already loaded model counts as a success.
+
+        The call has no timeout: the caller watches the load's progress and cancels the call.
         """
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
@@ -117,7 +127,10 @@ class NodeClient:
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
-        """`POST /models/unload`; returns once the model's memory is free. A model that is not there is a success."""
+        """Call `POST /models/unload` and return once the memory is free.
+
+        A model that is not loaded counts as a success.
+        """
         status, body = await self._call(
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
@@ -133,11 +146,17 @@ class NodeClient:
         bearer: str | None = None,
         rest: str = "",
     ) -> tuple[int, bytes]:
-        """`GET` or `DELETE /v1/responses/{id}`: status and body. 404: nothing is kept under this id for the principal.
+        """Call `GET` or `DELETE /v1/responses/{id}` and return status and body.
+
+        Status 404 means that the node stores no response under this id for the principal.
 
         Args:
+            method: `GET` or `DELETE`.
+            endpoint: the node's base URL.
+            id: id of the response.
             identity: headers that name the principal.
-            rest: of the path, and the query.
+            bearer: the node's key.
+            rest: the remaining path and the query.
         """
         path = f"/v1/responses/{quote(id, safe='')}{rest}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
@@ -146,11 +165,14 @@ class NodeClient:
         return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
-        """The body of a GET, which must be a 200."""
+        """Return the body of a GET request. A status other than 200 raises."""
         return await self._poll("GET", endpoint, path, None, bearer)
 
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
-        """The body that answers a JSON POST, which must be a 200 and not take long."""
+        """Return the body of the answer to a JSON POST request.
+
+        A status other than 200 or a slow answer raises.
+        """
         return await self._poll("POST", endpoint, path, orjson.dumps(content), bearer)
 
     async def _poll(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
@@ -162,8 +184,8 @@ class NodeClient:
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
         """Return where each model is served.
 
-        A node that keeps answering is asked once per model, of many a part each time. It cannot say where a model that
-        is loading will be served.
+        The gateway asks a node that keeps answering once per model, for at most `_MAX_ASKED` models per poll. The
+        gateway skips models that are still loading, because the node does not know their URLs yet.
         """
         before = {} if node.misses else node.urls
         new = [id for id, info in models.items() if id not in before and info.status in _SERVING][:_MAX_ASKED]
@@ -203,22 +225,23 @@ class NodeClient:
 
 
 def endpoint_url(base: str, path: str) -> URL:
-    """`base` + `path`, where the path is percent-encoded already."""
+    """Return the URL of `base` + `path`; the path is already percent-encoded."""
     return URL(base + path, encoded=True)
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
-    """Return a URL that a node names as the gateway reaches it: a loopback host becomes the host of `endpoint`.
+    """Return a URL that a node names in the form in which the gateway reaches it.
 
-    The requests that go there carry prompts and the node's key, so a node names its own host or an allowed one.
+    A loopback host is replaced by the host of `endpoint`. Requests to the URL carry prompts and the node's key, so the
+    host must be the node's own host or an allowed host.
 
     Args:
-        url: the node's word.
+        url: the URL that the node names.
         endpoint: the node's configured base URL.
-        allowed_hosts: hosts, in lower case, that the node may name besides its own.
+        allowed_hosts: other allowed hosts, in lower case.
 
     Raises:
-        ValueError: the URL is malformed, its host is not allowed, or it leaves TLS.
+        ValueError: the URL is malformed, its host is not allowed, or it is not https although `endpoint` is.
     """
     configured = urlsplit(endpoint)
     try:
@@ -240,10 +263,10 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
-    """A node's JSON as the record it should be.
+    """Parse a node's JSON answer.
 
     Raises:
-        NodeError: it is another.
+        NodeError: the JSON does not match the expected record.
     """
     try:
         return adapter.validate_json(body)
@@ -254,7 +277,7 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 
 
 def _refusal(body: bytes) -> tuple[str, str | None]:
-    """One line and the kind out of `{"error": "text"}` or `{"error": {"kind", "message", ...}}`."""
+    """Return message (one line) and kind from `{"error": "text"}` or `{"error": {"kind", "message", ...}}`."""
     try:
         reply = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -273,7 +296,7 @@ def _refusal(body: bytes) -> tuple[str, str | None]:
 async def or_none(
     ask: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
 ) -> ValueT | None:
-    """What a node said, None when it did not."""
+    """Return the result of a call to a node, or None if the call raises `NodeError`."""
     try:
         return await ask(*args, **kwargs)
     except NodeError:

@@ -1,7 +1,8 @@
-"""Nodes of kind `openai`: any server of the OpenAI dialect (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
+"""Nodes of kind `openai`: any OpenAI-compatible server (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
 
-They are asked what they have, never to load or unload. `GET /v1/models` decides whether such a node is up, and all it
-lists counts as loaded; which server it is, and so what more it can say, is found out when a model first appears.
+The gateway only reads from these nodes; it never loads or unloads their models. `GET /v1/models` decides whether a node
+is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server, and
+with it the other endpoints that it can read.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ _STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["emb
 
 
 class _Entry(Record):
-    """An entry of `/v1/models`, with what vLLM and llama.cpp add to it."""
+    """An entry of `/v1/models`, with the fields that vLLM and llama.cpp add."""
 
     id: str
     owned_by: str | None = None
@@ -38,7 +39,7 @@ class _Props(Record):
 
 
 class _Running(Record):
-    """An entry of Ollama's `/api/ps`: what it has in memory."""
+    """An entry of Ollama's `/api/ps`: a model in memory."""
 
     name: str
     context_length: WireInt | None = None
@@ -49,7 +50,7 @@ class _Ps(Record):
 
 
 class _Show(Record):
-    """Ollama's `/api/show`: what a model was made for."""
+    """Ollama's `/api/show`: details of a model."""
 
     model_info: dict[str, Any] = Field(default_factory=dict[str, Any])
     capabilities: list[str] = Field(default_factory=list[str])
@@ -87,22 +88,22 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Looks at such nodes. Keeps nothing: what need not be asked again is in the fleet's picture."""
+    """Polls nodes of kind `openai`. The class is stateless: earlier results are in the fleet's state."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
     async def look(self, node: Node, bearer: str | None = None) -> Report:
-        """What a node says of itself.
+        """Return the node's report.
 
         Raises:
-            NodeError: it did not list its models.
+            NodeError: the node did not list its models.
         """
         return await _Look(self._client, node, bearer).report()
 
 
 class _Look:
-    """One look at one node."""
+    """One poll of one node."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
         self._client = client
@@ -138,7 +139,8 @@ class _Look:
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
         if known.keys() >= entries.keys():
             return {name: known[name] for name in entries}
-        props = await or_none(self._props) if len(entries) == 1 else None  # of several, it would be one of them
+        # With several models, `/props` would describe only one of them.
+        props = await or_none(self._props) if len(entries) == 1 else None
         models = {}
         for name, entry in entries.items():
             meta = entry.meta or {}
@@ -150,7 +152,11 @@ class _Look:
         return models
 
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
-        """None when it is no Ollama. The context in memory, which Ollama cuts prompts to, comes before the model's."""
+        """Return Ollama's models, or None if the server is not Ollama.
+
+        Ollama truncates prompts to the context size of the model in memory, so that size takes precedence over the
+        model's own.
+        """
         ps = await or_none(self._running)
         if ps is None:
             return None
@@ -171,7 +177,7 @@ class _Look:
         return models
 
     async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
-        """None when it is no LM Studio."""
+        """Return LM Studio's models, or None if the server is not LM Studio."""
         found = await or_none(self._studios)
         if found is None:
             return None
@@ -202,7 +208,7 @@ class _Look:
 
 
 def _entries(listing: _Listing) -> dict[str, _Entry]:
-    """By id. What cannot be read is left out."""
+    """Return the entries by id; malformed entries are left out."""
     found: dict[str, _Entry] = {}
     for raw in (listing.data or [])[:MAX_MODELS]:
         try:

@@ -1,4 +1,4 @@
-"""What is known of the fleet, as immutable records: all decisions are made on these."""
+"""The state of the fleet as immutable records, which all decisions read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,19 +9,22 @@ from helexa.cortex.fleet.breaker import Pair
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of one node.
+    """State of one node.
 
     Attributes:
+        name: configured name.
         endpoint: configured base URL.
-        kind: `neuron`, or `openai` for a server that can say and do less.
-        cordoned: takes nothing new: no request, no load.
-        allowed_hosts: hosts besides the endpoint's that may serve the node's models.
-        healthy: answered lately; False until the first answer and after three misses in a row.
-        misses: polls failed since the last answer.
-        models: last reported models, by id; they stay listed while the node is down.
-        urls: base URL of each model's API, where the node said one.
-        others: requests per model that the node had at the last poll and that did not come through this gateway.
-        read_at: when the poll that brought `health` began (`time.monotonic`).
+        kind: `neuron`, or `openai` for a third-party backend.
+        cordoned: True if the node gets no new requests and loads.
+        allowed_hosts: hosts other than the endpoint's that may serve the node's models.
+        healthy: False before the first answer and after three failed polls in a row.
+        misses: number of failed polls since the last answer.
+        discovery: last reported hardware.
+        health: last reported health.
+        models: last reported models, by id; kept while the node is down.
+        urls: base URL of each model's API, if the node named it.
+        others: requests per model at the last poll that did not come through this gateway.
+        read_at: when the poll that returned `health` began (`time.monotonic`).
     """
 
     name: str
@@ -39,11 +42,11 @@ class Node:
     read_at: float | None = None
 
     def url(self, model: str) -> str:
-        """Base URL to send requests for `model` to."""
+        """Return the base URL for requests for `model`."""
         return self.urls.get(model, self.endpoint)
 
     def activating(self) -> list[str]:
-        """Models that the node is loading, or about to, by itself."""
+        """Return the models that the node is loading, or has queued to load."""
         if self.health is None:
             return []
         activation = self.health.activation
@@ -52,16 +55,19 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetView:
-    """The fleet at one moment, in configured order. Counts and times are live: decide on them at once.
+    """State of the fleet at one moment, in configured order.
+
+    Counts and times are live, so decide without awaiting.
 
     Attributes:
-        in_flight: requests now running through this gateway, by (node, model).
-        loading: loads now running for this gateway, as (node, model).
-        draining: (node, model) that take no new requests, because the model is about to be unloaded there.
-        loaded_at: when a model came to be on a node (`time.monotonic`), by (node, model), if it was seen to come.
-        used_at: when a model last had a request on a node (`time.monotonic`), by (node, model).
-        open: (node, model) that failed so often that they are not asked for now.
-        wary: (node, model) that failed or were busy a moment ago: asked only when no other can be.
+        nodes: the nodes.
+        in_flight: running requests of this gateway, by (node, model).
+        loading: running loads of this gateway, as (node, model).
+        draining: (node, model) pairs that get no new requests because the model will be unloaded.
+        loaded_at: when a model was loaded (`time.monotonic`), by (node, model); only for loads that the gateway saw.
+        used_at: last request for a model on a node (`time.monotonic`), by (node, model).
+        open: (node, model) pairs with an open breaker, which get no requests.
+        wary: (node, model) pairs that failed or were busy recently; they get requests only if no other node can serve.
     """
 
     nodes: tuple[Node, ...]
@@ -74,7 +80,7 @@ class FleetView:
     wary: frozenset[Pair] = frozenset()
 
     def holder(self, response: str) -> Node | None:
-        """The node that keeps a response, by its id, if it is one of these."""
+        """Return the node that stores a response, by the prefix of the response's id, or None."""
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -82,21 +88,21 @@ class FleetView:
         return None
 
     def load(self, node: Node, model: str) -> int:
-        """How busy `model` is on `node`: requests through this gateway now, and others at the last poll."""
+        """Return the load of `model` on `node`: this gateway's running requests plus others at the last poll."""
         return self.in_flight.get((node.name, model), 0) + node.others.get(model, 0)
 
     def running(self, name: str) -> dict[str, int]:
-        """Requests now running on a node through this gateway, by model."""
+        """Return the running requests of this gateway on a node, by model."""
         return {model: count for (node, model), count in self.in_flight.items() if node == name}
 
     def knows(self, model: str) -> bool:
-        """Whether any node has reported `model`."""
+        """Return whether any node has reported `model`."""
         return any(model in node.models or model in node.activating() for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one successful poll brought; None means not asked or not answered this time."""
+    """Result of one successful poll; None means that the part was not requested or not answered."""
 
     models: Mapping[str, ModelInfo]
     health: Health | None = None

@@ -1,4 +1,4 @@
-"""Looks at every node again and again, each at its own pace, so that a node that is down delays no other."""
+"""Polls every node in its own task, so that a node that is down delays no other poll."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ from helexa.cortex.fleet.picture import Node, Report
 
 log = logging.getLogger(__name__)
 
-UNSETTLED_INTERVAL_SECS = 1.0  # what is failing or recovering serves nobody: notice soon when it is back
-MAX_BACK_OFF = 30  # times that
+UNSETTLED_INTERVAL_SECS = 1.0  # interval for failing nodes and recovering models, so that they return to service soon
+MAX_BACK_OFF = 30  # maximum factor on that interval
 
 Look = Callable[[Node, str | None], Awaitable[Report]]
 Address = tuple[str, str, str]
 
 
 class Poller:
-    """Keeps a fleet's picture current.
+    """Keeps the state of a fleet up to date.
 
     Attributes:
-        interval_secs: between two looks at a node that is well; may be changed at any time.
+        interval_secs: interval between two polls of a healthy node; may be changed at any time.
     """
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
@@ -33,7 +33,7 @@ class Poller:
         self.interval_secs = interval_secs
 
     async def run(self) -> None:
-        """Poll all nodes, the first time at once, until cancelled; nodes that come and go are followed."""
+        """Poll all configured nodes until cancelled, beginning at once; follow changes of the configuration."""
         watches: dict[Address, asyncio.Task[None]] = {}
         try:
             while True:
@@ -47,7 +47,10 @@ class Poller:
             await _stop(list(watches.values()))
 
     async def poll(self, name: str) -> None:
-        """Look at one node once. An error of the gateway's own resources changes nothing."""
+        """Poll one node once.
+
+        An error of the gateway's own resources does not change the node's state.
+        """
         node = self._fleet.node(name)
         began = time.monotonic()
         try:
@@ -65,7 +68,7 @@ class Poller:
         while self._fleet.has(node):
             try:
                 await self.poll(node.name)
-            except Exception as error:  # a fault in reading one node must not end the polling of all
+            except Exception as error:  # a bug in reading one node's answer must not stop the polling
                 log.exception("polling %s failed", node.name)
                 self._fleet.missed(node.name, type(error).__name__)
             if self._fleet.has(node):
@@ -73,10 +76,12 @@ class Poller:
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
-    """Seconds until a node is looked at again: longer and longer while it is down.
+    """Return the seconds until the next poll; the pause grows while the node is down.
 
     Args:
-        chance: from 0 to 1; spreads the polls of nodes that went down together.
+        node: the node.
+        interval_secs: interval for a healthy node.
+        chance: random number from 0 to 1; spreads the polls of nodes that went down together.
     """
     if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
         return interval_secs

@@ -1,1 +1,1 @@
-"""Sends requests to nodes: the proxy, calls beside generation, waiting for loads."""
+"""Sends requests to nodes: the proxy, calls other than generation, and waiting for loads."""

@@ -1,4 +1,4 @@
-"""A request waits for its model to load, and says so in its stream."""
+"""Waiting for a model to load, with progress comments in the client's stream."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,11 @@ _EVENT_STREAM: Headers = [
 async def wait_for_load(
     work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply
 ) -> Warm:
-    """Wait for a model to load. A client that wants a stream hears meanwhile how far the load is."""
+    """Wait for a model to load and return where it serves.
+
+    A streaming client receives SSE comments with the progress: the first after `KEEP_ALIVE_AFTER_SECS`, then one every
+    `KEEP_ALIVE_SECS`.
+    """
     task = asyncio.ensure_future(work)
     try:
         patience = KEEP_ALIVE_AFTER_SECS if stream else None

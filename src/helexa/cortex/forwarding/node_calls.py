@@ -1,4 +1,4 @@
-"""Small requests to a node beside generating: the tokens of a prompt, the usage of a request that ended."""
+"""Small calls to a node other than generation: count prompt tokens, report the usage of an ended request."""
 
 import asyncio
 from typing import Any
@@ -20,7 +20,7 @@ _MAX_ANSWER_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Asks nodes."""
+    """Calls nodes."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
         self._upstream = upstream
@@ -29,9 +29,13 @@ class NodeCalls:
     async def call(
         self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
-        """Return status and body of a node's answer, None if it gave none.
+        """Return status and body of a node's answer, or None if the call failed.
 
         Args:
+            target: the node.
+            path: path of the call.
+            body: JSON body, or empty.
+            method: HTTP method.
             identity: headers that name the principal.
         """
         headers = [
@@ -56,12 +60,15 @@ class NodeCalls:
             answer.close()
 
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
-        """Return the token counts of a request that ended, as the node reports them.
+        """Return the token counts of an ended request, as the node reports them.
 
-        None if the node is a third-party backend, does not answer in time, or does not know the request.
+        Return None if the node is a third-party backend, does not answer in time, or does not know the request.
 
         Args:
-            answered: the node's answer had begun. Else the node may not have read the request yet, and is asked again.
+            target: the node.
+            usage_id: the request's id at the node.
+            answered: True if the node's response had begun. Otherwise the node may not have read the request yet, so
+                the gateway asks several times.
         """
         if not usage_id:
             return None
@@ -78,7 +85,7 @@ class NodeCalls:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The JSON object that `body` is, an empty one if it is something else."""
+    """Return `body` as a JSON object, or an empty dict if `body` is not a JSON object."""
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Asks a node how many tokens the prompt of a request has."""
+"""Counts the prompt tokens of a request by asking a node."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ class PromptCounter:
         self._body_workers = body_workers
 
     async def count(self, view: FleetView, model: str, question: Question) -> int | None:
-        """Return the number of tokens of the prompt, None if no node of our own can count them in time."""
+        """Return the number of prompt tokens, or None if no helexa node can count them in time."""
         path, target = _PATHS.get(question.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":
             return None

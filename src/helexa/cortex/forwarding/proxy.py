@@ -1,4 +1,4 @@
-"""Forwards one request to a node and its answer back, byte for byte."""
+"""Forwards one request to a node, and the response back to the client byte for byte."""
 
 import asyncio
 import itertools
@@ -41,11 +41,11 @@ Settle = Callable[[], Awaitable[None]]
 
 
 class NoAnswer(Exception):
-    """The node failed, or had no room, before the first byte of its answer: another may still be asked.
+    """The node failed or was busy before the first byte of its response, so another node may be asked.
 
     Attributes:
-        outcome: in what way.
-        refusal: what the client is told if there is no other.
+        outcome: kind of failure.
+        refusal: error response for the client if the gateway tries no other node.
     """
 
     def __init__(self, reason: str, outcome: Outcome, refusal: ApiError) -> None:
@@ -55,7 +55,7 @@ class NoAnswer(Exception):
 
 
 class Proxy:
-    """Asks nodes."""
+    """Forwards requests to nodes."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
@@ -67,17 +67,20 @@ class Proxy:
     async def ask(
         self, target: Warm, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None, *, last: bool
     ) -> None:
-        """Put the question to a node and pass its answer on.
+        """Forward the request to a node and its response to the client.
 
         Args:
             target: the node.
-            settle: awaited before the end of a complete answer is passed on.
-            last: no other node can be asked: a refusal for want of room is passed on too.
+            question: the parsed request.
+            reply: the response to the client.
+            exchange: the request record.
+            settle: awaited before the end of a complete response is sent; None for anonymous requests.
+            last: True if no other node can be asked; a 429 or 503 is then sent to the client too.
 
         Raises:
-            NoAnswer: nothing was passed on, so another node may be asked.
-            ApiError: the answer broke off, the node is silent, or the gateway is out of connections (503); the caller
-                ends the reply with it.
+            NoAnswer: nothing was sent to the client, so another node may be asked.
+            ApiError: the response broke off, the node is silent, or the gateway is out of connections (503); the caller
+                ends the reply with this error.
         """
         node, model = target.node, target.model
         exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
@@ -112,7 +115,7 @@ class Proxy:
             try:
                 exchange.answered = time.perf_counter() - exchange.started - exchange.waited
                 if _foreign(answer):
-                    timed_out = answer.status == 504  # of a proxy between the gateway and the node
+                    timed_out = answer.status == 504  # a 504 comes from a proxy between the gateway and the node
                     self._count_fault(node, model, silent=timed_out)
                     reason = f"HTTP {answer.status} not of a node"
                     if timed_out:
@@ -132,16 +135,19 @@ class Proxy:
                 answer.close()
 
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
-        """Tell the breaker of a failed request, unless a living node was silent: it may be slow with this one alone."""
+        """Report a failure to the breaker, except a timeout on a healthy node: only this request may be slow."""
         if not (silent and self._fleet.lives(node)):
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """An id that only this gateway knows: a random number for each costs more than the rest of the headers."""
+        """Return an unguessable id.
+
+        A counter after one random secret is cheaper than a random number per request.
+        """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
     def _headers(self, question: Question, exchange: Exchange, target: Warm) -> Headers:
-        """Return the headers for a node. Accounts, keys and usage ids are not for third-party backends."""
+        """Return the headers for a node. Third-party backends get no account, key or usage ids."""
         headers = forwarded_headers(question.headers)
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", exchange.request_id.encode()))
@@ -181,7 +187,7 @@ class Proxy:
             await reply.start(answer.status, headers, streamed=streamed)
         else:
             exchange.status = 200
-        while chunk and following != b"":  # the last of a whole answer goes with its end
+        while chunk and following != b"":  # the last chunk of a non-streamed response is sent with its end
             if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
             await reply.write(chunk if usage_filter is None else usage_filter.feed(chunk))
@@ -193,7 +199,10 @@ class Proxy:
         await reply.finish(chunk if usage_filter is None else usage_filter.flush())
 
     async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
-        """The next piece of a whole answer. The last one waits until it is known to be that, and paid for."""
+        """Return the next chunk of a non-streamed response.
+
+        Before the end, an empty chunk, the request is settled.
+        """
         piece = b"" if answer.complete else await self._next(answer, exchange)
         if not piece and settle is not None:
             await settle()
@@ -213,9 +222,9 @@ class Proxy:
             ) from error
 
     async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange) -> None:
-        """Pass on a refusal as it is; where a stream has begun already, as the event that ends it.
+        """Forward a node's error response; if a stream has already begun, send the error as its last event.
 
-        The log gets its status and code, not its text, which may quote the prompt.
+        The log contains the status and the code but not the message, which may quote the prompt.
         """
         body = bytearray()
         while chunk and len(body) <= _MAX_REFUSAL_BYTES:
@@ -236,7 +245,7 @@ class Proxy:
 
 
 def _foreign(answer: Answer) -> bool:
-    """Whether something before the node speaks in its place, or no node at all: the answer has nothing for a client."""
+    """Return whether the response comes from a proxy, or from a server that is not a node."""
     if answer.status >= 400:
         return answer.status in (502, 504)
     kinds = [value for name, value in answer.headers if name == b"content-type"]
@@ -244,19 +253,19 @@ def _foreign(answer: Answer) -> bool:
 
 
 def _envelope(body: bytes) -> dict[str, str]:
-    """What an error says of itself, as far as it is text; nothing if it is not in the envelope that clients read."""
+    """Return the text fields of an error body's `error` object; empty if the body is not in this format."""
     error = json_object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
 def _code(error: dict[str, str]) -> str | None:
-    """The code of an error, None if it has none or if it could be a text."""
+    """Return the code of an error, or None if it is missing or is not a plain identifier."""
     code = error.get("code", "")
     return code if _CODE.fullmatch(code) else None
 
 
 def _retry_after(answer: Answer) -> float:
-    """Seconds for which a busy node is to be spared: its own word, else a moment."""
+    """Return how many seconds to prefer other nodes: the `Retry-After` of a busy node, else `WARY_SECS`."""
     text = next((value for name, value in answer.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
 

@@ -1,1 +1,1 @@
-"""What must outlive a gateway: keys, budgets, what was spent and what went on, in SQLite or PostgreSQL."""
+"""Persistent state of gateways in SQLite or PostgreSQL: keys, budgets, spent tokens and the activity log."""

@@ -1,4 +1,4 @@
-"""The newest requests, for people to look at: who asked for what, where it went and how it ended."""
+"""The activity log: one row per finished request, for users and operators to read."""
 
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -10,22 +10,29 @@ from helexa.cortex.ledger.storage.database import Args, Database, Step
 KEPT = 10_000
 _TRIMMED_EVERY = 500
 _MOST_SHOWN = 1000
-_MOST = 1 << 53  # a time in milliseconds fits, and so does what JSON can carry exactly
+_MOST = 1 << 53  # fits a time in milliseconds, and is the range that JSON carries exactly
 
 
 @dataclass(slots=True)
 class Activity:
-    """One request that ended.
+    """One finished request.
 
     Attributes:
-        started_ms: Unix milliseconds.
-        account_id, key_id: who asked; None for anonymous requests.
-        api: the path it came by.
-        alias: the name it asked for, where that is not the model's.
-        route: why it went to this node.
-        status: HTTP status of the answer; 499 if the client hung up.
-        prompt, completion, cached: tokens.
-        ttft_ms, duration_ms, waited_ms: time to the first token, of the whole, and until a node was asked.
+        started_ms: start of the request in Unix milliseconds.
+        api: path of the API endpoint.
+        model: resolved model id.
+        status: HTTP status of the response; 499 if the client disconnected.
+        duration_ms: duration of the whole request.
+        account_id, key_id: principal of the request; None for anonymous requests.
+        alias: requested model name, if it differs from the model id.
+        node: node that answered.
+        route: why the router chose the node.
+        error_code: code of the error response.
+        prompt, completion, cached: token counts.
+        ttft_ms: time to first token.
+        waited_ms: time until the request was sent to a node.
+        tokens_per_second: decode speed.
+        client_gone: True if the client disconnected.
     """
 
     request_id: str
@@ -60,10 +67,12 @@ _FILTERS = ("account_id", "key_id", "model", "node", "status")
 
 
 class ActivityLog:
-    """Rows on their way to the table, which keeps the newest. One that falls behind drops the newest and counts them.
+    """Queues rows for the activity table and trims the table to the newest `KEPT` rows.
+
+    If `KEPT` rows are already queued, new rows are dropped and counted.
 
     Attributes:
-        dropped: rows that were never written.
+        dropped: number of rows that were never written.
     """
 
     def __init__(self) -> None:
@@ -72,7 +81,7 @@ class ActivityLog:
         self._since_trim = _TRIMMED_EVERY
 
     def append(self, activity: Activity) -> None:
-        """Write it with the next batch."""
+        """Queue a row for the next batch."""
         if len(self._pending) < KEPT:
             self._pending.append(activity)
         else:
@@ -82,7 +91,7 @@ class ActivityLog:
         return len(self._pending)
 
     def steps(self) -> list[Step]:
-        """What writes all rows that wait; they are taken out."""
+        """Remove all queued rows and return the SQL steps that write them."""
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)
@@ -95,13 +104,16 @@ class ActivityLog:
 async def recent(
     database: Database, limit: int = 100, before: int | None = None, **filters: str | int | None
 ) -> list[dict[str, Any]]:
-    """The newest requests first.
+    """Return rows of the activity log, newest first.
 
     Args:
-        database: where they are.
-        limit: how many, 1000 at most.
-        before: only rows with a smaller `id`: the last one of the page before.
-        **filters: `account_id`, `key_id`, `model`, `node` or `status` that a row must have; None is no filter.
+        database: the ledger's database.
+        limit: maximum number of rows, at most 1000.
+        before: return only rows with a smaller `id`; pass the last `id` of the previous page.
+        **filters: required values of `account_id`, `key_id`, `model`, `node` or `status`; None disables a filter.
+
+    Raises:
+        ValueError: unknown filter.
     """
     if unknown := filters.keys() - set(_FILTERS):
         raise ValueError(f"no such filter: {', '.join(sorted(unknown))}")

@@ -1,7 +1,7 @@
-"""What one gateway knows of budgets: its leases, the reservations open under them, and what is still to be written.
+"""One gateway's budget state in memory: leases, open reservations, and rows that are not written yet.
 
-Memory only. Everything here already counts what the next batch will write; the ledger sees to it that each batch is
-written, once, before the next.
+The state already includes everything that the next batch will write. The ledger writes each batch exactly once, before
+the next batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,13 +18,13 @@ _GIVE_UP = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway 
 
 
 class Budgets:
-    """The budgets of one gateway.
+    """Leases and reservations of one gateway.
 
     Attributes:
-        gateway: its id.
-        batch: how many batches were made so far.
-        leases: what it took, by key and window.
-        open: reservations neither settled nor released, oldest first.
+        gateway: the gateway's id.
+        batch: number of batches made so far.
+        leases: leases by (key id, window id).
+        open: reservations that are neither settled nor released, by sequence number, oldest first.
     """
 
     def __init__(self, gateway: int) -> None:
@@ -32,16 +32,20 @@ class Budgets:
         self.batch = 0
         self.leases: dict[tuple[str, int], Lease] = {}
         self.open: dict[int, Reservation] = {}
-        self._current: dict[str, Lease] = {}  # by key: the lease of its newest window
+        self._current: dict[str, Lease] = {}  # by key id: the lease of the key's newest window
         self._seq = 0
         self._changed: set[Lease] = set()
-        self._opened: dict[int, Args] = {}  # by seq, rows that are still to be added
+        self._opened: dict[int, Args] = {}  # by seq: rows that are not written yet
         self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _GIVE_UP: []}
 
     def admit(
         self, claim: Claim, now: float, close: Callable[[Closing], None]
     ) -> tuple[Reservation, entries.Record] | None:
-        """Reserve from the key's lease, or None if it does not suffice."""
+        """Reserve tokens from the key's lease.
+
+        Returns:
+            The reservation and its record for the write-ahead log, or None if the lease does not have enough tokens.
+        """
         principal = claim.principal
         lease = self._current.get(principal.key_id)
         if lease is None or not lease.has(principal, claim.tokens, now):
@@ -65,7 +69,7 @@ class Budgets:
         return reservation, [entries.OPENED, *values]
 
     def close(self, closing: Closing, now: float) -> entries.Record:
-        """Settle or release one of this gateway's reservations."""
+        """Settle or release one of this gateway's reservations, and return the record for the write-ahead log."""
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
@@ -83,14 +87,14 @@ class Budgets:
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, taken: Taken, now: float) -> None:
-        """Take over what the database granted."""
+        """Apply the tokens that the database granted to a lease."""
         lease, principal = taken.lease, taken.principal
         lease.granted, lease.debt, lease.cap = taken.granted, taken.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, taken.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Give back what lies idle, and give up leases of windows that are over or that nobody uses."""
+        """Return unused tokens of idle leases, and remove leases whose window has ended or that are unused for long."""
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
             over = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
@@ -101,13 +105,16 @@ class Budgets:
                 self._changed.add(lease)
 
     def next_batch(self, more: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
-        """The guard and the steps that bring the database up to this state, with `more` of others'."""
+        """Return the next batch: its guard statement and the steps that write this state, followed by `more`.
+
+        The guard numbers the batch, so that the database applies each batch once.
+        """
         self.batch += 1
         low = next(iter(self.open), self._seq + 1)
         leases = sorted(
             (lease.key_id, lease.window_id, self.gateway, lease.granted, lease.spent) for lease in self._changed
         )
-        self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)  # rows are locked in one order everywhere
+        self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)  # one lock order everywhere prevents deadlocks
         steps: list[Step] = [(_LEASE, leases)] if leases else []
         if self._opened:
             steps.append((entries.ADD, list(self._opened.values())))
@@ -119,12 +126,12 @@ class Budgets:
 
     @property
     def written(self) -> bool:
-        """Whether there is nothing to write."""
+        """Whether all state has been handed to a batch."""
         return not (self._changed or self._opened or any(self._rows.values()))
 
     @property
     def unwritten(self) -> int:
-        """How many entries are to be added or closed."""
+        """Number of ledger rows to add or to close."""
         return len(self._opened) + len(self._rows[entries.CLOSE])
 
     def _give_up(self, lease: Lease) -> None:

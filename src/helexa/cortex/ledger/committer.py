@@ -1,10 +1,11 @@
-"""The group commit: all that is asked for while the database works on one batch goes into the next.
+"""Group commit: everything that is requested while the database writes one batch goes into the next batch.
 
-So a request costs microseconds when many come at once, and one commit when it comes alone. Batches are numbered, and
-one whose fate a lost connection left open is tried again until the database knows its number: each is written once.
+A request therefore costs microseconds when many requests arrive at once, and one commit when it arrives alone. Batches
+are numbered. If the connection is lost during a commit, the gateway repeats the batch until the database has its
+number, so each batch is written exactly once.
 
-With a journal only those whose key has to take tokens wait for the database, and those who ask meanwhile: what a lease
-suffices for is a line in the journal, and is gathered for the next batch.
+With a write-ahead log, a request waits for the database only while its key has to take tokens from its window. A
+reservation that the key's lease covers is a line in the write-ahead log, and is gathered for the next batch.
 """
 
 import asyncio
@@ -29,32 +30,32 @@ T = TypeVar("T")
 Opened = tuple[Asked, Reservation, Record]
 
 _MOST_IN_BATCH = 512
-_PATIENCE_SECS = 5.0  # a settlement waits so long for a database that is away
-_MANY_ROWS = 256  # of the activity log; fewer wait for the next tidying
-_MANY_UNWRITTEN = 1000  # in the journal; likewise
-_MOST_UNWRITTEN = 10_000  # in the journal; with more, each request waits for the database
+_PATIENCE_SECS = 5.0  # a settlement waits at most this long for an unavailable database
+_MANY_ROWS = 256  # of the activity log; fewer rows wait for the next periodic batch
+_MANY_UNWRITTEN = 1000  # of the ledger; with a write-ahead log, fewer rows wait for the next periodic batch
+_MOST_UNWRITTEN = 10_000  # of the ledger; with more rows, each request waits for the database
 
 
 class Committer:
-    """The one owner of a gateway's budgets: it decides, writes, and then tells those who wait.
+    """Owns a gateway's budgets: decides reservations, writes batches, and resolves the waiting requests.
 
     Attributes:
-        budgets: leases and open reservations; replaced when this gateway was taken for dead.
-        waiting: what waits for the next batch.
+        budgets: leases and open reservations; replaced if other gateways declared this gateway dead.
+        waiting: requests that wait for the next batch.
         activity: rows of the activity log to write.
-        retry: repeats what fails, and knows why the database cannot be written.
-        ending: nothing new is taken.
-        clean: it came to its end, and all that was asked of it is in the database.
+        retry: repeats failing work and records why the database cannot be written.
+        ending: True once no new reservations are accepted.
+        clean: True if `run` ended with all requested changes in the database.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float], name: str, alone: Path | None = None) -> None:
-        """Nothing is written before `join`.
+        """Set up without writing anything; `join` must follow.
 
         Args:
-            database: where to.
-            clock: Unix seconds.
-            name: of this gateway, for people.
-            alone: the database's file, if it is this gateway's alone.
+            database: the ledger's database.
+            clock: returns Unix seconds.
+            name: human-readable name of this gateway.
+            alone: file of the database if only this gateway uses it; a write-ahead log is then kept next to the file.
         """
         self.waiting = Waiting()
         self.activity = ActivityLog()
@@ -62,15 +63,15 @@ class Committer:
         self.ending = self.clean = False
         self._database, self._clock, self._name, self._alone = database, clock, name, alone
         self._journal: Journal | None = None
-        self._taking: set[str] = set()  # keys whose leases are just being reckoned
+        self._taking: set[str] = set()  # keys whose tokens are being taken from the database
         self._wake = asyncio.Event()
         self._tidying = self._beating = self._ended = False
 
     async def join(self) -> None:
-        """Become a gateway of this database, with budgets of its own.
+        """Register as a gateway in the database, with new budgets.
 
         Raises:
-            DatabaseError: the database does not answer, or no journal can be kept beside it.
+            DatabaseError: the database does not answer, or the write-ahead log cannot be opened.
         """
         self.budgets = Budgets(await gateways.join(self._database, self._name))
         if self._alone is not None:
@@ -81,7 +82,10 @@ class Committer:
             self._journal.turn(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Decide a reservation at once; None if that cannot be done, or not without asking the database."""
+        """Decide a reservation at once with the write-ahead log.
+
+        Return None if the decision needs the database.
+        """
         if self._journal is None or not self._journal.whole:
             return None
         if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
@@ -104,13 +108,16 @@ class Committer:
         self._wake.set()
 
     def record(self, activity: Activity) -> None:
-        """Write a row of the activity log with the next batch that tidies up, or that has many of them."""
+        """Queue a row of the activity log.
+
+        The row is written with the next periodic batch, or once many rows are queued.
+        """
         self.activity.append(activity)
         if len(self.activity) >= _MANY_ROWS:
             self._wake.set()
 
     def close(self, closing: Closing) -> None:
-        """Settle or release: at once with a journal, else with the next batch."""
+        """Settle or release a reservation: at once with a write-ahead log, else with the next batch."""
         reservation = closing.reservation
         if self._ended:
             closing.finish()
@@ -129,7 +136,7 @@ class Committer:
             self._wake.set()
 
     async def flush(self) -> None:
-        """Wait until what the journal and the activity log have gathered is in the database, if it answers."""
+        """Wait until the rows of the ledger and the activity log are in the database, or until the database fails."""
         if self._journal is not None and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(tidy=True)
@@ -147,9 +154,9 @@ class Committer:
         """Make a batch soon.
 
         Args:
-            tidy: give back what lies idle.
-            beat: write one even if nothing waits, to show that this gateway lives.
-            end: return from `run` once nothing waits.
+            tidy: return the unused tokens of idle leases.
+            beat: write a batch even if it is empty, to show that this gateway is alive.
+            end: return from `run` once no work waits.
         """
         self._tidying |= tidy
         self._beating |= beat
@@ -157,7 +164,10 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Make batches until told to end. No exception ends it: after an unexpected one this gateway starts over."""
+        """Write batches until `wake(end=True)`.
+
+        After an unexpected exception the gateway registers anew and continues.
+        """
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -189,7 +199,7 @@ class Committer:
             self._wake.set()
 
     def _logging(self) -> bool:
-        """Whether rows of the activity log are due."""
+        """Return whether rows of the activity log must be written now."""
         rows = len(self.activity)
         return rows >= _MANY_ROWS or (rows > 0 and (self._tidying or self.ending))
 
@@ -213,8 +223,8 @@ class Committer:
                 else:
                     ours.append(closing)
             opened, short = self._admit(now)
-            self._taking = set(short)  # from here on, what a lease counts is what is durable of it
-            if short and self._journal is not None and not ours:  # all of it is: no batch need come first
+            self._taking = set(short)  # from here on, these leases must count only durable reservations
+            if short and self._journal is not None and not ours:  # all are durable: no batch first
                 opened += await self._take(short, now)
                 short, self._taking = {}, set()
             opened = [one for one in opened if not self._note(*one)]
@@ -224,7 +234,8 @@ class Committer:
         except Exception:
             refuse(asked for asked, _, _ in opened)
             refuse(asked for group in short.values() for asked in group)
-            # Amended after this gateway has started over; what is in the database already is not changed by that.
+            # `_amend` closes them after this gateway has registered anew. Rows that are already closed are not changed
+            # by it.
             waiting.closed += [*closed, *closings]
             raise
         finally:
@@ -234,7 +245,11 @@ class Committer:
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
-        """Decide what waits: what leases suffice for, and by key what they do not."""
+        """Decide the waiting reservations.
+
+        Returns:
+            The reservations that leases cover, and by key the requests that need more tokens than the key's lease has.
+        """
         opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
         again: list[Asked] = []
@@ -247,21 +262,30 @@ class Committer:
             if admitted is not None:
                 opened.append((asked, *admitted))
             elif (others := short.setdefault(principal.key_id, [])) and others[0].claim.principal != principal:
-                again.append(asked)  # the key has just been changed: one cap at a time
+                again.append(asked)  # the key was changed meanwhile: each transaction handles one cap per key
             else:
                 others.append(asked)
         self.waiting.asked.extendleft(reversed(again))
         return opened, short
 
     def _note(self, asked: Asked, reservation: Reservation, record: Record) -> bool:
-        """Answer somebody who waits as soon as the journal has it; False if it must be in the next batch."""
+        """Write a reservation to the write-ahead log and grant it.
+
+        Return False if the next batch must contain it.
+        """
         if self._journal is None or not self._journal.add(record):
             return False
         asked.grant(reservation)
         return True
 
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
-        """Take tokens for keys whose lease does not suffice. A refusal is answered at once."""
+        """Take tokens from the windows of keys whose leases do not suffice.
+
+        A rejected request gets its error at once.
+
+        Returns:
+            The reservations that the new leases cover.
+        """
         budgets = self.budgets
         short = {
             key: waiting for key, group in short.items() if (waiting := [asked for asked in group if asked.waiting])
@@ -280,10 +304,10 @@ class Committer:
                     )
                     for _, group in sorted(short.items())
                 ]
-        except Exception as error:  # nothing was taken
+        except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.Swept):
                 log.warning("no budget could be read: %s", error or type(error).__name__)
-                self._beating = True  # the next batch finds out what is the matter
+                self._beating = True  # the next batch finds the cause
             else:
                 log.exception("no budget could be taken")
             refuse(asked for group in short.values() for asked in group)
@@ -303,10 +327,13 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, next_up: Sequence[Asked] = ()
     ) -> None:
-        """Write what there is, and tell those who wait; also those `next_up`, if the database does not answer."""
+        """Write a batch and resolve the requests in it.
+
+        If the database does not answer, reject also the requests `next_up`.
+        """
         try:
             written = await self._write_batch([*(asked for asked, _, _ in opened), *next_up], closings, now)
-        except Exception:  # a fault of ours in this batch must not stop all that follow
+        except Exception:  # a bug that breaks this batch must not stop later batches
             log.exception("a batch of the ledger failed")
             written = False
         if written:
@@ -321,7 +348,7 @@ class Committer:
         finish(closings)
 
     async def _write_batch(self, asked: Sequence[Asked], closings: Sequence[Closing], now: float) -> bool:
-        """False if this gateway was taken for dead."""
+        """Write the next batch. Return False if other gateways declared this gateway dead."""
         budgets = self.budgets
         if self._tidying:
             budgets.tidy(now)
@@ -338,7 +365,7 @@ class Committer:
             if await self._database.write(guard, steps):
                 return True
             rows = await self._database.fetch("SELECT batch FROM gateways WHERE id = $1", budgets.gateway)
-            return bool(rows) and rows[0]["batch"] == budgets.batch  # written, though the connection was lost then
+            return bool(rows) and rows[0]["batch"] == budgets.batch  # written before the connection was lost
 
         written = await self._insist(write, asked, closings, retried=DatabaseError)
         if written and self._journal is not None:
@@ -356,9 +383,9 @@ class Committer:
 
         Args:
             work: one attempt.
-            asked: reservations to refuse when an attempt fails.
-            closings: settlements that stop waiting when the database is away for long; they are written later.
-            retried: the exceptions to retry after. Others are raised.
+            asked: reservations to reject when an attempt fails.
+            closings: settlements that stop waiting if the database is unavailable for long; they are written later.
+            retried: the exceptions to retry after; others are raised.
         """
 
         def failed(away_secs: float) -> None:
@@ -372,11 +399,11 @@ class Committer:
         return await self.retry.until_done(work, failed, retried)
 
     async def _start_over(self) -> None:
-        """Become a new gateway; the old one, if it still has a name, is laid to rest."""
+        """Register as a new gateway and retire the old registration, if it still exists."""
         gone = self.budgets.gateway
         if self._journal is not None:
             self._journal.close()
-            self._journal = None  # until this is a gateway again
+            self._journal = None  # no write-ahead log until `join` has succeeded
         if self._alone is not None:
             await catch_up(self._alone, self._database)
         known = [row for row in await gateways.present(self._database) if row[0] == gone]
@@ -384,7 +411,10 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Close a reservation of the gateway that this one was before; `waiting` are closed with or after it."""
+        """Close a reservation of this gateway's previous registration.
+
+        `waiting` are closed with it or after it.
+        """
 
         async def amend() -> None:
             async with self._database.transaction() as sql:
@@ -392,6 +422,6 @@ class Committer:
 
         try:
             await self._insist(amend, closings=waiting, retried=DatabaseError)
-        except Exception:  # a fault of ours: it stays charged in full
+        except Exception:  # a bug: the reservation stays charged in full
             log.exception("a reservation could not be closed")
         finish([closing])

@@ -1,4 +1,4 @@
-"""The rows of the ledger: one for each reservation, and how it ended."""
+"""The ledger's rows: one per reservation, with its outcome."""
 
 from typing import Any, Literal
 
@@ -17,17 +17,20 @@ OPENED: Literal["opened"] = "opened"
 CLOSED: Literal["closed"] = "closed"
 
 Record = list[Any]
-"""A line of the journal: `opened`, then seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms;
-or `closed`, then seq, key_id, window_id, what their lease has spent now, and the columns that closing sets."""
+"""A line of the write-ahead log.
+
+Either `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms; or `closed`, seq, key_id,
+window_id, the tokens that the lease has spent so far, and the columns that closing sets.
+"""
 
 _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
 
 
 def opening(gateway: int, *values: Any) -> Args:
-    """A row of `ADD` from seq to reserved_ms, still open."""
+    """Return a row for `ADD` of an open reservation; `values` are the columns from seq to reserved_ms."""
     return (gateway, *values, *_OPEN)
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """A row of `ADD`, closed before it was added."""
+    """Return a row for `ADD` of a reservation that is closed before its row was added."""
     return (*row[: -len(_OPEN)], *columns)

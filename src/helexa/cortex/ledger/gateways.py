@@ -1,6 +1,6 @@
-"""Gateways on one database: how one joins, takes tokens, and is laid to rest when its heart has stopped.
+"""Gateways that share one database: registration, taking tokens for leases, and retirement of dead gateways.
 
-Locks are taken in one order everywhere: a gateway's row, then windows by key.
+All transactions lock rows in one order: the gateway's row first, then windows by key.
 """
 
 import logging
@@ -15,7 +15,7 @@ from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
 
-# Adding the balance's row, or writing it as it is, locks the key in both databases.
+# Inserting the balance row, or updating it without a change, locks the key in SQLite and in PostgreSQL.
 _LOCK_KEY = (
     "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, 0, 0) "
     "ON CONFLICT (key_id, window_id) DO UPDATE SET spent = windows.spent"
@@ -41,18 +41,19 @@ SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id =
 
 
 class Swept(Exception):
-    """This gateway was taken for dead: its reservations are orphans and its leases are gone."""
+    """Another gateway declared this gateway dead: its reservations are orphaned and its leases are deleted."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a gateway got from a window.
+    """The tokens that a gateway took from a window.
 
     Attributes:
-        principal: for whom; its cap and window are those that counted.
-        ends_at: when the window ends.
-        granted: the lease's new grant.
-        available: tokens that were there for the taking; less than none when more than the cap is spent and reserved.
+        lease: the lease that the tokens belong to.
+        principal: owner of the lease, with the cap and window that were applied.
+        ends_at: when the window ends (Unix seconds); infinity for a balance.
+        granted: new total grant of the lease.
+        available: tokens that were available; negative if spent and reserved tokens exceed the cap.
     """
 
     lease: Lease
@@ -63,22 +64,22 @@ class Taken:
 
     @property
     def debt(self) -> int:
-        """Tokens that the lease holds beyond the cap."""
+        """Tokens by which the lease exceeds the cap."""
         return max(0, -self.available)
 
 
 async def join(database: Database, name: str) -> int:
-    """Add a gateway; its id is never used again."""
+    """Register a gateway and return its id. Ids are never reused."""
     async with database.transaction() as sql:
         rows = await sql.fetch("INSERT INTO gateways (name, batch, low) VALUES ($1, 0, 0) RETURNING id", name)
     return rows[0]["id"]
 
 
 async def lock(sql: Sql, gateway: int) -> None:
-    """Make sure that this gateway is still one until the transaction ends.
+    """Lock the gateway's row until the transaction ends.
 
     Raises:
-        Swept: it is not.
+        Swept: the row is gone.
     """
     if not await sql.execute("UPDATE gateways SET batch = batch WHERE id = $1", gateway):
         raise Swept
@@ -92,10 +93,19 @@ async def take(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> Taken:
-    """Take tokens for what waits and for what will come, as far as the key's cap allows.
+    """Take tokens for the waiting reservations and for later ones, within the key's cap.
 
-    The leases must be as the database knows them: one that is ahead of it could be charged for more than it was granted
-    if this gateway died now. They are not changed; the caller does that once the transaction is through.
+    `leases` must match the database. If a lease in memory had spent more than the database knows and this gateway died
+    now, the key could be charged more than its grant. `leases` are not changed: the caller applies the result after the
+    commit.
+
+    Args:
+        sql: a transaction.
+        gateway: this gateway's id.
+        principal: the key that takes the tokens.
+        needs: tokens of each waiting reservation, in order.
+        leases: this gateway's leases, by (key id, window id).
+        now: Unix seconds.
     """
     key_id, window, cap = principal.key_id, principal.window, principal.hard_cap
     await sql.execute(_LOCK_KEY, key_id)
@@ -119,10 +129,16 @@ async def take(
 
 
 async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
-    """End a gateway whose last commit was `batch`: what it had reserved is charged in full, its leases return.
+    """Retire a gateway: charge its open reservations in full, book its spent tokens, and delete its leases.
+
+    Args:
+        sql: a transaction.
+        gateway: id of the gateway.
+        batch: number of the last batch that the gateway is known to have committed.
+        now: Unix seconds.
 
     Returns:
-        False, with nothing done, when it has committed since, or is gone.
+        False, with no change, if the gateway has committed since or is gone.
     """
     rows = await sql.fetch(
         "UPDATE gateways SET batch = batch WHERE id = $1 AND batch = $2 RETURNING low", gateway, batch
@@ -142,12 +158,12 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
 
 
 async def present(database: Database) -> list[tuple[int, int]]:
-    """The id and last commit of every gateway."""
+    """Return the id and the last batch number of every gateway."""
     return [(row["id"], row["batch"]) for row in await database.fetch("SELECT id, batch FROM gateways")]
 
 
 async def sweep(database: Database, gone: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire gateways, each by its id and last commit."""
+    """Retire gateways, given as pairs of id and last batch number."""
     for gateway, batch in gone:
         async with database.transaction() as sql:
             if await retire(sql, gateway, batch, now):
@@ -155,11 +171,11 @@ async def sweep(database: Database, gone: Iterable[tuple[int, int]], now: float)
 
 
 async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[object, ...]) -> None:
-    """Close an orphan as it should have been: it lived longer than its gateway's id.
+    """Correct the entry of an orphaned reservation that ended after its gateway was retired.
 
     Args:
         sql: a transaction.
-        reservation: what became an orphan.
+        reservation: the orphaned reservation.
         state: `settled` or `released`.
         values: node, charged, prompt, completion, cached, estimated, closed_ms.
     """
@@ -177,7 +193,7 @@ async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[ob
 
 
 class Watch:
-    """Notices gateways whose heart has stopped, by this gateway's clock alone: no two clocks are compared."""
+    """Detects dead gateways by this gateway's clock alone, so that clocks of different machines need not agree."""
 
     def __init__(self, dead_after_secs: float) -> None:
         self._dead_after_secs = dead_after_secs
@@ -185,14 +201,14 @@ class Watch:
         self._looked = float("-inf")
 
     def dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """The id and last commit of each gateway that has not committed for too long.
+        """Return the id and last batch number of each gateway that has not committed for `dead_after_secs`.
 
         Args:
-            gateways: id and last commit of all others.
+            gateways: id and last batch number of all other gateways.
             now: seconds of a monotonic clock.
         """
         if now - self._looked >= self._dead_after_secs:
-            self._seen = {}  # it was we who were away; so may the others have been
+            self._seen = {}  # this gateway was suspended; the others may have been too
         self._looked = now
         seen: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:

@@ -1,15 +1,16 @@
-"""What a gateway has promised and its database does not know yet: lines in a file, each there before anyone is told.
+"""Write-ahead log of one gateway: records of granted and closed reservations that the database does not have yet.
 
-A line costs far less than a transaction. It is for a database that is one gateway's alone, since no other could see
-it, and it is as durable as the database's own log: against the death of the process, not against a power failure.
+A request is answered only after its record is in the log. Adding a record costs far less than a transaction. The log
+exists only for a database that a single gateway uses, because other gateways cannot read it. The log is as durable as
+the database's own log: it survives the death of the process, but not a power failure.
 
-The files are mapped into memory: to write to them would let go of the interpreter, and to get that back from the thread
-that writes the database costs more than all the rest of a line. A line is in a file as soon as its first byte is, which
-is set last; the lines end before a zero byte.
+The log files are memory-mapped. A write system call would release the GIL, and reacquiring the GIL from the thread that
+writes to the database costs more than the rest of adding a record. The first byte of a line is written last, so a line
+is in the file once its first byte is nonzero. A zero byte ends the lines.
 
-Two files are written in turns. The lines of one belong to the batch that is gathered now; when that is made, what comes
-meanwhile goes into the other, and once the batch is in the database its file is emptied. A file begins with the batch
-it belongs to, so whoever finds it later knows whether the database has it.
+Two files alternate. The current file holds the records of the batch that is being gathered. When the batch is made,
+later records go into the other file, and once the batch is in the database, its file is emptied. Each file begins with
+the number of its batch, so that a later gateway knows whether the database already has it.
 """
 
 import logging
@@ -36,38 +37,41 @@ _SPENT = (
 )
 _KINDS = (entries.OPENED, entries.CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
-_BLOCK_BYTES = 1 << 20  # by which a file grows; none shrinks while it is at work
-# Some file systems find a place for a page only after it was written to in memory, and end who wrote if there is none.
+_BLOCK_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gateway runs
+# Some file systems allocate mapped pages only on write, and kill the process with a signal if the disk is full.
 _LEAST_FREE_BYTES = 64 << 20
 
 
 class Journal:
-    """The journal of the one gateway at work on a database.
+    """The write-ahead log of the only gateway on a database.
 
-    Lines build on those before them. Once one could not be added, none is until the batch that has it is written.
+    Records depend on earlier records. After a record could not be added, the log therefore rejects all records until
+    the batch with the missing record is in the database.
     """
 
     def __init__(self, database: Path) -> None:
-        """Open the files beside the database's, for their owner alone. They must be empty, see `catch_up`.
+        """Open the log files next to the database file, readable by the owner only.
+
+        The files must be empty; `catch_up` empties them.
 
         Raises:
-            OSError: they cannot be opened.
+            OSError: a file cannot be opened.
         """
         with ExitStack() as opened:
             self._files = [_File(path, opened) for path in _paths(database)]
             self._opened = opened.pop_all()
         self._head = b""
         self._batch = 0
-        self._lacks: int | None = None  # a batch that has what is not in the journal
+        self._lacks: int | None = None  # a batch with records that the log lacks
         self._tight = False
 
     @property
     def whole(self) -> bool:
-        """Whether all lines so far were added, or are in the database."""
+        """Whether no record is missing: each was added or is in the database."""
         return self._lacks is None
 
     def turn(self, gateway: int, batch: int) -> None:
-        """What follows belongs to this batch; the one before is being written."""
+        """Start the records of a new batch; the previous batch is being written to the database."""
         self._files.reverse()
         self._batch = batch
         self._head = orjson.dumps([gateway, batch]) + b"\n"
@@ -81,7 +85,7 @@ class Journal:
             )
 
     def add(self, record: entries.Record) -> bool:
-        """Add a line; False if the disk does not take it, or did not take one before it."""
+        """Add a record. Return False if the disk is full or the log already lacks a record."""
         if self._lacks is None:
             file = self._files[0]
             line = orjson.dumps(record) + b"\n"
@@ -91,21 +95,21 @@ class Journal:
         return False
 
     def written(self) -> None:
-        """The batch before the current one is in the database."""
+        """Empty the file of the previous batch, which is in the database."""
         self._files[1].empty()
         if self._lacks is not None and self._lacks < self._batch:
             self._lacks = None
 
     def close(self) -> None:
-        """Close the files; without a line in them they go."""
+        """Close the files, and delete files without records."""
         self._opened.close()
 
 
 class _File:
-    """Lines in a mapped file.
+    """Lines in a memory-mapped file.
 
     Attributes:
-        size: their bytes.
+        size: number of bytes of the lines.
     """
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
@@ -118,7 +122,7 @@ class _File:
         self._grow(_BLOCK_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        """Add lines; False if they do not fit and the disk has no room for more."""
+        """Add lines. Return False if the file has to grow and the disk is full."""
         begin, end = self.size, self.size + len(lines)
         if end >= self._room:
             try:
@@ -133,21 +137,21 @@ class _File:
         return True
 
     def empty(self) -> None:
-        """Have no lines."""
+        """Delete all lines."""
         if self.size:
             assert self._map is not None
             self._map[0] = self.size = 0
 
     def free(self) -> int:
-        """Bytes that its file system has left."""
+        """Return the free bytes of the file system."""
         found = os.fstatvfs(self._descriptor)
         return found.f_bavail * found.f_frsize
 
     def _grow(self, least: int) -> None:
-        """Have room for this many bytes, all of them on the disk.
+        """Allocate at least `least` bytes on the disk and map them.
 
         Raises:
-            OSError: there is none.
+            OSError: the disk is full.
         """
         room = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
         size = self._room
@@ -167,15 +171,15 @@ class _File:
 
 
 async def catch_up(path: Path, database: Database) -> None:
-    """Bring a database up to what its journal says; nothing changes if it knows all of it.
+    """Apply the records of the write-ahead log that a database lacks.
 
     Args:
         path: the database's file.
-        database: the same, opened, and this gateway's alone.
+        database: the opened database, which only this gateway uses.
 
     Raises:
-        DatabaseError: the database does not answer, or the journal cannot be read.
-        HelexaError: a newer helexa wrote the journal.
+        DatabaseError: the database does not answer, or the log cannot be read.
+        HelexaError: a newer version of helexa wrote the log.
     """
     try:
         found = [one for one in map(_read, _paths(path)) if one is not None]
@@ -196,7 +200,10 @@ def _paths(database: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
-    """Gateway, batch and lines of a file, None for an empty one. A line that a power failure tore ends it."""
+    """Return gateway id, batch number and records of a file, or None for an empty file.
+
+    A line that a power failure left incomplete ends the records.
+    """
     try:
         lines = path.read_bytes().partition(b"\0")[0].split(b"\n")
     except FileNotFoundError:

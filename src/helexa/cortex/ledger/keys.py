@@ -1,4 +1,4 @@
-"""The keys in the database, and the gatekeeper's knowledge of them."""
+"""API keys in the database, and the `Gatekeeper`'s copy of them."""
 
 import asyncio
 import time
@@ -25,11 +25,10 @@ _COLUMNS = (
 
 
 class KeyStore:
-    """Makes, lists, changes and revokes keys. Secrets leave it once, and never enter the database.
+    """Creates, lists, changes and revokes keys.
 
-    A power failure does not undo a change of a key: what `revoke` has ended stays ended.
-
-    All methods raise `DatabaseError` when the database does not answer.
+    Secrets are returned once, on creation, and are never stored. Changes are durable against power failures, so a
+    revoked key stays revoked. All methods raise `DatabaseError` when the database does not answer.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
@@ -37,10 +36,10 @@ class KeyStore:
         self._clock = clock
 
     async def create(self, principal: Principal) -> tuple[Key, SecretStr]:
-        """A new key for somebody, and its secret, which nobody can be told again.
+        """Create a key and return it with its secret. The secret cannot be read again later.
 
         Raises:
-            ApiError: 409 when there is, or was, a key of that id: what it spent is booked under it.
+            ApiError: 409 if a key of this id exists or was revoked; its spent tokens are booked under the id.
         """
         secret = new_secret()
         key = Key(principal, digest_of(secret.get_secret_value().encode()), hint_of(secret), self._clock())
@@ -56,11 +55,11 @@ class KeyStore:
         return key, secret
 
     async def list(self) -> list[Key]:
-        """All keys, the oldest first; those that are revoked too."""
+        """Return all keys including revoked ones, oldest first."""
         return [_key(row) for row in await self._database.fetch("SELECT * FROM keys ORDER BY created_at, key_id")]
 
     async def change(self, key_id: str, changed: Callable[[Principal], Principal]) -> Key:
-        """Give a key other terms; `changed` makes them of its present ones.
+        """Change a key and return it. `changed` maps the present principal to the new one.
 
         Raises:
             ApiError: 404 for an unknown id.
@@ -77,7 +76,7 @@ class KeyStore:
         return key
 
     async def revoke(self, key_id: str) -> Key:
-        """End a key for good. To do so again changes nothing.
+        """Revoke a key permanently and return it. Revoking a revoked key changes nothing.
 
         Raises:
             ApiError: 404 for an unknown id.
@@ -90,22 +89,22 @@ class KeyStore:
         return key
 
     async def changes(self) -> int:
-        """A number that grows with every change of any key, whoever made it."""
+        """Return a counter that every change of any key by any gateway increments."""
         (row,) = await self._database.fetch("SELECT count FROM key_changes")
         return row["count"]
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Sql]:
         async with self._database.transaction(durable=True) as sql:
-            # First, since it locks the row: changes come one after the other, on several gateways too.
+            # This statement comes first because it locks the row: it serializes changes, across gateways too.
             await sql.execute("UPDATE key_changes SET count = count + 1")
             yield sql
 
 
 class Keyring:
-    """Keeps a gatekeeper up to date with the keys in the database.
+    """Keeps a `Gatekeeper` up to date with the keys in the database.
 
-    While the database does not answer, the keys that were known last stay good.
+    While the database does not answer, the last known keys remain valid.
     """
 
     def __init__(self, store: KeyStore, gatekeeper: Gatekeeper) -> None:
@@ -115,26 +114,26 @@ class Keyring:
         self._refreshing = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Take over what changed since the last time.
+        """Load the keys if any key changed since the last call.
 
         Raises:
             DatabaseError: the database does not answer.
         """
         async with self._refreshing:
             changes = await self.store.changes()
-            if changes != self._seen:  # the keys are read after the number, so that none is ever too old for it
+            if changes != self._seen:  # keys are read after the counter, so they are never older than it
                 self.gatekeeper.replace(await self.store.list())
                 self._seen = changes
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Know the keys from the start of the block, and of every change within a second, to its end.
+        """Load the keys, and reload changed keys every `POLL_SECS` until the block ends.
 
         Raises:
             DatabaseError: the database does not answer at the start.
         """
         await self.refresh()
-        # A watch that ended would let revoked keys in for ever, so it goes on after any exception.
+        # If this task ended, revoked keys would stay valid, so it continues after any exception.
         task = asyncio.create_task(repeat(self.refresh, POLL_SECS, "changes of keys are not seen"))
         try:
             yield
@@ -152,7 +151,7 @@ async def _find(sql: Sql, key_id: str) -> Key:
 
 
 def _values(principal: Principal) -> tuple[Any, ...]:
-    """In the order of `_COLUMNS`."""
+    """Return the principal's values in the order of `_COLUMNS`."""
     return (
         principal.key_id,
         principal.account_id,

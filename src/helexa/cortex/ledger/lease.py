@@ -1,4 +1,4 @@
-"""What a gateway takes ahead from a key's window, so that most reservations are decided without asking the database."""
+"""Leases: tokens taken from a key's window in advance, so that most reservations need no database access."""
 
 import math
 from dataclasses import dataclass
@@ -6,24 +6,30 @@ from dataclasses import dataclass
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal, Window
 
-_AHEAD = 256  # a lease holds at most so many reservations of the size at hand,
-_SHARE = 8  # and at most this part of what is left, so that near the cap it is worth one reservation
-IDLE_SECS = 1.0  # a lease unused so long gives its free tokens back
-FORGOTTEN_SECS = 60.0  # and one unused so long is given up
+_AHEAD = 256  # a lease takes tokens in advance for at most this many reservations of the current size
+_SHARE = 8  # and at most this fraction of the rest, so that leases shrink near the cap
+IDLE_SECS = 1.0  # after this idle time a lease returns its free tokens
+FORGOTTEN_SECS = 60.0  # after this idle time a lease is deleted
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One gateway's part of one window of one key; a key without a cap has one too, to count in.
+    """One gateway's part of one key's window.
+
+    A key without a cap also has a lease, which only counts.
 
     Attributes:
-        window_id: 0 for a balance, else the second in which the window began.
+        key_id: the key.
+        window_id: 0 for a balance, else the Unix second in which the window began.
+        window: the kind of window.
         ends_at: when the window ends (Unix seconds), infinity for a balance.
         cap: the key's cap when tokens were last taken.
-        granted: tokens taken from the window so far; `spent` and `reserved` are parts of them.
-        debt: tokens taken though they were not there: an answer was longer than what had been reserved for it, or the
-            cap was lowered. What comes free pays it first.
-        used_at: when it was last reserved from or settled (Unix seconds).
+        granted: tokens taken from the window so far, including `spent` and `reserved`.
+        spent: tokens charged so far.
+        reserved: tokens of open reservations.
+        debt: tokens granted beyond the cap, because a response was longer than its reservation or the cap was lowered.
+            Freed tokens pay the debt first.
+        used_at: last reservation or settlement (Unix seconds).
     """
 
     key_id: str
@@ -38,7 +44,7 @@ class Lease:
     used_at: float = 0.0
 
     def has(self, principal: Principal, tokens: int, now: float) -> bool:
-        """Whether a reservation fits without asking the database."""
+        """Return whether a reservation of `tokens` fits without taking more tokens from the database."""
         return (
             now < self.ends_at
             and (self.cap is None or self.granted - self.spent - self.reserved >= tokens)
@@ -48,11 +54,11 @@ class Lease:
 
     @property
     def free(self) -> int:
-        """Tokens granted and not used; a key without a cap needs none."""
+        """Granted tokens that are neither spent nor reserved; always 0 for a key without a cap."""
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """Charge tokens for a reservation that ends."""
+        """Replace the `reserved` tokens of a reservation by the `charged` tokens."""
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
@@ -63,14 +69,14 @@ class Lease:
 
 
 def window_at(window: Window, latest: int, now: float) -> int:
-    """The id of the window that a reservation made now belongs to.
+    """Return the id of the window that a reservation made now belongs to.
 
-    A rolling window begins with the first reservation after the one before has ended, and its id is the second in which
-    it began. To begin one is to add a row: what was spent in another is never touched.
+    A rolling window begins with the first reservation after the previous window has ended. Its id is the Unix second in
+    which it began. Beginning a window adds a row; rows of other windows do not change.
 
     Args:
         window: the kind of window.
-        latest: id of the key's newest window, 0 if there was none.
+        latest: id of the key's newest window, or 0 if the key has none.
         now: Unix seconds.
     """
     if window.kind == "balance":
@@ -79,11 +85,11 @@ def window_at(window: Window, latest: int, now: float) -> int:
 
 
 def grant(available: int, needs: list[int]) -> int:
-    """How many tokens to take for the reservations that wait, in their order, and ahead of those to come.
+    """Return how many tokens to take for the waiting reservations, in order, and in advance for later ones.
 
     Args:
-        available: tokens of the window that nobody has spent or taken.
-        needs: tokens of each reservation; one that does not fit is passed over.
+        available: tokens of the window that are neither spent nor taken.
+        needs: tokens of each waiting reservation; reservations that do not fit are skipped.
     """
     fitting = biggest = 0
     for need in needs:
@@ -94,7 +100,10 @@ def grant(available: int, needs: list[int]) -> int:
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
-    """Return the error of a reservation that does not fit; its `tokens_left` are what would fit."""
+    """Return the error response for a reservation that does not fit.
+
+    The error's `tokens_left` are the tokens that would fit.
+    """
     rest = max(0, available)
     left = f"{rest} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
     if principal.window.kind == "balance":

@@ -1,4 +1,4 @@
-"""The ledger of one gateway: reserve, settle, release, and the log of what went on."""
+"""The ledger of one gateway: reserve, settle and release tokens, and log finished requests."""
 
 import asyncio
 import logging
@@ -31,10 +31,10 @@ _PROBE_SECS = 2.0
 
 
 class Ledger:
-    """Budgets and activity, as one gateway keeps them in the database that it may share with others.
+    """Budgets and activity log of one gateway, in a database that several gateways may share.
 
-    Spend survives the death of a process. A power failure may take the last moments of spend from SQLite, but no
-    change of a key.
+    Spent tokens survive the death of the process. A power failure may lose the last moments of spent tokens in SQLite,
+    but no change of a key.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         dead_after_secs: float = _DEAD_AFTER_SECS,
     ) -> None:
-        """Nothing happens before `start`.
+        """Set up without any database access; `start` must follow.
 
         Args:
-            database: open, its tables up to date; the ledger does not close it.
-            clock: Unix seconds, for windows and idleness.
-            dead_after_secs: gateways that show no life for so long are taken for dead.
+            database: an open, migrated database; the ledger does not close it.
+            clock: returns Unix seconds, for windows and idle times.
+            dead_after_secs: a gateway that commits nothing for this long is declared dead.
         """
         self._database = database
         self._clock = clock
@@ -58,15 +58,15 @@ class Ledger:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Take a gateway's place in the database.
+        """Register this gateway in the database and start the background tasks.
 
         Raises:
-            HelexaError: the database is another gateway's alone.
+            HelexaError: another gateway has exclusive use of the database.
             DatabaseError: the database does not answer.
         """
         alone = await self._database.claim()
         self._committer = Committer(self._database, self._clock, socket.gethostname(), alone)
-        if alone is not None:  # whoever was here before is gone
+        if alone is not None:  # earlier gateways on this database have ended
             await catch_up(alone, self._database)
             await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
         await self._committer.join()
@@ -76,12 +76,15 @@ class Ledger:
             self._tasks.append(asyncio.create_task(watching))
 
     async def close(self) -> None:
-        """Write what waits and leave the database to others. Reservations still open are charged in full."""
+        """Write the waiting changes and unregister this gateway.
+
+        Open reservations are charged in full.
+        """
         self._committer.wake(end=True)
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await asyncio.shield(self._tasks[0])
-                if not self._committer.clean:  # what it leaves is for the next start to see
+                if not self._committer.clean:  # the next start retires this gateway
                     raise DatabaseError("the ledger had stopped")
                 budgets = self._committer.budgets
                 await gateways.sweep(self._database, [(budgets.gateway, budgets.batch)], self._clock())
@@ -93,16 +96,16 @@ class Ledger:
 
     @property
     def open(self) -> int:
-        """How many reservations are neither settled nor released."""
+        """Number of reservations that are neither settled nor released."""
         return len(self._committer.budgets.open)
 
     @property
     def available(self) -> bool:
-        """Whether the database could be written when it was last tried."""
+        """Whether the last attempt to write to the database succeeded."""
         return self._committer.retry.problem is None
 
     async def writable(self) -> bool:
-        """Return whether the database can be written now, or could within the last second."""
+        """Return whether the database can be written now, or was written within the last second."""
         if self._committer.ending:
             return False
         try:
@@ -112,17 +115,19 @@ class Ledger:
             return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
-        """Hold tokens of the key's budget; durable on return. A key without a cap is recorded all the same.
+        """Reserve tokens of the key's budget; durable on return.
+
+        Reservations of keys without a cap are recorded too.
 
         Args:
-            principal: whose key.
-            request_id: name of the request in the ledger. Each call is a reservation of its own, whatever the name.
+            principal: owner of the key.
+            request_id: the request's id in the ledger. Two calls with the same id make two reservations.
             model: the resolved model id.
-            tokens: the most that the request may use.
+            tokens: maximum number of tokens that the request may use.
 
         Raises:
-            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) when the budget does not
-                suffice; 503 when too many wait, the database does not answer, or the ledger is being closed.
+            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) if the budget does not
+                suffice; 503 if too many requests wait, the database does not answer, or the ledger is closing.
         """
         committer = self._committer
         if committer.ending:
@@ -140,32 +145,35 @@ class Ledger:
         try:
             return await answer
         except asyncio.CancelledError:
-            if not answer.cancelled() and answer.exception() is None:  # it came in the moment of the cancellation
+            if not answer.cancelled() and answer.exception() is None:  # granted at the moment of the cancellation
                 answer.result().abandon()
             raise
 
     def record(self, activity: Activity) -> None:
-        """Put a request into the activity log, soon; nobody waits for it."""
+        """Queue a request for the activity log. The row is written later."""
         self._committer.record(activity)
 
     async def flush(self) -> None:
-        """Have all that the journal knows in the database, if that answers: for those who read there."""
+        """Write everything from the write-ahead log to the database before a read.
+
+        Return also if the database fails.
+        """
         await self._committer.flush()
 
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
-        """The activity log, newest first: see `activity.recent`."""
+        """Return rows of the activity log, newest first; see `activity.recent`."""
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Where the key stands in its window."""
+        """Return the key's spent and held tokens in its current window."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 
     async def check_budget(self, principal: Principal) -> None:
-        """Refuse work for a key whose budget is used up, without holding anything.
+        """Raise if the key's budget is used up; reserve nothing.
 
         Raises:
             ApiError: 429 as from `reserve`; 503 if the database does not answer.
@@ -188,7 +196,7 @@ class Ledger:
             self._committer.wake(tidy=True)
 
     async def _watch_gateways(self) -> None:
-        """Show that this gateway lives, and retire gateways that do not."""
+        """Write a heartbeat, and retire gateways whose heartbeat has stopped."""
         self._committer.wake(beat=True)
         own = self._committer.budgets.gateway
         others = [row for row in await gateways.present(self._database) if row[0] != own]

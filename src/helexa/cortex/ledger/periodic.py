@@ -1,4 +1,4 @@
-"""Work that is repeated for as long as a gateway runs."""
+"""Periodic background work of a gateway."""
 
 import asyncio
 import logging
@@ -8,14 +8,14 @@ log = logging.getLogger(__name__)
 
 
 async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, problem: str) -> None:
-    """Call `work` every `interval_secs`, whatever it raises, until cancelled.
+    """Call `work` every `interval_secs` until cancelled, regardless of exceptions.
 
-    The first failure of a series is logged, and so is the success that ends the series.
+    The log shows the first failure of a series, and the success that ends the series.
 
     Args:
         work: one run.
-        interval_secs: the pause before each run.
-        problem: what the log says when `work` fails.
+        interval_secs: pause before each run.
+        problem: log message for a failed run.
     """
     failing = False
     while True:

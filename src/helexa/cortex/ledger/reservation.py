@@ -1,4 +1,4 @@
-"""One request's claim on its key's budget."""
+"""Reservations: tokens of a key's budget that one request holds."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease
 
-MOST_TOKENS = 1 << 31  # nodes and clients say numbers; a column holds 64 bits
+MOST_TOKENS = 1 << 31  # nodes and clients report the numbers; a column holds 64 bits
 _LONGEST_TEXT = 200
 
 
 class Claim(msgspec.Struct, eq=False):
-    """What a reservation is to hold, and for whom."""
+    """The tokens that a request wants to reserve, with its principal, id and model."""
 
     principal: Principal
     request_id: str
@@ -24,31 +24,40 @@ class Claim(msgspec.Struct, eq=False):
 
 
 class Asked(msgspec.Struct, eq=False):
-    """A reservation that somebody waits for."""
+    """A requested reservation and the future that a caller awaits."""
 
     claim: Claim
     answer: "asyncio.Future[Reservation]"
 
     @property
     def waiting(self) -> bool:
-        """Whether the answer is still awaited."""
+        """Whether the caller still awaits the result."""
         return not self.answer.done()
 
     def grant(self, reservation: "Reservation") -> None:
-        """Answer with a reservation, which is released if the answer is no longer awaited."""
+        """Resolve the future with a reservation, or release the reservation if the caller was cancelled."""
         if self.waiting:
             self.answer.set_result(reservation)
         else:
             reservation.abandon()
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error, if the answer is still awaited."""
+        """Resolve the future with an error, unless the caller was cancelled."""
         if self.waiting:
             self.answer.set_exception(error)
 
 
 class Closing(msgspec.Struct, eq=False):
-    """How a reservation ends."""
+    """The end of a reservation: settled or released.
+
+    Attributes:
+        reservation: the reservation that ends.
+        state: `settled` or `released`.
+        prompt, completion, cached: token counts.
+        node: node that produced the tokens.
+        estimated: True if the gateway estimated the counts.
+        done: True once the change is durable or certain to be written later.
+    """
 
     reservation: "Reservation"
     state: Literal["settled", "released"]
@@ -61,14 +70,14 @@ class Closing(msgspec.Struct, eq=False):
     _waiting: "list[asyncio.Future[None]]" = msgspec.field(default_factory=list)
 
     def finish(self) -> None:
-        """It is durable, or will be: those who wait for it may go on."""
+        """Mark the change as durable, or as certain to be written, and wake the waiting callers."""
         self.done = True
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
     async def finished(self) -> None:
-        """Wait for it. Who gives up waiting changes nothing for others."""
+        """Wait for `finish`. Cancelling one waiting caller does not affect others."""
         if not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -76,11 +85,11 @@ class Closing(msgspec.Struct, eq=False):
 
     @property
     def charged(self) -> int:
-        """Tokens to be paid."""
+        """Tokens to charge."""
         return self.prompt + self.completion
 
     def values(self, now: float) -> tuple[object, ...]:
-        """Columns of the entry: node, charged, prompt, completion, cached, estimated, closed_ms."""
+        """Return the columns of the entry: node, charged, prompt, completion, cached, estimated, closed_ms."""
         return (
             self.node,
             self.prompt + self.completion,
@@ -93,14 +102,17 @@ class Closing(msgspec.Struct, eq=False):
 
 
 class Reservation:
-    """Tokens held for a request until it is settled or released, whichever comes first; to ask again changes nothing.
+    """Tokens reserved for a request until the first settlement or release; later calls change nothing.
 
-    As a context manager it is released at the end unless it was settled. Neither needs the caller to live on: once
-    asked for, both happen even if the caller is cancelled.
+    As a context manager, it releases the tokens at the end of the block unless they were settled. A settlement or
+    release that has begun completes even if the caller is cancelled.
 
     Attributes:
-        request_id: the request it belongs to.
-        tokens: how many are held.
+        gateway: id of the gateway that made the reservation.
+        seq: number of the reservation within the gateway.
+        lease: lease that the tokens belong to.
+        request_id: id of the request.
+        tokens: number of reserved tokens.
     """
 
     __slots__ = ("_close", "_closing", "gateway", "lease", "request_id", "seq", "tokens")
@@ -114,15 +126,17 @@ class Reservation:
     async def settle(
         self, prompt: int, completion: int, *, cached: int = 0, node: str | None = None, estimated: bool = False
     ) -> None:
-        """Charge what was used, be it more or less than was held; durable on return.
+        """Charge the used tokens, which may be fewer or more than reserved; durable on return.
 
-        Only when the database has been away for seconds it returns before; the settlement then follows by itself.
+        If the database is unavailable for several seconds, the call returns earlier and the settlement is written
+        later.
 
         Args:
-            prompt: prompt tokens, `cached` of them from a cache.
+            prompt: prompt tokens, including `cached`.
             completion: completion tokens.
-            node: who produced them.
-            estimated: they were not counted by the node.
+            cached: prompt tokens that came from a cache.
+            node: node that produced the tokens.
+            estimated: True if the gateway estimated the counts.
         """
         closing = self._begin("settled", bounded(prompt), bounded(completion), bounded(cached), node, estimated)
         await closing.finished()
@@ -132,7 +146,7 @@ class Reservation:
         await self._begin("released").finished()
 
     def abandon(self) -> None:
-        """Release without waiting."""
+        """Release the tokens without waiting for durability."""
         self._begin("released")
 
     async def __aenter__(self) -> Self:
@@ -158,12 +172,12 @@ class Reservation:
 
 
 def bounded(number: int, most: int = MOST_TOKENS) -> int:
-    """A number that somebody else said, as a column can hold it."""
+    """Return an untrusted number, limited to the range from 0 to `most`."""
     return min(max(0, number), most)
 
 
 def plain(text: str) -> str:
-    """A text that somebody else said, as both databases can hold it."""
+    """Return untrusted text in a form that SQLite and PostgreSQL can store: short, valid UTF-8, no NUL."""
     if len(text) <= _LONGEST_TEXT and text.isascii() and "\0" not in text:
         return text
     return text[:_LONGEST_TEXT].replace("\0", "").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Where a key stands in the window that its cap counts over."""
+"""Budget status of a key in its current window."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ _BUDGET = """
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Where a key stands in its window.
+    """Budget status of a key in its current window.
 
     Attributes:
-        spent: tokens paid.
-        held: tokens that gateways hold for requests under way and to come.
-        ends_at: when the window ends (Unix seconds); None for a balance, and while no window has begun.
+        spent: tokens charged.
+        held: tokens that leases of gateways hold for running and later requests.
+        ends_at: when the window ends (Unix seconds); None for a balance, and before a window begins.
     """
 
     spent: int
@@ -31,7 +31,7 @@ class Budget:
 
 
 async def budget(database: Database, principal: Principal, now: float) -> Budget:
-    """Where the key stands now (Unix seconds)."""
+    """Return the key's budget status at the time `now` (Unix seconds)."""
     window_id, ends_at = 0, None
     if principal.window.kind == "rolling":
         window_id = (await database.fetch(LATEST_WINDOW, principal.key_id))[0]["latest"] or 0

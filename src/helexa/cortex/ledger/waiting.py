@@ -1,4 +1,4 @@
-"""What waits for the next batch of the ledger, and the requests that wait for it."""
+"""Work that waits for the next batch of the ledger, and the requests that wait for it."""
 
 import asyncio
 from collections import deque
@@ -9,13 +9,13 @@ from helexa.cortex.ledger.reservation import Asked, Closing
 
 
 class Waiting:
-    """What waits for the next batch.
+    """Work that waits for the next batch.
 
     Attributes:
-        asked: reservations to decide, in their order.
-        closings: settlements and releases to decide.
-        closed: decided settlements and releases, which are finished once a batch has them.
-        flushes: resolved once a batch was written, or when the database fails.
+        asked: reservations to decide, in order of arrival.
+        closings: settlements and releases that are not yet applied to the budgets.
+        closed: applied settlements and releases, which are finished once a batch with them is written.
+        flushes: futures that are resolved once a batch was written, or when the database fails.
     """
 
     def __init__(self) -> None:
@@ -34,34 +34,37 @@ class Waiting:
         return flush
 
     def resolve(self, flushes: Iterable[asyncio.Future[None]] | None = None) -> None:
-        """Resolve these flushes, or all."""
+        """Resolve `flushes`, or all futures."""
         for flush in self.flushes if flushes is None else flushes:
             if not flush.done():
                 flush.set_result(None)
         self.flushes = [flush for flush in self.flushes if not flush.done()]
 
     def refuse(self) -> None:
-        """Refuse all reservations, because the database does not answer."""
+        """Reject all waiting reservations because the database does not answer."""
         refuse(self.asked)
         self.asked.clear()
 
     def finish(self) -> None:
-        """Let no settlement wait any longer; each stays in its list, to be written."""
+        """Let no settlement wait any longer.
+
+        All of them stay in their lists and are written later.
+        """
         finish([*self.closings, *self.closed])
 
 
 def unavailable() -> ApiError:
-    """Return the error of a reservation while the database does not answer."""
+    """Return the error response for a reservation while the database does not answer."""
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 
 def refuse(asked: Iterable[Asked]) -> None:
-    """Refuse reservations, because the database does not answer."""
+    """Reject reservations because the database does not answer."""
     for one in asked:
         one.refuse(unavailable())
 
 
 def finish(closings: Iterable[Closing]) -> None:
-    """Let nothing wait for these settlements any longer."""
+    """Wake all callers that wait for these settlements."""
     for closing in closings:
         closing.finish()

@@ -1,1 +1,1 @@
-"""Models that come and go: loads, evictions, and those who wait."""
+"""Loads models onto nodes on demand, evicts models to free memory, and queues the requests that wait for loads."""

@@ -1,4 +1,4 @@
-"""The requests that wait for one model."""
+"""The requests that wait for one model to load."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,26 +16,26 @@ RETRY_CROWDED = 5
 
 
 class Waiting(Protocol):
-    """A request that waits."""
+    """A request that waits for a model."""
 
     @property
     def priority(self) -> int:
-        """More is sooner."""
+        """Priority of the request; a higher number is served first."""
         ...
 
     @property
     def enqueued(self) -> float:
-        """When it came (seconds of the fleet's clock)."""
+        """Time of arrival (seconds of the fleet's clock)."""
         ...
 
 
 class Demand:
-    """A wanted model and its waiters.
+    """One model that requests wait for, and the waiting requests.
 
     Attributes:
-        outcome: where it serves in the end, or the refusal.
-        job: the load that runs for it.
-        hold: what it waits for while none does.
+        outcome: resolves to the node and URL that serve the model, or to the error response.
+        job: the running load, or None.
+        hold: why the load cannot start yet; None before the first decision and after a load was started.
     """
 
     def __init__(self, model: str) -> None:
@@ -47,24 +47,24 @@ class Demand:
 
     @property
     def since(self) -> float:
-        """When the oldest waiter came."""
+        """Arrival time of the oldest waiting request; infinity if no request waits."""
         return min((one.enqueued for one in self._waiters), default=inf)
 
     @property
     def priority(self) -> int:
-        """The highest of the waiters'."""
+        """Highest priority among the waiting requests; 0 if no request waits."""
         return max((one.priority for one in self._waiters), default=0)
 
     def wanted(self) -> bool:
-        """Whether anybody waits."""
+        """Return whether any request waits."""
         return bool(self._waiters)
 
     @contextmanager
     def waiting(self, one: Waiting) -> Iterator[None]:
-        """Count a request as waiting for as long as the block runs.
+        """Count a request as waiting until the block ends.
 
         Raises:
-            ApiError: too many do.
+            ApiError: `MAX_WAITERS` requests already wait for the model.
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise overloaded(f"too many requests wait for model '{self.model}' to load", RETRY_CROWDED)

@@ -1,4 +1,4 @@
-"""A model leaves a node: no new requests, the last one done, then unloaded."""
+"""Drain and unload: a model gets no new requests, finishes its running requests, and is unloaded."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """A model was not left alone in time, or nobody wants its place any more: it stays."""
+    """The model stays loaded: its requests did not end within `DRAIN_SECS`, or no request needs its memory any more."""
 
 
 class Departure:
-    """One model on its way out."""
+    """One model that is being drained and unloaded from a node."""
 
     def __init__(self, departures: "Departures", pair: Pair, megabytes: Megabytes, change: Change) -> None:
         self._departures = departures
@@ -30,11 +30,16 @@ class Departure:
         self.megabytes = megabytes
 
     async def idle(self, wanted: Callable[[], bool]) -> None:
-        """Wait until nothing is in flight there, by our own count and by the node's: others may use it too.
+        """Wait until no request for the model is running or queued.
+
+        Both this gateway's own count and the node's count must be zero, because other clients may use the node too.
+
+        Args:
+            wanted: returns False when the unload is not needed any more.
 
         Raises:
-            StillNeededError: that takes too long, or `wanted()` is no longer true.
-            NodeError: the node does not say.
+            StillNeededError: requests still run after `DRAIN_SECS`, or `wanted()` returned False.
+            NodeError: the node does not report its load.
         """
         deadline = asyncio.get_running_loop().time() + DRAIN_SECS
         while self._departures.busy_here(self.pair) or await self._departures.busy_there(self.pair):
@@ -43,25 +48,25 @@ class Departure:
             await asyncio.sleep(LOOK_SECS)
 
     async def unload(self) -> None:
-        """Unload it.
+        """Unload the model and count its memory as free.
 
         Raises:
-            NodeError: the node would not.
+            NodeError: the node rejected the unload or did not answer.
         """
         await self._departures.unload(self.pair)
         self._change.megabytes = {index: -size for index, size in self.megabytes.items()}
         self._change.ended_at = self._departures.clock()
 
     def left(self) -> bool:
-        """Whether it is gone."""
+        """Return whether the model has been unloaded."""
         return self._change.ended_at is not None
 
 
 class Departures:
-    """Lets models leave.
+    """Drains and unloads models.
 
     Args:
-        evicted: told of every model that left, with its node.
+        evicted: called with the model and the node after every unload.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class Departures:
 
     @contextmanager
     def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
-        """From now on the model takes no new requests, until the block ends."""
+        """Drain a model until the block ends: the gateway sends no new requests to this model on this node."""
         node = self.fleet.node(pair[0])
         change = Change({})
         departure = Departure(self, pair, megabytes, change)
@@ -95,19 +100,19 @@ class Departures:
                 self._book.cancel(node.name, change)
 
     def busy_here(self, pair: Pair) -> bool:
-        """Whether requests run there through this gateway."""
+        """Return whether requests that this gateway forwarded to the (node, model) pair are running."""
         return self.fleet.view().in_flight.get(pair, 0) > 0
 
     async def busy_there(self, pair: Pair) -> bool:
-        """Whether the node has requests for the model, now rather than at the last poll."""
+        """Ask the node whether it has running or queued requests for the model; the last poll may be out of date."""
         health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 
     async def unload(self, pair: Pair) -> None:
-        """Have the node unload a model, and count it.
+        """Tell a node to unload a model, and count the unload.
 
         Raises:
-            NodeError: the node would not.
+            NodeError: the node rejected the unload or did not answer.
         """
         name, model = pair
         await self._client.unload(self._endpoint(name), model, self.fleet.bearer(name))

@@ -1,4 +1,7 @@
-"""What makes room: which models may leave a node, when, and in which order. Pure functions of a situation."""
+"""Eviction policy: which models may leave a node, when, and in which order.
+
+Pure functions of a `Situation`.
+"""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,23 +13,25 @@ from helexa.cortex.fleet.picture import Node
 from helexa.cortex.lifecycle.memory import totals
 from helexa.cortex.lifecycle.situation import Resident, Situation
 
-LEAST_RESIDENCY_SECS = 1.0  # those who waited for a model must have had time to ask it
-IDLE_RELOADS = 0.5  # a model idle for this part of its reload time is done with its batch
+LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a model to reach it
+IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
 
 
 _ANY = -(1 << 62)
-"""Free MB that every device has."""
+"""MB per device to ask for when the model's size is unknown: every device has more free."""
 
 
 @dataclass(frozen=True)
 class Clearing:
-    """How a model comes to fit on a node.
+    """A way to fit a model on a node.
 
     Attributes:
-        devices: where it goes.
-        evict: what has to leave first, in order.
-        ready_at: when that may begin; infinite while it waits for something of unknown length, such as a load.
-        fits: the estimates say that it will fit; else the node is empty, and a try costs nobody anything.
+        devices: indices of the devices that the model is loaded on.
+        evict: models to unload first, in this order.
+        ready_at: earliest start (seconds of the fleet's clock); infinity while a running load of unknown length blocks
+            it.
+        fits: True if the model fits by the estimates. False if it does not, but the node is empty, so that trying
+            evicts nothing.
     """
 
     devices: tuple[int, ...]
@@ -35,12 +40,19 @@ class Clearing:
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """What the evictions are likely to cost: reload time, the less the longer it was not needed."""
+        """Return the estimated cost of the evictions: each model's weighted reload time divided by its idle time."""
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
 def clearing(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
-    """How to make just enough room for a model that has been wanted since `since`; None if nothing could."""
+    """Return the smallest set of evictions that lets a model fit on a node, or None if no set does.
+
+    Args:
+        situation: the fleet snapshot.
+        node: the node to load on.
+        profile: the model's catalogue entry.
+        since: when the oldest waiting request for the model arrived.
+    """
     need = situation.needs_mb(profile.id)
     share = -(-need // profile.min_devices) if need else _ANY
     free = {index: free for index, free in situation.free(node).items() if index in capable_devices(profile, node)}
@@ -59,7 +71,10 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
 
 
 def expired(situation: Situation) -> list[Pair]:
-    """The models that nobody asked for during `idle_ttl_secs`, without pinned ones and any that could not come back."""
+    """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
+
+    Pinned models stay. Models that are not in the catalogue stay too, because the gateway could not load them again.
+    """
     ttl, now = situation.settings.idle_ttl_secs, situation.now
     return [
         (node.name, resident.model)
@@ -73,13 +88,19 @@ def expired(situation: Situation) -> list[Pair]:
 
 
 def capable_devices(profile: Profile, node: Node) -> list[int]:
-    """The devices that are large enough for the model's part of each."""
+    """Return the indices of the devices with at least `min_device_vram_mb` of total memory."""
     floor = profile.min_device_vram_mb or 0
     return [index for index, megabytes in totals(node).items() if megabytes >= floor]
 
 
 def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
-    """When a model may leave: done with its batch, or when the other has waited long enough; never too young."""
+    """Return when a model may be evicted.
+
+    A model may be evicted once it has been idle long enough, or once the model that needs its memory has waited for
+    `swap_wait_secs`. A model that was loaded less than `min_residency_secs` ago, or whose waiting requests were
+    forwarded less than `LEAST_RESIDENCY_SECS` ago, is never evicted. A model that is still loading is not evicted
+    either.
+    """
     settings = situation.settings
     if resident.loading:
         return inf
@@ -92,7 +113,7 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
 
 
 def _in_order(situation: Situation, residents: list[Resident], since: float) -> list[Resident]:
-    """What may leave soonest first; of those that may now, what costs least."""
+    """Return models in eviction order: by the time from which eviction is allowed, then by lowest cost."""
     by_class = situation.settings.strategy == "priority"
 
     def order(one: Resident) -> tuple[float, int, float, str]:
@@ -103,13 +124,13 @@ def _in_order(situation: Situation, residents: list[Resident], since: float) -> 
 
 
 def _score(resident: Resident, now: float) -> float:
-    """Idle time over what bringing the model back would cost; the highest leaves first."""
+    """Return idle time divided by weighted reload time; the model with the highest score is evicted first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
 
 def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[Resident]) -> list[Resident] | None:
-    """The first few that leave room, without those whose leaving turned out not to matter."""
+    """Return the first models of `ordered` that free enough memory, or None; skip unnecessary evictions."""
     chosen: list[Resident] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
@@ -134,6 +155,6 @@ def _without(free: Mapping[int, int], leaving: Collection[Resident]) -> dict[int
 
 
 def _roomy(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """The devices with most room, if enough of them have `share` MB."""
+    """Return the `devices` devices with most free memory, or None if fewer have `share` MB free."""
     roomy = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(roomy[:devices])) if len(roomy) >= devices else None

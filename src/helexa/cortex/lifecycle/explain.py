@@ -1,4 +1,7 @@
-"""A dry run in words: where a request for a model would go now, and why. Pure."""
+"""Explains in words where a request for a model would go now, and why.
+
+Pure functions of a `Situation`.
+"""
 
 from dataclasses import dataclass, field
 from math import inf, isinf
@@ -23,12 +26,13 @@ class _Answer:
 
 
 def explain(situation: Situation, name: str) -> dict[str, Any]:
-    """What would happen to a request for `name` (a model id or an alias) that came now.
+    """Return the decision for a request for `name` (a model id or an alias) that arrives now.
 
     Returns:
-        `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None when refused), `reason`, `evict`
-        (what would be unloaded first), `retry_after` (seconds, when refused for now), and `candidates`: for every node
-        its `node`, `warm` and a `verdict` in words.
+        A dict with these keys: `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None if the
+            request
+        is rejected), `reason`, `evict` (models to unload first), `retry_after` (seconds, if a retry may succeed), and
+        `candidates` (for every node: `node`, `warm` and a `verdict` in words).
     """
     model = situation.catalogue.resolve(name)
     answer = _answer(situation, model)
@@ -76,7 +80,7 @@ def _warm_words(situation: Situation, model: str) -> str:
 
 
 def _verdict(situation: Situation, node: Node, model: str) -> str:
-    """What speaks for or against a node."""
+    """Return in words why a node can or cannot serve the model."""
     view, profile = situation.view, situation.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:

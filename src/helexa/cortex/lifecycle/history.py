@@ -1,4 +1,4 @@
-"""What loading was like so far: how long it took, where it went, and where it failed."""
+"""Measurements of past loads: duration, devices, model sizes and failures."""
 
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.picture import FleetView
@@ -6,19 +6,19 @@ from helexa.cortex.lifecycle.situation import Failure
 
 BACKOFF_SECS = 5.0
 MAX_BACKOFF_SECS = 300.0
-PERMANENT_BACKOFF_SECS = 60.0  # longer: every attempt may cost another model its place
+PERMANENT_BACKOFF_SECS = 60.0  # longer than `BACKOFF_SECS`, because every attempt may evict another model
 MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 class History:
-    """Experience with (node, model) pairs; there are never more of them than nodes times models.
+    """Load measurements of (node, model) pairs. Their number is bounded by nodes times models.
 
     Attributes:
-        load_secs: seconds of the last loads; a new one counts half.
-        devices: where the last load went.
-        failures: loads whose last attempt failed.
-        sizes_mb: what models were last seen to hold, by model.
-        awaited: when those who waited for a model were last sent there (seconds of the fleet's clock).
+        load_secs: moving average of load durations in seconds; each new load has weight 1/2.
+        devices: devices of the last load.
+        failures: the last failure of each pair whose last load failed.
+        sizes_mb: last reported memory use, by model.
+        awaited: when requests that had waited for the model were last forwarded to it (seconds of the fleet's clock).
     """
 
     def __init__(self) -> None:
@@ -29,20 +29,26 @@ class History:
         self.awaited: dict[Pair, float] = {}
 
     def look(self, view: FleetView) -> None:
-        """Remember what nodes say that their models hold."""
+        """Record the memory use that nodes report for their models."""
         for node in view.nodes:
             for info in node.models.values():
                 if info.vram_used_mb is not None:
                     self.sizes_mb[info.id] = max(0, info.vram_used_mb)
 
     def loaded(self, pair: Pair, secs: float | None) -> None:
-        """A load succeeded, in `secs` if it ran from its beginning."""
+        """Record a successful load.
+
+        `secs` is its duration, or None if this gateway did not see the start.
+        """
         self.failures.pop(pair, None)
         if secs is not None:
             self.load_secs[pair] = (self.load_secs.get(pair, secs) + secs) / 2
 
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
-        """A load failed: it is not tried again for a while, longer each time."""
+        """Record a failed load and return the failure.
+
+        The retry delay of the pair doubles with each failure in a row.
+        """
         times = self.failures[pair].times + 1 if pair in self.failures else 1
         least, most = (
             (BACKOFF_SECS, MAX_BACKOFF_SECS) if temporary else (PERMANENT_BACKOFF_SECS, MAX_PERMANENT_BACKOFF_SECS)

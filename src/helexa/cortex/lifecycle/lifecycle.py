@@ -1,4 +1,4 @@
-"""Models come and go as requests want them: loads and evictions, begun here and nowhere else."""
+"""The gateway's model manager: starts all loads and evictions that requests make necessary."""
 
 import asyncio
 import logging
@@ -26,22 +26,24 @@ from helexa.cortex.routing.router import Warm, route
 
 log = logging.getLogger(__name__)
 
-HOLD_SECS = 0.1  # between two looks while somebody waits for room
-REST_SECS = 5.0  # between two looks otherwise
+HOLD_SECS = 0.1  # interval between decisions while a request waits for a load to start
+REST_SECS = 5.0  # longest interval between decisions otherwise
 RETRY_UNKNOWN = 10
 MAX_RETRY_SECS = 3600
 _UNLOAD_BACKOFF_SECS = 60.0
 
 Told = Callable[[str, str], None]
-"""Called with a model and a node."""
+"""Callback that receives a model and a node."""
 
 
 class Lifecycle:
-    """Owns loads, evictions and those who wait. `run` must run beside it.
+    """Owns loads, evictions and the queue of requests that wait for them.
+
+    `run` must run as a background task.
 
     Args:
-        loaded: told of every load that succeeded.
-        evicted: told of every unload.
+        loaded: called with the model and the node after every successful load.
+        evicted: called with the model and the node after every unload.
     """
 
     def __init__(
@@ -70,16 +72,19 @@ class Lifecycle:
         self.configure(config, catalogue)
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Follow this configuration and catalogue from now on."""
+        """Apply a new configuration and catalogue."""
         self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
         self._means.departures.warn_after = config.eviction.defrag_after_cycles
-        self._history.failures.clear()  # what failed may be set right now
+        self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Where `model` serves, once it does. A load goes on if the caller is cancelled.
+        """Return the node and URL that serve `model`, after loading the model if necessary.
+
+        A load continues if the caller is cancelled.
 
         Raises:
-            ApiError: 404 unknown; 503 with the reason, and Retry-After where a later try may succeed.
+            ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
+                later request may succeed.
         """
         target = route(self._fleet.view(), model)
         if target is not None:
@@ -91,7 +96,7 @@ class Lifecycle:
         patience = self._gateway.load_wait_secs
         try:
             with demand.waiting(waiting):
-                if first:  # who comes later changes nothing that the next look would not see
+                if first:  # later requests for the same model join the pending load
                     self._decide()
                     self._wake.set()
                 remaining = waiting.enqueued + patience - self._clock()
@@ -106,7 +111,7 @@ class Lifecycle:
             self._forget(demand)
 
     def progress(self, model: str) -> Progress | None:
-        """How far a model is that loads or waits for room; None when nothing of it is known."""
+        """Return the progress of a model that loads or waits for memory, or None if unknown."""
         demand = self._demands.get(model)
         if demand is not None and demand.job is not None:
             return demand.job.progress()
@@ -119,7 +124,7 @@ class Lifecycle:
         return None
 
     def situation(self) -> Situation:
-        """Everything that decisions look at, now."""
+        """Return a snapshot of everything that load and eviction decisions depend on."""
         view = self._fleet.view()
         for node in view.nodes:
             self._book.turn(node)
@@ -140,7 +145,7 @@ class Lifecycle:
         )
 
     async def run(self) -> None:
-        """Look again and again at those who wait for room, and at those whom nobody wants; until cancelled."""
+        """Start pending loads and unload idle models periodically, until cancelled."""
         while True:
             held = any(demand.job is None for demand in self._demands.values())
             rest = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
@@ -155,7 +160,7 @@ class Lifecycle:
                 log.exception("a fault in deciding on loads")
 
     async def close(self) -> None:
-        """Stop waiting for all loads."""
+        """Cancel all loads and reject the waiting requests."""
         tasks = [*self._jobs.values(), *self._leaving.values()]
         for task in tasks:
             task.cancel()
@@ -164,7 +169,7 @@ class Lifecycle:
             self._end(demand, shutting_down())
 
     def _decide(self) -> None:
-        """Begin every load that may begin now."""
+        """Start every load that can start now."""
         idle = [demand for demand in self._demands.values() if demand.job is None]
         for demand in idle:
             target = route(self._fleet.view(), demand.model)
@@ -213,7 +218,7 @@ class Lifecycle:
         self._wake.set()
 
     def _end(self, demand: Demand, outcome: Warm | HelexaError) -> None:
-        """Tell everybody who waits."""
+        """Resolve all requests that wait for a model, with a node or an error."""
         self._demands.pop(demand.model, None)
         if demand.outcome.done():
             return
@@ -222,10 +227,10 @@ class Lifecycle:
             demand.outcome.set_result(outcome)
         else:
             demand.outcome.set_exception(outcome)
-            demand.outcome.exception()  # seen here too: nobody may be waiting
+            demand.outcome.exception()  # marks the exception as retrieved, in case no request waits any more
 
     def _forget(self, demand: Demand) -> None:
-        """Nobody waits and nothing runs: there is nothing to remember."""
+        """Drop the entry of a model if no request waits for the model and no load runs."""
         if not demand.wanted() and demand.job is None and self._demands.get(demand.model) is demand:
             del self._demands[demand.model]
 
@@ -244,7 +249,7 @@ class Lifecycle:
         return service_unavailable(f"model '{demand.model}' {doing}", retry_after)
 
     def _let_go(self) -> None:
-        """Unload what nobody wanted for long."""
+        """Unload models that were idle for `idle_ttl_secs`."""
         for pair in expired(self.situation()):
             if pair not in self._leaving:
                 task = self._leaving[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
@@ -258,7 +263,7 @@ class Lifecycle:
                 await departure.idle(wanted=lambda: False)
                 await departure.unload()
         except (StillNeededError, KeyError):
-            return  # somebody wants it, or its node is no longer configured
+            return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:
             log.warning("unloading %s on %s failed: %s", pair[1], pair[0], error)
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)

@@ -1,4 +1,4 @@
-"""One load of one model on one node: what has to leave leaves, then the node loads, watched until it serves."""
+"""One load of one model on one node: evicts other models, starts the load, and watches it until the model serves."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from helexa.cortex.routing.router import Warm
 log = logging.getLogger(__name__)
 
 WATCH_SECS = 0.1
-_LEAST_FRACTION = 0.02  # less says nothing about the rest
+_LEAST_FRACTION = 0.02  # at a lower fraction the remaining time cannot be extrapolated
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a model is on its way to serving; None means unknown.
+    """Progress of a load; None means unknown.
 
     Attributes:
-        fraction: of the stage, 0 to 1.
-        stage: in a few words.
-        eta_secs: until it serves, or as much of that as can be told.
+        fraction: finished fraction of the current stage, 0 to 1.
+        stage: short description of the current stage.
+        eta_secs: estimated seconds until the model serves, or until the current stage ends.
     """
 
     fraction: float | None = None
@@ -39,7 +39,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Means:
-    """What loads work with."""
+    """The objects that all load jobs share."""
 
     fleet: Fleet
     client: NodeClient
@@ -49,21 +49,25 @@ class Means:
 
 
 class LoadJob:
-    """A load from its decision to its end. It holds its memory and drains its victims from the first moment on.
+    """One load, from the decision to its end.
+
+    The job reserves memory, and drains the models to evict, from its creation on.
 
     Attributes:
-        secs: how long the node took to load; None before that, and when somebody else began it.
+        secs: duration of the load on the node; None before the end, and if another client started the load.
     """
 
     def __init__(
         self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: Means, usual: float | None
     ) -> None:
-        """Decide on it.
+        """Reserve memory and drain the models that must be evicted.
 
         Args:
-            size_mb: what the model will hold.
-            victims: what those hold that have to leave, by model and device.
-            usual: how long such a load takes as a rule, if known.
+            cold: the placement decision.
+            size_mb: memory that the model will use.
+            victims: memory of each model on the node in MB, by model and device.
+            means: the objects that all load jobs share.
+            usual: usual duration of this load in seconds, if known.
         """
         self.cold = cold
         self.secs: float | None = None
@@ -83,21 +87,26 @@ class LoadJob:
         self._needs = {one: size_mb // len(devices) for one in devices}
         self._change = Change({})
         self._reserve()
-        if not cold.joined or reading(node) is None:  # else its memory is on the way already, and the readings show it
+        # The readings of a node already include the memory of a load that runs there.
+        if not cold.joined or reading(node) is None:
             means.book.begin(node, self._change)
             self._held.callback(self._give_back)
 
     @property
     def pair(self) -> Pair:
-        """(node, model)."""
+        """The node and the model."""
         return self.cold.node, self.cold.model
 
     async def run(self, wanted: Callable[[], bool], patience_secs: float) -> Warm:
-        """Load it. `wanted` tells whether anybody still waits; once the node has begun it matters no more.
+        """Evict, load, and return where the model serves.
+
+        Args:
+            wanted: returns whether any request still waits; ignored once the node has begun to load.
+            patience_secs: time without any progress after which the load fails.
 
         Raises:
-            NodeError: refused, failed, or `patience_secs` without any progress.
-            StillNeededError: a victim was not left alone, so nothing was done.
+            NodeError: the node rejected the load, the load failed, or no progress was seen for `patience_secs`.
+            StillNeededError: a model to evict still had requests, so the load was not started.
         """
         for departure in self._leaving:
             await departure.idle(wanted)
@@ -118,11 +127,11 @@ class LoadJob:
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Release the memory reservation and end the drains. A second call does nothing."""
         self._held.close()
 
     def progress(self) -> Progress:
-        """How far it is."""
+        """Return the current progress."""
         if self._loading_since is None:
             return Progress(None, self._stage, self._usual)
         fraction, stage = self._reported()
@@ -146,7 +155,7 @@ class LoadJob:
             raise NodeError("the node was taken out of the configuration") from None
 
     async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
-        """Run a load until it ends, its node goes down, or nothing was heard of it for too long."""
+        """Run a load until it ends, the node goes down, or no progress was seen for `patience_secs`."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         heard: tuple[float | None, str | None] = (None, None)
         heard_at = self._stage_since = self._means.clock()
@@ -160,7 +169,7 @@ class LoadJob:
                 if said != heard:
                     heard, heard_at = said, self._means.clock()
                 if not task.done() and (not node.healthy or self._means.clock() - heard_at > patience_secs):
-                    self._change.ended_at = self._means.clock()  # it may go on there, so its memory is not free yet
+                    self._change.ended_at = self._means.clock()  # the load may go on, so its memory counts as used
                     why = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
                     raise NodeError(why)
             task.result()
@@ -169,7 +178,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Keep for this load what it needs; what its victims still hold is kept by them being there."""
+        """Reserve the memory that this load needs in addition to the memory that the models to evict still use."""
         self._change.megabytes = beyond(self._needs, [one.megabytes for one in self._leaving if not one.left()])
 
     def _give_back(self) -> None:
@@ -178,7 +187,7 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """What a node says of a load: done, 0 to 1, and the stage."""
+    """Return the progress of a load as the node reports it: fraction from 0 to 1, and stage."""
     info = node.models.get(model)
     if info is not None and info.status == "loading":
         return _fraction(info.progress), info.stage

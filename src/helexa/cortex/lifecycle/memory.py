@@ -1,4 +1,4 @@
-"""How much memory is free where, while loads and unloads run whose effect no reading shows yet."""
+"""Free memory per device, corrected for loads and unloads that the nodes' readings do not include yet."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,16 +7,19 @@ from math import inf
 from helexa.cortex.fleet.picture import Node
 
 HOST = -1
-"""The one "device" of a node without accelerators: its main memory."""
+"""Device index for main memory on a node without accelerators."""
 
-READING_LAG_SECS = 6.0  # a node's readings may be some seconds old when it reports them
+READING_LAG_SECS = 6.0  # maximum age of a node's readings when the node reports them
 
 Megabytes = Mapping[int, int]
-"""Device index -> MB."""
+"""MB by device index."""
 
 
 def totals(node: Node) -> dict[int, int]:
-    """MB of every device; of main memory where there is none; nothing while the hardware is unknown."""
+    """Return total MB by device.
+
+    A node without accelerators has the device `HOST`. The result is empty while the node's hardware is unknown.
+    """
     if node.discovery is None:
         return {}
     devices = {device.index: device.vram_total_mb for device in node.discovery.devices}
@@ -24,7 +27,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Free MB of every device as the node last said, None when it did not."""
+    """Return free MB by device from the node's last health report, or None if it reported no devices."""
     if node.health is None or not node.health.devices:
         return None
     return {device.index: device.vram_free_mb for device in node.health.devices}
@@ -32,22 +35,29 @@ def reading(node: Node) -> dict[int, int] | None:
 
 @dataclass(eq=False)
 class Change:
-    """Memory that will be taken (MB > 0) on a node, or was given back (MB < 0), by device."""
+    """Memory that a load will use (MB > 0) or that an unload freed (MB < 0) on a node, by device.
+
+    Attributes:
+        megabytes: MB by device.
+        ended_at: when the load or unload ended (seconds of the fleet's clock); None while it runs.
+    """
 
     megabytes: Megabytes
     ended_at: float | None = None
 
 
 def beyond(needs: Megabytes, leaving: Iterable[Megabytes]) -> Megabytes:
-    """What a model needs beyond what those hold that leave for it. What they hold beyond its needs is nobody's until
-    they are gone."""
+    """Return the memory that a load needs in addition to the memory of the models that it evicts, by device.
+
+    Memory that the evicted models use beyond the load's needs stays counted with those models until they are unloaded.
+    """
     held = list(leaving)
     return {index: max(0, need - sum(one.get(index, 0) for one in held)) for index, need in needs.items()}
 
 
 @dataclass
 class _Page:
-    """One node's changes, what was free before the first of them, and what its last reading says."""
+    """The changes on one node, its free memory before the first change, and its last reading."""
 
     before: Megabytes | None
     latest: Megabytes | None
@@ -55,10 +65,11 @@ class _Page:
 
 
 class MemoryBook:
-    """Reserves memory when a load is decided, until the node's own reading includes it.
+    """Tracks the memory of loads and unloads until the nodes' own readings include it.
 
-    While a node has changes, what is free there is what was free before them, less what they take: its readings show an
-    unknown part of each change. Others may take memory too, so it is never more than the reading and what comes back.
+    The readings of a node show an unknown part of each running change. While a node has changes, its expected free
+    memory is therefore the free memory before the first change minus the memory that the changes use. Other processes
+    may also use memory, so the result is capped at the last reading plus the memory that the unloads free.
     """
 
     def __init__(self) -> None:
@@ -70,7 +81,7 @@ class MemoryBook:
         self._pages.setdefault(node.name, _Page(free, free)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
-        """A change will not happen."""
+        """Remove a change that will not happen."""
         page = self._pages.get(node)
         if page is not None and change in page.changes:
             page.changes.remove(change)
@@ -78,18 +89,18 @@ class MemoryBook:
                 del self._pages[node]
 
     def turn(self, node: Node) -> None:
-        """Look at the node's reading, and believe it again once it is younger than all changes."""
+        """Store the node's last reading, and drop the node's changes once the reading is newer than all of them."""
         page = self._pages.get(node.name)
         if page is None:
             return
         page.latest = reading(node) or page.latest
         ends = [change.ended_at for change in page.changes]
-        seen = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS  # without readings: the models
+        seen = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS  # inf: no readings to wait for
         if all(end is not None and end <= seen for end in ends):
             del self._pages[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Free MB by device, of the nodes that have changes and tell what is free."""
+        """Return expected free MB by device for each node that has changes and reports its free memory."""
         return {
             name: _expected(page.before, page.latest or page.before, page.changes)
             for name, page in self._pages.items()
@@ -97,7 +108,7 @@ class MemoryBook:
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """MB by device that running loads will take, of the nodes that have any."""
+        """Return the MB by device that running loads will use, for each node with changes."""
         return {
             name: _sum(change for change in page.changes if change.ended_at is None)
             for name, page in self._pages.items()

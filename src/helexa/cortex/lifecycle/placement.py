@@ -1,4 +1,7 @@
-"""Where a model that is not warm is to be loaded, and what must leave for it: pure functions of a situation."""
+"""Placement of models that are not loaded: node, devices and evictions.
+
+Pure functions of a `Situation`.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -24,11 +27,11 @@ RETRY_NO_ROOM = 30
 
 @dataclass(frozen=True)
 class Cold:
-    """Load the model on a node first, then forward.
+    """Decision to load the model on a node before requests are forwarded.
 
     Attributes:
-        evict: the models that have to leave first.
-        joined: the load runs already, for somebody else.
+        evict: models to unload first.
+        joined: True if the load is already running.
     """
 
     model: str
@@ -40,12 +43,12 @@ class Cold:
 
 @dataclass(frozen=True)
 class Hold:
-    """Wait: what would have to leave is still needed, or came just now.
+    """Decision to wait, because the models to evict are in use or were loaded too recently.
 
     Attributes:
-        node: where the model will probably go.
-        evict: what will have to leave.
-        until: when that may happen at the latest; infinite when it depends on a load of unknown length.
+        node: the node that the model will probably be loaded on.
+        evict: models that will be unloaded first.
+        until: latest time at which the load can start; infinity if the time depends on a load of unknown length.
     """
 
     model: str
@@ -55,13 +58,16 @@ class Hold:
 
 
 def place(situation: Situation, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
-    """What to do for requests that have waited since `since` for a model that no node has warm.
+    """Decide where to load a model that no node has loaded.
 
     Args:
-        claimed: nodes that are spoken for by somebody who has waited too long already.
+        situation: the fleet snapshot.
+        model: the model's id.
+        since: when the oldest waiting request arrived.
+        claimed: nodes reserved for models that have waited longer than `swap_wait_secs`.
 
     Raises:
-        ApiError: nobody can serve it now (503, with Retry-After when that may change) or ever heard of it (404).
+        ApiError: 503 if no node can serve the model now, with Retry-After if that may change; 404 for an unknown model.
     """
     healthy = [node for node in situation.view.nodes if node.healthy]
     if not healthy:
@@ -92,12 +98,15 @@ def place(situation: Situation, model: str, since: float = inf, claimed: Collect
 
 
 def allowed(profile: Profile, node: Node) -> bool:
-    """Whether the operator lets the model run there."""
+    """Return whether the catalogue allows the model on the node."""
     return not profile.pinned_on or node.name in profile.pinned_on
 
 
 def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Whether the hardware could ever hold the model. A node without accelerators holds what states no floor."""
+    """Return whether the hardware could hold the model.
+
+    A node without accelerators can hold a model if the model needs one device and states no minimum device memory.
+    """
     if not discovery.devices:
         return profile.min_devices == 1 and not profile.min_device_vram_mb
     floor = profile.min_device_vram_mb or 0
@@ -105,12 +114,17 @@ def fits(profile: Profile, discovery: Discovery) -> bool:
 
 
 def feasible(profile: Profile, node: Node) -> bool:
-    """Whether the model may and can run on a node whose hardware is known."""
+    """Return whether the model is allowed on the node and fits the node's known hardware."""
     return allowed(profile, node) and node.discovery is not None and fits(profile, node.discovery)
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """What to ask of a node, given the devices that the model goes to."""
+    """Return the load request for a node.
+
+    Args:
+        profile: the model's catalogue entry.
+        devices: indices of the devices that the model is loaded on.
+    """
     return ModelSpec(
         model_id=profile.id,
         harness=profile.harness,
@@ -123,7 +137,7 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, bool, float, int, str]:
-    """Room first; then room that can be made, cheaply; then where most is free; then by name."""
+    """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
     free = situation.free(node)
     return (
         not way.fits,
@@ -135,7 +149,7 @@ def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, 
 
 
 def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | None:
-    """The load that runs already, through this gateway or by the node's own word."""
+    """Return the running load of the model, started by this gateway or reported by a node, or None."""
     view = situation.view
     for node in healthy:
         if (node.name, model) in view.loading:
@@ -152,14 +166,17 @@ def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | No
 
 
 def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
-    """How to make room there; a model that is on its way out has to be gone before it may come back."""
+    """Return how to fit the model on the node.
+
+    A model that is being drained there must be unloaded first.
+    """
     way = clearing(situation, node, profile, since)
     leaving = (node.name, profile.id) in situation.view.draining
     return replace(way, ready_at=inf) if way is not None and leaving else way
 
 
 def _vacant(situation: Situation, node: Node, model: str) -> bool:
-    """Whether the model is not there yet, or is on its way out."""
+    """Return whether the model is not loaded on the node, is loading, or is being drained."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in situation.view.draining
 
@@ -172,7 +189,7 @@ def _failing(situation: Situation, node: Node, model: str) -> bool:
 def _refused(
     situation: Situation, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Why a model of the catalogue cannot be placed now."""
+    """Return the error response for a model of the catalogue that cannot be placed now."""
     model = profile.id
     failures = [situation.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
@@ -183,7 +200,7 @@ def _refused(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """The refusal after a load that failed."""
+    """Return the error response after a failed load."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -195,7 +212,7 @@ def _needs(situation: Situation, profile: Profile) -> str:
 
 
 def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
-    """Why no node is a candidate at all."""
+    """Return the error response when no node is a candidate."""
     view, profile = situation.view, situation.catalogue.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _vacant(situation, node, model):
@@ -212,7 +229,7 @@ def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
 
 
 def _may_hold_later(profile: Profile, node: Node) -> bool:
-    """Whether a node that is down or cordoned, or has not told its hardware yet, could hold the model."""
+    """Return whether a node could hold the model later: it is down or cordoned, or its hardware is unknown."""
     if node.discovery is None:
         return allowed(profile, node)
     return (not node.healthy or node.cordoned) and feasible(profile, node)

@@ -1,4 +1,4 @@
-"""Everything that decisions about loads and evictions look at: the fleet, the catalogue, memory and experience."""
+"""The input of load and eviction decisions: fleet, catalogue, memory and load history at one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +18,13 @@ _GONE = ("unloaded",)
 
 @dataclass(frozen=True)
 class Failure:
-    """A load that failed.
+    """A failed load.
 
     Attributes:
-        temporary: the same load may succeed later.
-        times: failures in a row.
-        retry_at: it is not tried again before (seconds of the fleet's clock).
+        message: what failed.
+        temporary: True if the same load may succeed later.
+        times: number of failures in a row.
+        retry_at: earliest time of the next attempt (seconds of the fleet's clock).
     """
 
     message: str
@@ -34,17 +35,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class Resident:
-    """A model that holds memory on a node, or is about to.
+    """A model that uses memory on a node, or will use memory because it is loading.
 
     Attributes:
-        megabytes: what it holds, by device.
-        rank: displacement class; a model makes room for those of the same class or a higher one.
-        busy: it has requests now.
-        loading: it is not there yet.
-        loaded_at: when it came, None if that is unknown (then it is long ago).
-        awaited_at: when those who waited for it were last sent here, None if nobody was.
-        used_at: when it last had a request, or was there for one; None if neither is known.
-        reload_secs: what bringing it back would cost.
+        megabytes: memory use in MB, by device.
+        rank: `residency_priority` of the model. A model is evicted only for models of the same or a higher rank.
+        busy: True if requests for the model are running.
+        loading: True if the load has not finished.
+        loaded_at: when the load finished; None if unknown, which counts as long ago.
+        awaited_at: when requests that had waited for the model were last forwarded to the node; None if never.
+        used_at: the latest of `loaded_at`, `awaited_at` and the last request; None if all are unknown.
+        reload_secs: measured or estimated duration of a reload.
     """
 
     model: str
@@ -58,7 +59,7 @@ class Resident:
     reload_secs: float
 
     def idle_secs(self, now: float) -> float:
-        """Seconds without a request; infinite if it never had one."""
+        """Return seconds since the last use: 0 while busy, infinity if the last use is unknown."""
         if self.busy:
             return 0.0
         return inf if self.used_at is None else max(0.0, now - self.used_at)
@@ -66,18 +67,22 @@ class Resident:
 
 @dataclass(frozen=True)
 class Situation:
-    """One moment.
+    """Fleet snapshot: everything that load and eviction decisions depend on at one moment.
 
     Attributes:
-        now: seconds of the fleet's clock.
-        began: when this gateway did.
-        expected_free: free MB by device, of the nodes where loads or unloads run; elsewhere nodes are believed.
-        reserved: MB by device that running loads will take, where nodes do not tell what is free.
-        load_secs: measured seconds of the last loads, by (node, model).
-        failures: loads that lately failed, by (node, model).
-        devices: where loads of this gateway were put, by (node, model).
-        sizes_mb: what models were last seen to hold, by model.
-        awaited: when those who waited for a model were last sent to where it serves, by (node, model).
+        view: state of the fleet.
+        catalogue: the models and aliases.
+        now: current time (seconds of the fleet's clock).
+        began: when this gateway started (seconds of the fleet's clock).
+        settings: the eviction section of the configuration.
+        expected_free: free MB by device, for nodes with running loads or unloads. For other nodes their readings are
+            used.
+        reserved: MB by device that running loads will use, for nodes that do not report free memory.
+        load_secs: measured load durations in seconds, by (node, model).
+        failures: recently failed loads, by (node, model).
+        devices: devices of this gateway's last loads, by (node, model).
+        sizes_mb: last reported memory use, by model.
+        awaited: when requests that had waited for the model were last forwarded to it, by (node, model).
     """
 
     view: FleetView
@@ -94,7 +99,7 @@ class Situation:
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
     def free(self, node: Node) -> dict[int, int]:
-        """Free MB of every device: expected, else as the node says, else what its models should leave."""
+        """Return free MB by device: expected, else as the node reports, else total minus the models' estimates."""
         known = self.expected_free.get(node.name) or reading(node)
         if known is not None:
             return dict(known)
@@ -103,7 +108,7 @@ class Situation:
         return {index: total - sum(one.get(index, 0) for one in held) for index, total in totals(node).items()}
 
     def residents(self, node: Node) -> list[Resident]:
-        """The models that hold memory there, or soon will, without those that are on their way out."""
+        """Return the models that use or will use memory on the node, without models that are being drained."""
         return [one for one in self._holding(node) if (node.name, one.model) not in self.view.draining]
 
     def _holding(self, node: Node) -> list[Resident]:
@@ -113,24 +118,24 @@ class Situation:
         return [self._resident(node, model, loading=model in coming) for model in dict.fromkeys([*there, *coming])]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """What a model holds there: as the node says, else what it needs."""
+        """Return the MB that a model uses on the node: as the node reports, else `needs_mb`."""
         info = node.models.get(model)
         reported = info.vram_used_mb if info is not None else None
         return max(0, reported) if reported is not None else self.needs_mb(model)
 
     def needs_mb(self, model: str) -> int:
-        """What a model needs: as the catalogue says, else what it held elsewhere or before; 0 when unknown."""
+        """Return the MB that a model needs: from the catalogue, else the last reported use; 0 if unknown."""
         profile = self.catalogue.profile(model)
         stated = profile.vram_mb if profile is not None else None
         return self.sizes_mb.get(model, 0) if stated is None else stated
 
     def rank(self, model: str) -> int:
-        """A model's displacement class."""
+        """Return a model's `residency_priority`."""
         profile = self.catalogue.profile(model)
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """How long the model took to load there, else elsewhere; None when it was never seen."""
+        """Return the load duration on the node, else the mean over other nodes; None if no load was measured."""
         here = self.load_secs.get((node, model))
         if here is not None:
             return here

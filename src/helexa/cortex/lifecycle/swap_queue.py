@@ -1,4 +1,7 @@
-"""Who of those that wait for a model comes next. Pure: the gateway and the simulation both decide by it."""
+"""Order in which waiting models are loaded.
+
+Pure functions, used by the gateway and by the simulation.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,30 +17,30 @@ class Wanted(Protocol):
 
     @property
     def model(self) -> str:
-        """Its id."""
+        """The model's id."""
         ...
 
     @property
     def since(self) -> float:
-        """When the oldest of them came (seconds of the fleet's clock)."""
+        """Arrival time of the oldest waiting request (seconds of the fleet's clock)."""
         ...
 
     @property
     def priority(self) -> int:
-        """The highest of theirs; more is sooner."""
+        """Highest priority among the waiting requests; a higher number is served first."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of one wanted model."""
+    """The decision for one waiting model."""
 
     wanted: Wanted
     decision: Cold | Hold | ApiError
 
 
 def in_turn(wanted: Iterable[Wanted], now: float, swap_wait_secs: float) -> list[Wanted]:
-    """Who has waited too long comes first, oldest first; then by priority, then by age."""
+    """Sort waiting models: first models that waited `swap_wait_secs`, by age; then others by priority and age."""
 
     def order(one: Wanted) -> tuple[bool, int, float]:
         overdue = now - one.since >= swap_wait_secs
@@ -49,11 +52,15 @@ def in_turn(wanted: Iterable[Wanted], now: float, swap_wait_secs: float) -> list
 def decide(
     wanted: Sequence[Wanted], look: Callable[[], Situation], start: Callable[[Wanted, Cold], None]
 ) -> list[Verdict]:
-    """Decide for all in turn. What has waited too long and still must hold claims its node: nobody overtakes it there.
+    """Decide for all waiting models in order and return the decisions.
+
+    A model that has waited `swap_wait_secs` and still cannot start reserves its node: later models cannot be placed
+    there.
 
     Args:
-        look: the situation now; asked anew after every start.
-        start: begins a load, at once and visibly for `look`.
+        wanted: the waiting models.
+        look: returns the current `Situation`; called again after every start.
+        start: begins a load at once; the next `look` must include the load.
     """
     situation = look()
     verdicts: list[Verdict] = []

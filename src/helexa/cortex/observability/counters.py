@@ -1,6 +1,7 @@
-"""Counters and histograms of one event loop, which Prometheus reads at a scrape.
+"""Counters and histograms of one event loop, which are converted to Prometheus metrics at a scrape.
 
-prometheus-client's own counters take a lock for each number. These are its metric families, filled at a scrape.
+The counters of prometheus-client take a lock for each update. These counters are plain numbers, and fill
+prometheus-client's metric families at a scrape.
 """
 
 from bisect import bisect_left
@@ -11,10 +12,10 @@ from prometheus_client.utils import floatToGoString
 
 
 class Histogram:
-    """How many values were at most each of some bounds, and their sum.
+    """Counts of values per bucket, and the sum of all values.
 
     Args:
-        bounds: in ascending order.
+        bounds: upper bounds of the buckets in ascending order.
     """
 
     __slots__ = ("_bounds", "_counts", "_sum")
@@ -30,7 +31,7 @@ class Histogram:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add a series with these labels."""
+        """Add a series with these labels to a metric family."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -44,8 +45,8 @@ class Tally:
 
     Args:
         labels: names of the labels.
-        counters: the help text of each counter, by name.
-        histograms: the help text and the bounds of each histogram, by name.
+        counters: help text of each counter, by name.
+        histograms: help text and bounds of each histogram, by name.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Tally:
         self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
     def of(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
-        """Return the sums and the histograms of these values of the labels, by the names of the metrics."""
+        """Return the counters and the histograms for these label values, by the names of the metrics."""
         series = self._series.get(values)
         if series is None:
             histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}

@@ -1,4 +1,7 @@
-"""Prometheus metrics, in a registry of their own. Labels are bounded: known models, configured nodes, known keys."""
+"""Prometheus metrics in their own registry.
+
+Label values are bounded: known models, configured nodes, known keys.
+"""
 
 from collections.abc import Iterator
 
@@ -48,7 +51,7 @@ _PAYER_COUNTERS = {
 
 
 class Metrics(Collector):
-    """What the gateway counts."""
+    """The gateway's metrics."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -59,7 +62,7 @@ class Metrics(Collector):
         self.watch(self)
 
     def observe(self, exchange: Exchange) -> None:
-        """Count one ended exchange."""
+        """Count one ended request."""
         place, histograms = self._places.of(exchange.model, exchange.node)
         place["requests"] += 1
         histograms["request_duration_seconds"].observe(exchange.duration)
@@ -85,29 +88,29 @@ class Metrics(Collector):
                 payer["spend_completion_tokens"] += usage.completion
 
     def cold_start(self, model: str, node: str) -> None:
-        """Count one load that succeeded."""
+        """Count one successful load."""
         self._places.of(model, node)[0]["cold_starts"] += 1
 
     def eviction(self, model: str, node: str) -> None:
-        """Count one unload that succeeded."""
+        """Count one successful unload."""
         self._places.of(model, node)[0]["evictions"] += 1
 
     def watch(self, collector: Collector) -> None:
-        """Ask `collector` too, at every scrape."""
+        """Collect from `collector` too, at every scrape."""
         self._registry.register(collector)
 
     def text(self) -> bytes:
-        """The Prometheus text exposition."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What was counted so far."""
+        """Yield the metrics."""
         for tally in (self._places, self._payers, self._gateway):
             yield from tally.collect()
 
 
 def create_metrics_app(metrics: Metrics) -> Starlette:
-    """The second listener: `GET /metrics`."""
+    """Return the ASGI app of the metrics listener: `GET /metrics`."""
 
     async def scrape(_request: Request) -> Response:
         return Response(metrics.text(), headers={"content-type": _TEXT_FORMAT})

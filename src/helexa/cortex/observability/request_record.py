@@ -1,4 +1,4 @@
-"""The record of one request: filled while it runs, observed once when it ends, however it ends."""
+"""The record of one request: filled during the request, and observed once at its end."""
 
 import time
 from typing import Any
@@ -13,38 +13,40 @@ from helexa.cortex.usage.meter import Meter, Usage
 UNRESOLVED = "unknown"
 NO_NODE = "none"
 CLIENT_CLOSED_REQUEST = 499
-"""Status, in the logs, of a request whose client hung up; the number is nginx's."""
+"""Status in the logs for a request whose client disconnected; nginx uses the same number."""
 UPSTREAM_TIMEOUT = "upstream_timeout"
 """Error code of a request whose node was silent for too long, and may still be working on it."""
 _SHORTEST_WINDOW_SECS = 0.1
 
 
 class Exchange(msgspec.Struct):
-    """One request and its answer.
+    """The record of one request and its response.
 
     Attributes:
-        request_id: names it in headers, logs and the ledger.
-        api: the path it came by.
-        principal: who asks; None is anonymous.
-        name: the model as the client named it, empty before that is known.
-        model: the model id, `unknown` until the name resolves to a known model.
-        node: who was asked last, `none` before that.
-        route: why that node.
-        target: that node and where it serves the model, None before a node was asked.
-        usage_id: the name under which that node keeps the token counts of this request, empty if it need not.
-        status: HTTP status sent to the client, 0 before that, 499 once the client has hung up.
-        code: the error code of a refusal or a failure, None without one.
-        failed: the answer was refused, or ended early on the node's side.
-        client_gone: the client hung up before the answer was complete.
-        estimated: the usage is counted here, since the node did not come to say it.
-        prompt_estimate: about how many tokens the prompt has.
-        started: when the request came (`time.perf_counter`).
-        started_at: the same in Unix seconds.
-        read: when its body was there (`time.perf_counter`), 0 before that.
+        request_id: id of the request in headers, logs and the ledger.
+        api: API path.
+        principal: principal of the request; None if anonymous.
+        name: model name as the client stated it, empty before the body was parsed.
+        model: model id, `unknown` until the name resolves to a known model.
+        node: last node that was asked, `none` before.
+        route: why the router chose the node.
+        target: the node and its URL for the model, None before a node was asked.
+        usage_id: id under which the node keeps the token counts of this request, or empty.
+        status: HTTP status sent to the client, 0 before that, 499 if the client disconnected.
+        code: error code, or None.
+        failed: True if the request was rejected or the response ended early on the node's side.
+        client_gone: True if the client disconnected before the response was complete.
+        estimated: True if the gateway estimated the usage, because the node did not report it.
+        prompt_estimate: estimated prompt tokens.
+        meter: meter of the response, None before the response.
+        usage: token counts of the response, None before they are known.
+        started: arrival of the request (`time.perf_counter`).
+        started_at: arrival of the request (Unix seconds).
+        read: when the body was read completely (`time.perf_counter`), 0 before.
         loading: seconds of waiting for a model to load.
-        waited: seconds until the node was asked; a cold load makes them many.
-        answered: seconds that the node took from being asked to the first byte of its answer.
-        duration: seconds from the request to its end.
+        waited: seconds from arrival until the node was asked, including loads.
+        answered: seconds from asking the node to the first byte of its response.
+        duration: seconds from arrival to the end.
     """
 
     request_id: str = ""
@@ -74,15 +76,15 @@ class Exchange(msgspec.Struct):
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that the gateway itself took before it asked a node; None when it asked none."""
+        """Seconds that the gateway itself took before it asked a node; None if it asked no node."""
         if self.waited is None:
             return None
         return max(0.0, self.started + self.waited - self.read - self.loading)
 
     def end(self) -> None:
-        """Fix the duration (seconds), read the usage, and notice a stream that ended in an error event.
+        """Set the duration (seconds), read the usage, and detect a stream that ended in an error event.
 
-        If nobody paid for a request whose client hung up, its usage is estimated here.
+        If the client disconnected and the usage is unknown, the usage is estimated here.
         """
         self.duration = time.perf_counter() - self.started
         if self.meter is not None:
@@ -96,14 +98,14 @@ class Exchange(msgspec.Struct):
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Seconds from the request to the first content of a stream."""
+        """Seconds from the arrival of the request to the first content of a stream."""
         if self.meter is None or self.meter.first_at is None:
             return None
         return self.meter.first_at - self.started
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens over the time in which they came, or since the node was asked if that was too short."""
+        """Completion tokens per second of the stream, or of the request at the node if the stream was too short."""
         window = self.duration - (self.waited or 0.0)
         if self.usage is None or not self.usage.completion or window <= 0:
             return None
@@ -113,7 +115,7 @@ class Exchange(msgspec.Struct):
         return self.usage.completion / window
 
     def activity(self) -> Activity:
-        """Its row in the activity log."""
+        """Return the request's row in the activity log."""
         usage, ttft = self.usage or Usage(), self.time_to_first_token
         return Activity(
             request_id=self.request_id,
@@ -138,7 +140,7 @@ class Exchange(msgspec.Struct):
         )
 
     def facts(self) -> dict[str, Any]:
-        """What its line in the log says, beside its id."""
+        """Return the fields of the request's log line, without its id."""
         ttft, usage = self.time_to_first_token, self.usage or Usage()
         return {
             "api": self.api,

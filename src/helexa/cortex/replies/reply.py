@@ -1,4 +1,4 @@
-"""The answer to a client: bytes as they come, and a well-formed end whatever happens."""
+"""Responses to clients: bytes are passed on as they arrive, and every response has a well-formed end."""
 
 import orjson
 from starlette.types import Send
@@ -11,14 +11,15 @@ MAX_HELD_BYTES = 64 << 10
 
 
 class Reply:
-    """One response on its way to the client.
+    """One response to a client.
 
-    An event stream is passed on line by line: of a chunk that ends within a line the rest is held until the line is
-    whole, which costs no time (nobody can use half a line) and lets an error event follow at any moment.
+    An event stream is passed on line by line: if a chunk ends within a line, its rest is held until the line is
+    complete. Holding the rest adds no delay, because clients cannot use a partial line, and lets an error event follow
+    at any time.
 
     Attributes:
-        headers: the gateway's own, sent with every status line.
-        started: the status line is sent, so that nothing but the body can follow.
+        headers: the gateway's own headers, sent with every status line.
+        started: True once the status line was sent, so that only the body can follow.
     """
 
     def __init__(self, send: Send) -> None:
@@ -30,13 +31,13 @@ class Reply:
         self._last = b""
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Send status and headers; `streamed` says that the body is an event stream."""
+        """Send status and headers. `streamed` states that the body is an event stream."""
         self.started = True
         self._streamed = streamed
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})
 
     async def write(self, chunk: bytes) -> None:
-        """Pass on the next bytes."""
+        """Pass the next bytes on."""
         if self._streamed and (self._held or not chunk.endswith(b"\n")):
             chunk = self._whole_lines(chunk)
         if chunk:
@@ -44,11 +45,15 @@ class Reply:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """End a complete answer with these bytes."""
+        """End a complete response with these bytes."""
         await self._send({"type": "http.response.body", "body": self._held + chunk, "more_body": False})
 
     async def abort(self, error: ApiError) -> None:
-        """End with an error: a refusal if nothing is sent yet, an event in a stream, else a closed connection."""
+        """End with an error.
+
+        If the status line was not sent, the error becomes an error response. A stream gets an error event. Any other
+        response ends with a closed connection.
+        """
         if not self.started:
             body = self.refusal(error)
             headers = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
@@ -61,11 +66,11 @@ class Reply:
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def refusal(self, error: ApiError) -> bytes:
-        """The body that carries an error."""
+        """Return the body of an error response."""
         return orjson.dumps(error.envelope())
 
     def failure(self, error: ApiError) -> bytes:
-        """The last events of a stream that cannot go on."""
+        """Return the last events of a failed stream."""
         return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The answer to a client of Responses: bytes as they come, and an error event of that dialect if they stop."""
+"""Responses to clients of the Responses API, with this API's own error event."""
 
 import re
 
@@ -13,7 +13,10 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 
 
 class ResponseReply(Reply):
-    """One response on its way to the client. It counts the events of a stream, which are numbered."""
+    """One response to a client.
+
+    The reply counts the events of a stream, because events carry sequence numbers.
+    """
 
     def __init__(self, send: Send) -> None:
         super().__init__(self._count_and_send)
@@ -25,6 +28,6 @@ class ResponseReply(Reply):
         await self._send_on(message)
 
     def failure(self, error: ApiError) -> bytes:
-        """The last event of a stream that cannot go on."""
+        """Return the last event of a failed stream."""
         event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
         return frame(orjson.dumps(event | {"sequence_number": self._events}), "error")

@@ -1,10 +1,10 @@
-"""How many objects and arrays a request body may have: parsing costs time and memory for each of them."""
+"""Limit on the number of objects and arrays in a request body: parsing costs time and memory for each of them."""
 
 import re
 
 from helexa.core.errors import invalid_body
 
-MAX_CONTAINERS = 500_000  # more than 100,000 messages with 200,000 content blocks need
+MAX_CONTAINERS = 500_000  # above the need of 100,000 messages with 200,000 content blocks
 
 _TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[]*+)*+[{\[]', re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The work on request bodies that may be done in another process: each function takes and returns plain values."""
+"""Work on request bodies that can run in another process: each function takes and returns plain values."""
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from helexa.http.connections.request_head import Headers
 
 
 async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> Question:
-    """Return what `parse_question` does.
+    """Return the result of `parse_question`.
 
     Raises:
         ApiError: as `parse_question`; 400 for too many objects and arrays.
@@ -24,17 +24,17 @@ async def read_question(workers: BodyWorkers, path: str, headers: Headers, body:
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, Question]:
-    """Return a request of the Messages API and the chat request that it is translated to."""
+    """Return a request of the Messages API, and the chat request that it is translated to."""
     return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
 
 
 async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
-    """Return what `CountRequest.parse` does."""
+    """Return the result of `CountRequest.parse`."""
     return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
 
 
 def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
-    """Do the work of `read_message`."""
+    """Do the work of `read_message` in this process."""
     translation = Translation.parse(body)
     question = parse_question(CHAT, headers, translation.body)
     return translation, replace(question, strict=strict_body, large=is_large(translation.body))
@@ -42,7 +42,7 @@ def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
 
 def _parse_large(path: str, headers: Headers, body: bytes) -> Question:
     check_containers(body)
-    return replace(parse_question(path, headers, body), body=b"")  # the caller has the body
+    return replace(parse_question(path, headers, body), body=b"")  # the caller has the body, so it is not sent back
 
 
 def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, Question]:

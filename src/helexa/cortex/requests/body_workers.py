@@ -1,6 +1,6 @@
-"""Runs the work on large request bodies in processes of its own, so that it never blocks the event loop.
+"""Runs the work on large request bodies in separate processes, so that it never blocks the event loop.
 
-A thread would not do: parsing JSON holds the interpreter's lock.
+A thread would block the event loop too, because parsing JSON holds the GIL.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ _MEDIUM_COMMAS = 10_000
 def is_large(body: bytes) -> bool:
     """Return whether the work on a body is too much for the event loop: it is long, or it has many JSON values.
 
-    A body of a few long strings, such as an image, costs little although it has megabytes.
+    A body of a few long strings, such as an image, costs little even if it has several megabytes.
     """
     size = len(body)
     return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
 
 
 class BodyWorkers:
-    """A pool of at most `PROCESSES` processes, which start when they are first needed."""
+    """A pool of at most `PROCESSES` processes, which start on first use."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
@@ -49,10 +49,13 @@ class BodyWorkers:
         self._waiting = 0
 
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` in a process of the pool. The function, its arguments and its result are pickled.
+        """Call `work` in a process of the pool and return its result.
+
+        Function, arguments and result are pickled.
 
         Raises:
-            ApiError: 503 if too many bodies wait for a process, or if the process died; else as raised by `work`.
+            ApiError: 503 if too many bodies wait for a process, or if the process died; other errors as raised by
+                `work`.
         """
         if self._waiting >= MAX_WAITING:
             raise overloaded("too many large requests wait to be read", RETRY_SECS)
@@ -69,16 +72,16 @@ class BodyWorkers:
             raise self._lost(pool, error) from error
         job.add_done_callback(self._release)
         try:
-            return await asyncio.shield(job)  # a process that works on is not free, whoever has hung up
+            return await asyncio.shield(job)  # a working process is not free, even if its client has disconnected
         except BrokenProcessPool as error:
             raise self._lost(pool, error) from error
 
     async def run_if(self, large: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` as `run` does if the body is large, else at once."""
+        """Call `work` in the pool if `large` is True, else directly."""
         return await self.run(work, *args, **options) if large else work(*args, **options)
 
     async def close(self) -> None:
-        """End the processes at once, also those at work: no request waits for their results any more."""
+        """Kill all processes, including busy processes, because no request waits for their results any more."""
         pool = self._pool
         if pool is None:
             return
@@ -89,10 +92,13 @@ class BodyWorkers:
     def _release(self, job: "asyncio.Future[Any]") -> None:
         self._free.release()
         if not job.cancelled():
-            job.exception()  # asked for, so that asyncio does not log what the caller did not wait for
+            job.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     def _lost(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
-        """Return the error to raise for `error`. A pool that lost a process is useless, and is replaced."""
+        """Return the exception to raise for `error`.
+
+        A pool that lost a process is unusable, and is replaced.
+        """
         if not isinstance(error, BrokenProcessPool):
             return error
         log.error("a process that reads large requests has died")
@@ -107,12 +113,12 @@ def _new_pool() -> ProcessPoolExecutor:
 
 def _prepare() -> None:
     """Set up a process of the pool."""
-    # Ctrl-C is for the gateway, which ends its processes itself. SIGTERM has to end this process: when one process of
-    # the pool has died, the pool sends SIGTERM to the others and waits for them.
+    # The gateway handles Ctrl-C and ends its processes itself. SIGTERM must end this process: if one process of the
+    # pool dies, the pool sends SIGTERM to the others and waits for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(_NICE)  # the event loop comes first where processors are few
-    gc.disable()  # JSON has no cycles, and the collector would look through millions of values again and again
+    os.nice(_NICE)  # the event loop has priority if there are few processors
+    gc.disable()  # JSON values contain no cycles, and each collection would scan millions of values
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""How the gateway refuses requests: in OpenAI's envelope, or in Anthropic's for clients of that API."""
+"""Error responses: in OpenAI's format, or in Anthropic's format for clients of that API."""
 
 import logging
 
@@ -19,18 +19,18 @@ _DATABASE_RETRY_SECS = 5
 
 
 def refusal(error: ApiError) -> Response:
-    """The response that carries an error."""
+    """Return the response for an error."""
     return JsonResponse(error.envelope(), error.status, error.headers())
 
 
 async def refuse_api_error(request: Request, error: Exception) -> Response:
-    """Exception handler for `ApiError`."""
+    """Handle an `ApiError` exception."""
     assert isinstance(error, ApiError)
     return _refusal_for(request, error)
 
 
 async def refuse_http_error(request: Request, error: Exception) -> Response:
-    """Exception handler for what the router refuses: unknown paths and wrong methods."""
+    """Handle the router's errors: unknown paths and wrong methods."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
@@ -44,18 +44,18 @@ async def refuse_http_error(request: Request, error: Exception) -> Response:
 
 
 async def refuse_without_database(request: Request, error: Exception) -> Response:
-    """Exception handler for `DatabaseError`."""
+    """Handle a `DatabaseError` exception."""
     log.warning("%s", error)
     return _refusal_for(request, service_unavailable("the ledger's database does not answer", _DATABASE_RETRY_SECS))
 
 
 async def refuse_anything(request: Request, _error: Exception) -> Response:
-    """Exception handler for faults of our own; the server logs the traceback."""
+    """Handle an unexpected exception; the server logs the traceback."""
     return _refusal_for(request, internal_error())
 
 
 def _refusal_for(request: Request, error: ApiError) -> Response:
-    """The response in the envelope that the client reads: that of its path, or of the version header it sent."""
+    """Return the error response in the format that the path, or the client's version header, calls for."""
     if not (request.url.path.startswith(_ANTHROPIC_PATHS) or VERSION_HEADER in request.headers):
         return refusal(error)
     name = request_id(request.scope["headers"])

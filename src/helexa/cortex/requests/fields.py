@@ -1,7 +1,7 @@
-"""Reads the fields of a request body that the gateway needs, and rejects a body that names its model twice.
+"""Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
 
-A server behind the gateway may read another `model` than the gateway has checked if its JSON decoder takes the first of
-two members.
+If a JSON decoder takes the first of two members, a server behind the gateway would read another `model` than the
+gateway has checked.
 """
 
 from typing import Any, cast
@@ -22,11 +22,11 @@ class _ModelName:
 
 
 class _CheckedFields(Fields, kw_only=True):
-    model: _ModelName = cast(_ModelName, None)  # as an optional type, it would take null without the hook
+    model: _ModelName = cast(_ModelName, None)  # not optional: an optional type would accept null without the hook
 
 
 class _FieldsReader:
-    """The decoder calls a hook for each `model`, however the name is escaped."""
+    """Reads fields with a decoder that calls a hook for each `model` member, including escaped spellings."""
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_CheckedFields, dec_hook=self._note)
@@ -36,7 +36,7 @@ class _FieldsReader:
         """Return the fields.
 
         Raises:
-            ApiError: 400: the model is named twice.
+            ApiError: 400 if the body has two `model` members.
             msgspec.DecodeError: the body is not a JSON object.
         """
         self._models = 0

@@ -1,4 +1,4 @@
-"""Which headers pass: what a node may see of a client's, and a client of a node's."""
+"""Header filters between clients and nodes."""
 
 from helexa.http.connections.request_head import Headers
 
@@ -16,13 +16,13 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _CREDENTIALS = {b"authorization", b"x-api-key", b"cookie"}
-# `accept-encoding` is dropped so that nodes answer in plain bytes, which the meter can read.
+# `accept-encoding` is dropped so that nodes answer without compression, which the meter cannot read.
 _REPLACED = {b"host", b"content-type", b"content-length", b"expect", b"accept-encoding", b"x-request-id"}
-# The gateway has checked the page that a browser's request comes from; nodes reject requests of foreign pages.
+# The gateway has already checked the browser's origin; nodes reject requests from foreign pages.
 _BROWSER = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"sec-fetch-user"}
 _NOT_FORWARDED = _HOP_BY_HOP | _CREDENTIALS | _REPLACED | _BROWSER
 _IDENTITY_PREFIX = b"x-helexa-"
-# Which pages may read an answer is up to the gateway's `cors_origins`, not to its nodes.
+# The gateway's `cors_origins` decides which pages may read a response, not its nodes.
 _CORS = {
     b"access-control-allow-origin",
     b"access-control-allow-credentials",
@@ -36,15 +36,15 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 def bearer_header(key: str | None) -> Headers:
-    """Return the header that carries a node's key, if it has one."""
+    """Return the header with a node's key, or no header."""
     return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
 def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that nodes may see; names are in lower case.
 
-    Dropped are credentials, claims of identity, what describes the connection or the browser, and what the gateway sets
-    itself: each body that it sends is JSON.
+    Dropped are credentials, identity headers, headers of the connection or the browser, and headers that the gateway
+    sets itself: each body that the gateway sends is JSON.
     """
     named = _named_by_connection(headers)
     dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
@@ -58,7 +58,7 @@ def forwarded_headers(headers: Headers) -> Headers:
 
 
 def returned_headers(headers: Headers) -> Headers:
-    """A node's headers, names in lower case, as the client may see them: all but those of the connection."""
+    """Return a node's headers that the client may see, names in lower case: all except headers of the connection."""
     named = _named_by_connection(headers)
     dropped = _NOT_RETURNED | named if named else _NOT_RETURNED
     return [(name, value) for name, value in headers if name not in dropped]

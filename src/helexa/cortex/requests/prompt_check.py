@@ -1,4 +1,4 @@
-"""Checks of a prompt before a node sees it: refuses prompts that fit no tokenizer, and advises known clients."""
+"""Checks a prompt before a node sees it: rejects prompts that fit no tokenizer, and advises known clients."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 from helexa.http.connections.request_head import Headers
 
 MAX_BYTES_PER_TOKEN = 128
-"""The longest token of the common vocabularies: 128 spaces, in those of Llama 3 and Qwen 2.5 and 3."""
+"""The longest token of common vocabularies: 128 spaces, in the vocabularies of Llama 3, Qwen 2.5 and Qwen 3."""
 
 _MESSAGE_BYTES = 8
 _ADVICE = {
@@ -21,13 +21,13 @@ _ADVICE = {
 
 
 def check_prompt(body: bytes, context: int) -> None:
-    """Refuse a prompt whose text cannot fit into `context` tokens with any tokenizer.
+    """Reject a prompt whose text cannot fit into `context` tokens with any tokenizer.
 
-    Only the node knows how many tokens a prompt has: four bytes of English are one token, as are one digit or 128
-    spaces. The node judges every prompt that may fit, and its refusal states the exact count.
+    Only the node knows the exact token count: four bytes of English, one digit, or 128 spaces can be one token. The
+    node decides about every prompt that may fit, and its error states the exact count.
 
     Raises:
-        ApiError: 400 `context_length_exceeded`, which states the size in bytes and the tokens as an estimate.
+        ApiError: 400 `context_length_exceeded`, with the size in bytes and an estimate of the tokens.
     """
     if not may_exceed(body, context):
         return
@@ -53,8 +53,8 @@ def may_exceed(body: bytes, context: int) -> bool:
 def prompt_bytes(body: bytes) -> int:
     """Return the bytes of text in a request's prompt.
 
-    Each message or item counts eight bytes more. Of several prompts (texts to be embedded) the longest counts. Token
-    ids and images count nothing, nor does a body that only other JSON parsers can read.
+    Each message or item counts eight bytes more. Of several prompts (texts for embeddings), the longest counts. Token
+    ids and images count as 0, and so does a body that only other JSON parsers can read.
     """
     try:
         content = orjson.loads(body)
@@ -74,7 +74,7 @@ def prompt_bytes(body: bytes) -> int:
 
 
 def advice(headers: Headers) -> bytes | None:
-    """Return a hint for users of a known client, the value of `X-Helexa-Advice`."""
+    """Return advice for users of a known client, the value of `X-Helexa-Advice`, or None."""
     for header, value in headers:
         if header == b"user-agent":
             agent = value.lower()

@@ -1,4 +1,4 @@
-"""A request as the gateway reads it: the bytes as they came, and just enough of their meaning to route them."""
+"""A parsed request: the client's bytes, and the fields that the gateway needs to route it."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -39,18 +39,18 @@ class Question(msgspec.Struct, frozen=True):
     """One request for a model.
 
     Attributes:
-        path: the API path, asked of the node too.
-        headers: as the client sent them.
-        body: JSON in the node's dialect: the client's own bytes, unless its dialect had to be translated.
-        model: the name it asks for: a model id or an alias.
-        spending: what it can make a node use.
-        stream: the answer is wanted as events.
-        previous: the id of the response that it goes on from: a part of the prompt that only the node knows.
-        strict: what makes the body one that servers of other makes take, where that differs.
-        stream_options: the client's, None without any.
-        metered: the gateway has to know the token counts of the answer, because a key pays for them.
-        enforced: the output limit that a budget holds, and that nodes are given; None without a budget.
-        large: the work on the body is left to other processes, see `body_workers.is_large`.
+        path: API path, on the gateway and on the node.
+        headers: the client's headers.
+        body: JSON in the node's API format: the client's own bytes, unless the API format was translated.
+        model: requested name: a model id or an alias.
+        spending: the tokens that the request can use.
+        stream: True if the client requests events.
+        previous: id of the stored response that the request continues; only the node knows that part of the prompt.
+        strict: converts the body for third-party backends, where their format differs; else None.
+        stream_options: the client's stream options, or None.
+        metered: True if the gateway needs the token counts of the response, because a key pays for them.
+        enforced: output limit that the budget reserved and that nodes receive; None without a budget.
+        large: True if other processes do the work on the body, see `body_workers.is_large`.
     """
 
     path: str
@@ -68,30 +68,30 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream of the answer has a usage chunk by the client's own wish."""
+        """Whether the client requested a usage chunk in the stream."""
         return self.stream_options is not None and self.stream_options.get("include_usage") is True
 
     @property
     def translated(self) -> bool:
-        """Whether the client speaks another API, whose first event has the counts of the prompt."""
+        """Whether the client uses the Messages API, whose first event contains the prompt's counts."""
         return self.strict is not None
 
     @property
     def streams_chunks(self) -> bool:
-        """Whether the answer is a stream of chat or completion chunks."""
+        """Whether the response is a stream of chat or completion chunks."""
         return self.stream and self.path in (CHAT, COMPLETIONS)
 
     @property
     def prompt_estimate(self) -> int:
-        """About how many tokens the prompt has, as far as it was sent: a quarter of the body's bytes."""
+        """Estimated prompt tokens without stored parts: a quarter of the body's bytes."""
         return max(1, len(self.body) // BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
-        """Return about how many tokens the answer takes, for limits per minute and for keys without a cap.
+        """Return the estimated tokens of prompt and answers, for limits per minute and for keys without a cap.
 
         Args:
-            limit: the model's: its output for requests that state no limit, its input for those that continue a stored
-                conversation.
+            limit: the model's limit. Its output limit applies if the request states none, its input limit if the
+                request continues a stored conversation.
         """
         prompt, spending = self.prompt_estimate, self.spending
         if spending.continues and limit is not None:
@@ -100,17 +100,18 @@ class Question(msgspec.Struct, frozen=True):
         return prompt + spending.answers * output
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
-        """Return the body that names `model`, for a node of this kind.
+        """Return the body for a node of this kind, with `model` as the model's name.
 
-        A node of our own gets the client's own bytes, in which at most the model's name is replaced, and the output
-        limit added if a budget holds one that the client does not state.
+        A helexa node gets the client's own bytes. Only the model's name is replaced if it differs, and the output limit
+        is added if a budget reserved a limit that the client does not state.
 
         A third-party backend gets each field once and in one spelling, so that it cannot read another model or limit
-        than the gateway has checked. It is asked for the usage of a metered stream, and gets the output limit that a
-        budget holds under one name.
+        than the gateway has checked. The gateway adds a request for the usage of a metered stream, and the reserved
+        output limit under one name.
 
         Raises:
-            ApiError: 400: the body cannot be written again, or a third-party backend could read another `model` in it.
+            ApiError: 400: the body cannot be serialized again, or a third-party backend could read another `model` in
+                it.
         """
         changes: dict[str, Any] = {}
         drop: set[str] = set()
@@ -133,20 +134,20 @@ class Question(msgspec.Struct, frozen=True):
         found = member.search(self.body)
         if found is not None and member.search(self.body, found.end()) is None:
             renamed = b"%b%b%b" % (self.body[: found.end(1)], orjson.dumps(model), self.body[found.end() :])
-            if _fields.decode(renamed).model == model:  # else the one match was not the name itself
+            if _fields.decode(renamed).model == model:  # otherwise the single match was not the `model` member
                 return renamed
         return rewrite(self.body, {"model": model})
 
 
 def parse_question(path: str, headers: Headers, body: bytes) -> Question:
-    """Read what matters to a gateway out of a body.
+    """Parse the fields of a body that the gateway needs.
 
     Raises:
-        ApiError: not JSON, not an object, no model named, or a number of the wrong type.
+        ApiError: the body is not a JSON object, names no model, or has a number of the wrong type.
     """
     try:
         if not body.isascii():
-            body.decode()  # what is skipped below would not be looked at
+            body.decode()  # checks the UTF-8 of skipped values, which the decoder does not check
         members = read_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(body, error) from None
@@ -178,9 +179,9 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     """Return all bytes of a request's body.
 
     Raises:
-        ApiError: 413 for a length, declared or received, over `limit` bytes; 408 for a body that comes too slowly; 503
+        ApiError: 413 if the declared or received length is over `limit` bytes; 408 if the body arrives too slowly; 503
             if the server's memory for bodies is used up.
-        ClientGone: the client hung up before its end.
+        ClientGone: the client disconnected before the end of the body.
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -198,7 +199,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if size + len(chunk) > limit:
             raise _too_large(limit)
         size += len(chunk)
-        if pieces and len(pieces[-1]) < _PIECE_BYTES:  # many small objects would take many times the body's size
+        if pieces and len(pieces[-1]) < _PIECE_BYTES:  # many small objects would take a multiple of the body's size
             pieces[-1] += chunk
         else:
             pieces.append(chunk)

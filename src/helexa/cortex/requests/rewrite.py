@@ -1,4 +1,4 @@
-"""Changes fields of a JSON object without reading or writing the values of its other fields."""
+"""Changes fields of a JSON object without parsing or serializing the values of its other fields."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -17,13 +17,13 @@ def rewrite(
     exact: Collection[str] = (),
     refused: Collection[str] = (),
 ) -> bytes:
-    """Return `body`, a JSON object, with the fields of `changes` set and those in `drop` left out.
+    """Return `body`, a JSON object, with the fields of `changes` set and the fields of `drop` removed.
 
     Each name occurs once in the result, with its last value. Other spellings of the names in `changes`, `drop` and
-    `exact` are left out, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
+    `exact` are removed, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
 
     Raises:
-        ApiError: 400: the body has another spelling of a name in `refused`, or a name that cannot be written again.
+        ApiError: 400: the body has another spelling of a name in `refused`, or a name that cannot be serialized again.
     """
     try:
         fields = _fields.decode(body)

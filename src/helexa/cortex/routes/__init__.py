@@ -1,1 +1,1 @@
-"""The gateway's HTTP routes, one file per surface."""
+"""The gateway's HTTP routes, one module per group of endpoints."""

@@ -1,4 +1,4 @@
-"""Who may use a route: every route says so, and nothing is open by forgetting."""
+"""Access control of routes: every route states who may use it, so that no route is public by omission."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,17 +13,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def public(endpoint: Endpoint) -> Endpoint:
-    """For everybody."""
+    """Allow all requests."""
     return endpoint
 
 
 def user(endpoint: Endpoint) -> Endpoint:
-    """For everybody who may ask models; `request.state.principal` says who it is."""
+    """Allow requests that may use models; `request.state.principal` holds their principal."""
     return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
-    """For whoever may see what the whole fleet does: admins; everybody where no key is required."""
+    """Allow requests that may see the state of the whole fleet: of admins, or any request if no key is required."""
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
         keeper = gateway.gatekeeper
@@ -33,7 +33,7 @@ def viewer(endpoint: Endpoint) -> Endpoint:
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
-    """For admins."""
+    """Allow requests of admins."""
     return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
 

@@ -11,8 +11,11 @@ _TEXTS = ("account_id", "key_id", "model", "node")
 
 
 async def list_activity(request: Request) -> Response:
-    """Newest first: `limit` of them (100, at most 1000), older than the id `before`; of one account, key, model, node
-    or status."""
+    """Return the newest requests first.
+
+    Query parameters: `limit` (100, at most 1000), `before` (only rows with a smaller id), and the filters `account_id`,
+    `key_id`, `model`, `node` and `status`.
+    """
     gateway: Gateway = request.app.state.gateway
     filters: dict[str, str | int | None] = {name: request.query_params.get(name) for name in _TEXTS}
     rows = await gateway.ledger.recent(

@@ -1,4 +1,4 @@
-"""`POST /v1/messages/count_tokens`: counted where the model is warm, else estimated; nothing is loaded or charged."""
+"""`POST /v1/messages/count_tokens`: exact if the model is loaded, else an estimate; nothing is loaded or charged."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ PATIENCE_SECS = 5.0
 
 
 async def count_message_tokens(request: Request) -> Response:
-    """The count, or a refusal in Anthropic's shape."""
+    """Return the count, or an error in Anthropic's format."""
     name = request_id(request.scope["headers"])
     try:
         body, status, headers = await _count(request), 200, dict[str, str]()

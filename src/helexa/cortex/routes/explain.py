@@ -1,4 +1,4 @@
-"""`GET /api/explain?model=`: where a request would go, without sending one."""
+"""`GET /api/explain?model=`: where a request would go, without sending a request."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,7 +10,7 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_explanation(request: Request) -> Response:
-    """The dry run for one model id or alias."""
+    """Return the routing decision for one model id or alias."""
     name = request.query_params.get("model", "")
     if not name:
         raise ApiError(400, "missing_model_field", "which model? write ?model=ID", param="model")

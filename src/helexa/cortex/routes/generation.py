@@ -1,4 +1,4 @@
-"""The routes that make a model speak: admitted, routed, forwarded, paid for, observed."""
+"""The generation endpoints: authenticate, limit, route, forward, settle and record each request."""
 
 import asyncio
 import logging
@@ -25,10 +25,10 @@ requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """The ASGI endpoint of all routes that make a model speak, in the nodes' own dialects."""
+    """The ASGI endpoint of all generation routes in the nodes' own API formats."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every way out leads through one observation."""
+        """Serve one request. Every code path records the request exactly once."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
         exchange = Exchange(request_id(headers), scope["path"])
@@ -49,7 +49,7 @@ class Generation:
             exchange.client_gone = True
         except ApiError as error:
             failure = error
-        except asyncio.CancelledError:  # only the server cancels us, when its patience with open streams ends
+        except asyncio.CancelledError:  # only the server cancels this task, when its grace period for open streams ends
             failure = shutting_down()
         except Exception:
             log.exception("a fault in the gateway")
@@ -67,7 +67,7 @@ class Generation:
             await reply.abort(failure)
 
     def reply(self, send: Send, request_id: str) -> Reply:
-        """The way back to the client."""
+        """Return the reply to the client."""
         return Reply(send)
 
     async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
@@ -76,18 +76,18 @@ class Generation:
 
 
 class Responses(Generation):
-    """`POST /v1/responses`, which has error events of its own."""
+    """`POST /v1/responses`, which has its own error events."""
 
     def reply(self, send: Send, request_id: str) -> Reply:
-        """A way back that knows them."""
+        """Return a reply with the error events of the Responses API."""
         return ResponseReply(send)
 
 
 class Messages(Generation):
-    """`POST /v1/messages`: nodes are asked for a chat completion, and what they say is translated back."""
+    """`POST /v1/messages`: nodes get a chat request, and their chat completion is translated back."""
 
     def reply(self, send: Send, request_id: str) -> Reply:
-        """A translating way back."""
+        """Return a reply that translates chat completions."""
         return AnthropicReply(send, request_id)
 
     async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:

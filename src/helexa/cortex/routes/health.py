@@ -1,4 +1,7 @@
-"""`GET /health` and `GET /`: how the fleet is. `GET /health/ready`: whether this gateway can serve requests now."""
+"""`GET /health` and `GET /`: state of the fleet.
+
+`GET /health/ready`: whether this gateway can serve requests now.
+"""
 
 from typing import Any
 
@@ -11,15 +14,15 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:
-    """Report the state of the fleet; always 200, since it shows that this process lives."""
+    """Report the state of the fleet; always 200, because any answer shows that this process is alive."""
     return JsonResponse(fleet_health(_view(request)))
 
 
 async def get_readiness(request: Request) -> Response:
     """Report whether this gateway can serve requests now: 200, or 503 if a component fails.
 
-    The components are the ledger, whose database must accept a write, and the nodes, of which one must be healthy.
-    Causes are not part of the answer, since the route is public; the log has them.
+    The components are the ledger, whose database must accept a write, and the nodes, of which at least one must be
+    healthy. The answer does not contain the causes, because the route is public; the log contains them.
     """
     gateway: Gateway = request.app.state.gateway
     failing: dict[str, str] = {}
@@ -36,7 +39,13 @@ async def get_readiness(request: Request) -> Response:
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:
-    """`degraded` without a healthy node, `impaired` when a healthy one holds a model it cannot serve, else `ok`."""
+    """Return the state of the fleet.
+
+    The field `status` has one of these values:
+    * `degraded`: no node is healthy.
+    * `impaired`: a healthy node has a model that it cannot serve.
+    * `ok`: otherwise.
+    """
     healthy = [node for node in view.nodes if node.healthy]
     unservable = [entry for node in healthy for entry in _unservable(node)]
     status = "degraded" if not healthy else "impaired" if unservable else "ok"

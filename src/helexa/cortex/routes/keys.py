@@ -1,4 +1,7 @@
-"""`/api/keys`: the admin API of keys. Nobody is anonymous here, whatever `require_auth` says."""
+"""`/api/keys`: the admin API of keys.
+
+The admin API requires an admin's key even if `require_auth` is false.
+"""
 
 import time
 from typing import Any
@@ -21,7 +24,7 @@ _MAX_BODY_BYTES = 256 << 10
 
 
 async def list_keys(request: Request) -> Response:
-    """All keys without their secrets, and what they spent; those that stand in cortex.toml first."""
+    """Return all keys with their spent tokens but without their secrets; keys from cortex.toml come first."""
     gateway = _gateway(request)
     entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
     entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
@@ -29,7 +32,7 @@ async def list_keys(request: Request) -> Response:
 
 
 async def create_key(request: Request) -> Response:
-    """A new key. This answer is the only one that ever holds its secret."""
+    """Create a key. Only this answer contains the key's secret."""
     gateway = _gateway(request)
     terms = NewKey.parse(await _body(request))
     if terms.expires_at is not None and terms.expires_at <= time.time():
@@ -44,7 +47,7 @@ async def create_key(request: Request) -> Response:
 
 
 async def change_key(request: Request) -> Response:
-    """Other terms for a key, from its next request on."""
+    """Change the terms of a key, from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     terms = KeyChange.parse(await _body(request))
     refuse_static(gateway.gatekeeper.static, key_id)
@@ -54,7 +57,7 @@ async def change_key(request: Request) -> Response:
 
 
 async def revoke_key(request: Request) -> Response:
-    """The end of a key. Requests that run already are finished."""
+    """Revoke a key. Running requests continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     refuse_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
@@ -63,7 +66,7 @@ async def revoke_key(request: Request) -> Response:
 
 
 def _route(path: str, **endpoints: Endpoint) -> Route:
-    """One route for all methods of a path: it alone can say which ones there are."""
+    """Return one route for all methods of a path, because only a single route can list the allowed methods."""
 
     async def answer(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)

@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`, in Anthropic's shape for clients that send `anthropic-version`."""
+"""`GET /v1/models` and `GET /v1/models/{id}`, in Anthropic's format for clients that send `anthropic-version`."""
 
 import time
 
@@ -14,7 +14,7 @@ from helexa.http.json_response import JsonResponse
 
 
 async def list_models(request: Request) -> Response:
-    """All models and aliases that whoever asks may use."""
+    """Return all models and aliases that the principal may use."""
     entries = _entries(request)
     if VERSION_HEADER in request.headers:
         return JsonResponse(anthropic_page(entries, request.query_params))
@@ -22,7 +22,7 @@ async def list_models(request: Request) -> Response:
 
 
 async def get_model(request: Request) -> Response:
-    """One of them."""
+    """Return one model or alias."""
     name: str = request.path_params["model"]
     for entry in _entries(request):
         if entry["id"] == name:

@@ -1,4 +1,4 @@
-"""`/api/nodes`: what is known of every node, and taking one out of service."""
+"""`/api/nodes`: the state of every node; cordon, uncordon and drain a node."""
 
 import asyncio
 from contextlib import suppress
@@ -16,24 +16,30 @@ MAX_WAIT_SECS = 600.0
 
 
 async def list_nodes(request: Request) -> Response:
-    """`GET /api/nodes`: everything known of every node."""
+    """`GET /api/nodes`: return the state of every node."""
     view = _fleet(request).view()
     return JsonResponse({"nodes": [_entry(view, node) for node in view.nodes]})
 
 
 async def cordon_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/cordon`: give it nothing new; what runs there goes on."""
+    """`POST /api/nodes/{name}/cordon`: send no new requests and loads to a node.
+
+    Running requests continue.
+    """
     return _cordon(request, True)
 
 
 async def uncordon_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/uncordon`: give it requests and loads again."""
+    """`POST /api/nodes/{name}/uncordon`: send requests and loads to a node again."""
     return _cordon(request, False)
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/drain`: cordon it, and answer when nothing runs there through this gateway any more, or
-    after `wait_secs` (600 unless asked for less); the counts say which. It stays cordoned in either case."""
+    """`POST /api/nodes/{name}/drain`: cordon a node, and answer once this gateway has no request and no load there.
+
+    The answer comes at the latest after `wait_secs` (default and maximum 600); its counts show whether requests still
+    run. The node stays cordoned in either case.
+    """
     wait_secs = _wait_secs(request)
     fleet, name = _fleet(request), _cordoned(request, True)
     with suppress(TimeoutError):

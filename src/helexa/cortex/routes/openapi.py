@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: what this API is, for programs."""
+"""`GET /openapi.json`: the OpenAPI document of this API."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from helexa.cortex.api.openapi import document
 
 
 async def get_document(_request: Request) -> Response:
-    """The OpenAPI document."""
+    """Return the OpenAPI document."""
     return Response(_encoded(), media_type="application/json")
 
 

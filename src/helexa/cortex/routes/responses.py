@@ -1,4 +1,4 @@
-"""What a node keeps of a response: asked of the node that keeps the response, which its id tells."""
+"""Stored responses: forwards requests to the node that stores the response, which the response's id identifies."""
 
 from urllib.parse import urlencode
 

@@ -1,4 +1,7 @@
-"""Routes that a model's tokenizer answers: a node is asked, and nothing is generated, loaded or charged."""
+"""Endpoints that a model's tokenizer answers on a node.
+
+These endpoints generate, load and charge nothing.
+"""
 
 import asyncio
 from urllib.parse import quote
@@ -53,7 +56,7 @@ async def ask_tokenizer(request: Request) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, fields.model, fields.previous_response_id)
-        if fields.model != target.model or target.kind != "neuron":  # so that others read no second name
+        if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
             work = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await work(rewrite, body, {"model": target.model})
         return await _answer(gateway, target, principal, request.url.path, body)
@@ -88,8 +91,11 @@ async def _target(gateway: Gateway, principal: Principal | None, name: str | Non
     """Return the node to ask.
 
     Args:
-        name: a model or an alias; None for the only model that is loaded, as clients of one-model servers omit it.
-        previous: a stored response, whose node is asked.
+        gateway: the gateway.
+        principal: principal of the request.
+        name: a model id or an alias; None for the only loaded model, because clients of one-model servers omit the
+            name.
+        previous: id of a stored response; its node is preferred.
     """
     view = gateway.fleet.view()
     model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)

@@ -1,1 +1,1 @@
-"""Picks the node that answers a request."""
+"""Chooses the node that answers a request."""

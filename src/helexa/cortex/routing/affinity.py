@@ -1,8 +1,8 @@
-"""What makes two requests belong together, and which node they belong to.
+"""Prefix-cache affinity: assigns requests with the same session or the same prompt beginning to the same node.
 
-Requests that begin alike are cheapest where their beginning is cached. The key of a request names its session, or its
-beginning; rendezvous hashing ranks the nodes for a key, so that gateways which never talk to one another agree, and a
-node that comes or goes moves only its own share.
+Requests with a common beginning are cheapest on the node that has this beginning in its prefix cache. The affinity key
+of a request names its session or its prompt beginning. Rendezvous hashing ranks the nodes for a key. Gateways therefore
+agree without communication, and an added or removed node moves only its own share of the keys.
 """
 
 import re
@@ -18,14 +18,14 @@ KEY_BYTES = 16
 _MAX_SESSION_BYTES = 512
 _HASHED_END_BYTES = 32 << 10
 _HASHED_OF_A_TEXT = 2 << 10
-# Clients move this mark along as a conversation grows; the message it sits in stays the same message.
+# Clients move this mark to later messages as a conversation grows; the marked message itself does not change.
 _CACHE_MARK = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
 
 _NOTHING = msgspec.Raw()
 
 
 class _Beginning(msgspec.Struct):
-    """The members of a body that begin a prompt, in any of the dialects; the node judges what they hold."""
+    """The fields of a request body that begin the prompt, in any API format; the node validates their values."""
 
     prompt_cache_key: Any = None
     metadata: Any = None
@@ -49,19 +49,24 @@ _messages = msgspec.json.Decoder(list[msgspec.Raw])
 def affinity_key(
     body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), account: str = "", min_bytes: int = 1024
 ) -> bytes | None:
-    """What names the session of a request, as `KEY_BYTES` bytes; None when nothing does.
+    """Return the affinity key of a request (`KEY_BYTES` bytes), or None if the request has none.
 
-    That is, in this order: the header `x-session-id`; `prompt_cache_key` of the body; Anthropic's `metadata.user_id`,
-    which agents fill with their session; the prompt's beginning. The beginning is what every later turn of the same
-    conversation repeats: tools, system, and messages up to the first of the user's, or as many as make `min_bytes`
-    if that is more. A prompt that is shorter than that has no key: there is little to find in a cache. OpenAI's `user`
-    is not looked at, because one user's many conversations do not begin alike. Of a bare `prompt`, which may go on
-    growing, the first 2 KiB count.
+    The first of these sources that exists is used:
+
+    1. The header `x-session-id`.
+    2. `prompt_cache_key` of the body.
+    3. Anthropic's `metadata.user_id`, which agents fill with their session.
+    4. The beginning of the prompt, which every later turn of the conversation repeats: tools, system, and messages up
+       to the first user message, extended to at least `min_bytes`. A shorter prompt has no key, because the cache can
+       save little. Of a plain `prompt` string, which may grow, the first 2 KiB (or `min_bytes`, if larger) count.
+
+    OpenAI's `user` is not used, because one user's conversations do not begin alike.
 
     Args:
-        body: a request in any dialect. What cannot be read has no key.
+        body: a request in any API format. A malformed body has no key.
         headers: names in lower case.
-        account: whose request it is; two accounts never share a key.
+        account: account of the request; two accounts never share a key.
+        min_bytes: minimum length of a prompt beginning.
     """
     for name, value in headers:
         if name == SESSION_HEADER and 0 < len(value) <= _MAX_SESSION_BYTES:
@@ -79,7 +84,7 @@ def affinity_key(
 
 
 def ranked(names: Iterable[str], model: str, key: bytes) -> list[str]:
-    """Node names, the one that a key belongs to first, then the one it would go to without that, and so on."""
+    """Return the node names ranked for a key; the first node is preferred, then the second, and so on."""
     tail = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
     return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + tail, digest_size=8).digest())
 
@@ -95,7 +100,7 @@ def _prefix(account: str, beginning: _Beginning, min_bytes: int) -> bytes | None
     for part in (beginning.tools, beginning.system, beginning.instructions):
         size += _feed(digest, bytes(part))
     turns = bytes(beginning.messages) or bytes(beginning.input)
-    if turns[:1] != b"[":  # one text
+    if turns[:1] != b"[":  # a single string
         size += _feed(digest, turns or bytes(beginning.prompt)[: max(min_bytes, _HASHED_OF_A_TEXT)])
         return digest.digest() if size >= min_bytes else None
     asked = False
@@ -114,7 +119,10 @@ def _digest(account: str, kind: bytes) -> blake2b:
 
 
 def _feed(digest: blake2b, part: bytes) -> int:
-    """Hash one part of a prompt; its size in bytes. Of a very long one, both ends stand for the whole."""
+    """Hash one part of a prompt and return its size in bytes.
+
+    Of a very long part, only both ends are hashed.
+    """
     if b'"cache_control"' in part:
         part = _CACHE_MARK.sub(b"", part)
     size = len(part)

@@ -1,4 +1,4 @@
-"""Which node that has a model warm answers a request: a pure decision over the fleet's picture."""
+"""Chooses among the nodes that have a model loaded. Pure functions of a `FleetView`."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -19,16 +19,22 @@ _LONGEST_NAME = 64
 Choose = Callable[[Sequence[Node]], Node]
 
 Outcome = Literal["unreached", "broken", "silent", "busy"]
-"""How an attempt failed before the first byte of an answer: no connection; a connection that ended or did not speak
-HTTP; a connection that said nothing for too long; a 429 or 503."""
+"""How an attempt failed before the first byte of a response.
+
+`unreached`: no connection. `broken`: the connection ended or did not carry HTTP. `silent`: a timeout expired. `busy`:
+the node answered 429 or 503.
+"""
 
 
 class Warm(msgspec.Struct, frozen=True):
-    """Forward to a node that has the model.
+    """Decision to forward a request to a node that has the model loaded.
 
     Attributes:
-        reason: why this node, for the header `x-helexa-route`: ASCII, bounded.
-        kind: of the node.
+        model: the model id.
+        node: the node's name.
+        url: base URL of the model's API.
+        reason: why the router chose this node, for the header `x-helexa-route`: short ASCII text.
+        kind: kind of the node.
     """
 
     model: str
@@ -46,16 +52,19 @@ def route(
     choose: Choose = random.choice,
     avoid: Collection[str] = (),
 ) -> Warm | None:
-    """The node that answers a request for `model`; None when none that has it warm may be asked.
+    """Return the node that answers a request for `model`, or None if no node with the model can get the request.
 
-    Load is a veto, affinity a preference: the first node in the key's order whose load is within
-    `affinity_load_factor` times the average, plus one; without a key the least busy. Nodes that failed or were busy a
-    moment ago are asked only when there is no other.
+    With an affinity key, the first node in the key's order is chosen whose load is at most `affinity_load_factor` times
+    the average load plus one. Without a key, the node with the lowest load is chosen. Nodes that failed or were busy
+    recently are chosen only if no other node has the model.
 
     Args:
-        key: names the session, `affinity.affinity_key`.
-        choose: breaks ties between the least busy.
-        avoid: names of nodes that have been tried already.
+        view: state of the fleet.
+        model: the model id.
+        key: affinity key from `affinity.affinity_key`, or None.
+        settings: the routing section of the configuration.
+        choose: chooses among the nodes with the lowest load.
+        avoid: names of nodes that were already tried.
     """
     able = candidates(view, model, avoid)
     calm = [node for node in able if (node.name, model) not in view.wary] or able
@@ -68,7 +77,7 @@ def route(
 
 
 def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list[Node]:
-    """The nodes that may be asked for `model` now."""
+    """Return the nodes that may get a request for `model` now."""
     return [
         node
         for node in view.nodes
@@ -81,7 +90,7 @@ def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list
 
 
 def has_warm(node: Node, model: str) -> bool:
-    """Whether a node is up and has the model loaded and servable."""
+    """Return whether a node is up and has the model loaded and servable."""
     if not node.healthy:
         return False
     info = node.models.get(model)
@@ -89,18 +98,21 @@ def has_warm(node: Node, model: str) -> bool:
 
 
 def failing(view: FleetView, model: str) -> ApiError | None:
-    """The refusal when a model is warm, but only where requests keep failing: a load elsewhere would cost more than
-    the moment until it is tried again."""
+    """Return the error response if every node that has the model loaded keeps failing, else None.
+
+    The model is not loaded elsewhere in this case, because a load costs more than waiting for the breaker's next probe.
+    """
     if any((node.name, model) in view.open and has_warm(node, model) and not node.cordoned for node in view.nodes):
         return service_unavailable(f"requests for model '{model}' keep failing on every node that has it", RETRY_OPEN)
     return None
 
 
 def may_retry(outcomes: Sequence[Outcome]) -> bool:
-    """Whether another node may be asked after these failed attempts, the last of them just now.
+    """Return whether another node may be asked after these failed attempts, the last of which has just failed.
 
-    A node that was never reached has seen nothing of the request; a busy one has refused it. One that broke off may
-    have died of it, so a second node is given it, but no third. One that is silent may still be at work on it.
+    * `unreached`, `busy`: yes, because the node has not processed the request.
+    * `broken`: once, because the request may have crashed the node; a third node never gets the request.
+    * `silent`: no, because the node may still be working on the request.
     """
     last = outcomes[-1]
     return last in ("unreached", "busy") or (last == "broken" and outcomes.count("broken") == 1)
@@ -115,7 +127,7 @@ def _chosen(
     if key is not None and settings.affinity:
         bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
         order = ranked(loads, model, key)
-        name = next(name for name in order if loads[name] <= bound)  # the least busy is within it at the latest
+        name = next(name for name in order if loads[name] <= bound)  # the lowest load is always within the bound
         node = next(node for node in nodes if node.name == name)
         return node, "affinity" if name == order[0] else "overflow"
     least = min(loads.values())

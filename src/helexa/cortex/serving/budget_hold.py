@@ -1,8 +1,9 @@
-"""Holds the budget of a request: the most tokens that a node can use to answer it.
+"""Reserves the budget of a request: the maximum number of tokens that a node can use to answer it.
 
-1. The cheap bound: the bytes of the body, the number of images and the output limit.
-2. If the budget has not that much left, a node with the model counts the prompt's tokens.
-3. If that is still too much, and the client states no output limit, the output limit is what the budget has left.
+1. First bound, without tokenizing: bytes of the body, number of images, and the output limit.
+2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens.
+3. If the counted bound is still too large and the client states no output limit, the output limit becomes the rest of
+   the budget.
 """
 
 from msgspec.structs import replace
@@ -17,15 +18,16 @@ from helexa.cortex.requests.request import Question
 from helexa.cortex.usage.media_tokens import media_tokens
 
 DEFAULT_OUTPUT = 8192
-"""Output limit for a key with a cap whose client states none.
+"""Output limit for a key with a cap if the client states none.
 
-Nodes would use all that the context leaves. One answer would hold as much of the budget, and others had to wait.
+Without a limit, nodes use the rest of the context. One response would reserve that much of the budget, and other
+requests of the key would have to wait.
 """
 THIRD_PARTY_OUTPUT = 4096
 LEAST_OUTPUT = 256
-"""An answer is not cut to fewer tokens than this to fit a budget."""
+"""Minimum output limit: a response is not limited to fewer tokens to fit a budget."""
 
-_COUNT_MARGIN = 64  # a node counts the prompt without thinking, whose marks a chat template may add
+_COUNT_MARGIN = 64  # a node counts the prompt without thinking marks, which a chat template may add
 _LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
 
 
@@ -38,9 +40,12 @@ async def hold_budget(
     question: Question,
     limit: Limit | None,
 ) -> tuple[Reservation, Question]:
-    """Reserve what `question` can use of the key's budget; return the question with the output limit that is held.
+    """Reserve the tokens that `question` can use from the key's budget.
 
-    A key without a cap holds an estimate, and its requests are forwarded as they are.
+    For a key without a cap, an estimate is reserved and the request is forwarded unchanged.
+
+    Returns:
+        The reservation, and the question with the enforced output limit.
 
     Raises:
         ApiError: 429 if the budget does not suffice, 503 if the ledger does not answer.
@@ -86,7 +91,7 @@ def default_output(view: FleetView, model: str, question: Question, context: int
     """Return the output limit of a request that states none.
 
     Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the
-    prompt there. Nodes of our own lower it by themselves.
+    prompt. Helexa's own nodes lower the limit themselves.
     """
     if not any(model in node.models and node.kind != "neuron" for node in view.nodes):
         return DEFAULT_OUTPUT

@@ -1,4 +1,4 @@
-"""What a request goes through between being read and being answered: permission, limits, budget, a node."""
+"""Serves a parsed request: authorization, limits, budget, and forwarding to a node."""
 
 import asyncio
 import logging
@@ -27,20 +27,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits for its model: those with a key come first."""
+    """A request that waits for its model; requests with a key have a higher priority."""
 
     priority: int
     enqueued: float = field(default_factory=time.monotonic)
 
 
 async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange, admitted: Pass) -> None:
-    """Answer one question.
+    """Answer one request.
 
     Args:
-        admitted: the request's pass of its key's limits, entered before the body was read.
+        gateway: the gateway.
+        question: the parsed request.
+        reply: the response to the client.
+        exchange: the request record.
+        admitted: the request's pass from its key's limits, entered before the body was read.
 
     Raises:
-        ApiError: refused or failed; the caller ends the reply with it.
+        ApiError: the request was rejected or failed; the caller ends the reply with this error.
     """
     exchange.name, exchange.prompt_estimate = question.model, question.prompt_estimate
     model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
@@ -77,20 +81,20 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
 
 
 def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
-    """Return whether the catalogue or a node has the model of this id."""
+    """Return whether the catalogue or a node has a model with this id."""
     return gateway.catalogue.profile(model) is not None or view.knows(model)
 
 
 async def _ask(
     gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
 ) -> None:
-    """Put the question to the right node, and to another while that may help."""
+    """Forward the request to a node, and to further nodes as long as a retry is allowed."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
     view = gateway.fleet.view()
     outcomes: list[Outcome] = []
     tried: set[str] = set()
     if question.previous is not None and (holder := view.holder(question.previous)) is not None:
-        tried = {node.name for node in view.nodes} - {holder.name}  # no other node knows what was said
+        tried = {node.name for node in view.nodes} - {holder.name}  # no other node stores the previous response
     target = (
         route(view, model, key, routing, avoid=tried)
         or route(view, model, key, routing)
@@ -112,7 +116,7 @@ async def _ask(
 
 
 async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange) -> bytes | None:
-    """Return the request's affinity key, None where it is of no use."""
+    """Return the request's affinity key, or None if affinity is disabled or there are fewer than two nodes."""
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None
@@ -123,7 +127,7 @@ async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange
 
 
 async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
-    """Where the model serves once it is loaded."""
+    """Wait for the model to be loaded, and return where it serves."""
     refusal = failing(gateway.fleet.view(), model)
     if refusal is not None:
         raise refusal
@@ -136,6 +140,9 @@ async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """The largest limit that any node advertises: what exceeds it fits nowhere."""
+    """Return the largest limit that any node advertises, or None.
+
+    A larger prompt fits on no node.
+    """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

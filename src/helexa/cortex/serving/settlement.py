@@ -1,4 +1,4 @@
-"""Charges a request: its tokens are held before a node is asked, and settled before the answer's end is passed on."""
+"""Settles the charge of a request: before the end of the response is sent to the client."""
 
 import asyncio
 import logging
@@ -18,15 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class Bill:
-    """The charge of one request. The context settles it on every path.
+    """Settlement of one request. The context manager settles on every code path.
 
-    * A complete answer is charged what it says itself.
-    * An answer that broke off, or whose client hung up, is charged what the node reports when asked. Without a report
-      the prompt is estimated, and the output from the content that passed; the entry is marked as estimated.
-    * A request that the gateway gave up after a timeout is charged what the node reports, without a report nothing.
-    * A request that no node answered, or that was rejected, costs nothing.
+    * A complete response is charged by the usage that it states.
+    * A response that broke off, or whose client disconnected, is charged by the usage that the node reports on request.
+      Without a report, the prompt and the output are estimated, and the ledger entry is marked as estimated.
+    * A request that timed out in the gateway is charged by the usage that the node reports; without a report it is
+      free.
+    * A request that no node answered, or that was rejected, is free.
 
-    A key with a cap is never charged more than was held, whatever a node claims.
+    A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
     """
 
     def __init__(self, reservation: Reservation, question: Question, exchange: Exchange, calls: NodeCalls) -> None:
@@ -36,7 +37,7 @@ class Bill:
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage that the answer states, if it has stated it."""
+        """Charge the usage that the response states, if it has stated it."""
         exchange = self._exchange
         if exchange.usage is None and exchange.meter is not None:
             exchange.usage = exchange.meter.usage()

@@ -1,8 +1,8 @@
 """The HTTP/1.1 client of the data path: pooled connections to nodes, responses as raw bytes.
 
 A general-purpose client costs more processor time per request than the rest of the gateway, so this client implements
-only what forwarding needs: one connection pool per origin, back-pressure, and timeouts on silence instead of a total
-timeout. httptools (llhttp) parses the responses, strictly.
+only the features that forwarding needs: one connection pool per origin, back-pressure, and timeouts on silence instead
+of a total timeout. httptools (llhttp) parses the responses in strict mode.
 
 Timeouts:
 

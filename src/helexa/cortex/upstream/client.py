@@ -14,11 +14,11 @@ from helexa.http.connections.request_head import Headers
 
 CONNECT_TIMEOUT_SECS = 2.0
 
-# Shorter than the keep-alive of the servers behind, so that they never close a connection just as it is reused.
+# Shorter than the keep-alive timeout of common servers, so that a server does not close a connection during its reuse.
 KEEPALIVE_SECS = 4.0
 
 UNCHECKED_SECS = 0.5
-"""Connections that are idle for longer are checked before their next use: no server's keep-alive is that short."""
+"""Connections that were idle longer are checked before reuse. Servers keep idle connections at least this long."""
 
 MAX_IDLE = 1024
 
@@ -29,7 +29,7 @@ class Upstream:
     """Pooled connections to any number of origins.
 
     Args:
-        max_idle: most connections that are kept idle, over all origins.
+        max_idle: maximum number of idle connections over all origins.
 
     Attributes:
         idle_timeout_secs: longest silence within a response, or before it if the node is down.
@@ -59,20 +59,24 @@ class Upstream:
         interim: bool = False,
         repeatable: bool = False,
     ) -> Answer:
-        """Send a request and wait for the head of its response.
+        """Send a request, wait for the head of its response, and return the response.
 
-        A server may close an idle connection in the moment of the next request. The request is then sent again over a
-        new connection only if that is harmless: it is a GET, or `repeatable`. Any other request fails, because the
-        server may have read it before the connection ended.
+        A server may close an idle connection at the moment of the next request. The request is then sent again over a
+        new connection only if a repetition is harmless: it is a GET, or `repeatable`. Any other request fails, because
+        the server may have read it before the connection ended.
 
         Args:
+            method: HTTP method.
             base: the node's base URL.
-            headers: all but `host` and `content-length`; free of line breaks.
-            lives: returns whether the node answers elsewhere; consulted when it is silent on this connection.
+            path: path and query below the base URL.
+            headers: all headers except `host` and `content-length`; free of line breaks.
+            body: body of the request.
+            lives: returns whether the node answers its polls; called when the node is silent on this connection.
             interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
+            repeatable: True if the request may be sent twice.
 
         Raises:
-            NotReached: no connection within two seconds.
+            NotReached: no connection within `CONNECT_TIMEOUT_SECS`.
             LocalError: no connection, because the gateway is out of descriptors, ports or memory.
             BrokenOff: the connection ended before the response began.
             Silent: a timeout on silence expired.
@@ -92,7 +96,7 @@ class Upstream:
         return await (await self._connect(origin)).ask(head, body, lives, interim)
 
     def close(self) -> None:
-        """Close the connections that are idle; those in use are closed by their answers."""
+        """Close the idle connections. Connections in use are closed by their answers."""
         for connections in self._idle.values():
             for connection in connections:
                 connection.cut()
@@ -100,7 +104,7 @@ class Upstream:
         self._idle_count = 0
 
     def keep(self, connection: Connection) -> None:
-        """Take back a connection whose answer is complete; close the oldest one if too many are idle."""
+        """Return a connection with a complete response to the pool; close the oldest one if too many are idle."""
         kept = self._idle.setdefault(connection.origin, deque())
         kept.append(connection)
         self._idle_count += 1

@@ -1,4 +1,4 @@
-"""One connection to a node and the response that comes over it."""
+"""One connection to a node, and the response on it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -13,7 +13,7 @@ from helexa.http.connections.request_head import Headers
 from helexa.http.connections.tcp_keep_alive import enable_tcp_keep_alive
 
 INTERIM_SECS = 15
-"""Interval of the `102 Processing` responses that a node is asked for while it makes a non-streamed response."""
+"""Interval of the `102 Processing` responses that a node sends while it computes a non-streamed response."""
 
 _MAX_HEADER_BYTES = 64 << 10
 _HIGH_WATER_BYTES = 256 << 10
@@ -21,7 +21,7 @@ _RECHECK_SECS = 1.0
 
 
 class Pool(Protocol):
-    """What a connection needs of the pool that it belongs to.
+    """The interface of the pool that a connection needs.
 
     Attributes:
         idle_timeout_secs: longest silence within a response, or before it if the node is down.
@@ -32,7 +32,7 @@ class Pool(Protocol):
     answer_timeout_secs: float
 
     def keep(self, connection: "Connection") -> None:
-        """Take back a connection whose answer is complete."""
+        """Return a connection with a complete response to the pool."""
         ...
 
     def forget(self, connection: "Connection") -> None:
@@ -41,10 +41,11 @@ class Pool(Protocol):
 
 
 class Answer:
-    """One response: status and headers at once, the body chunk by chunk.
+    """One response: status and headers are known from the start, the body follows chunk by chunk.
 
     Attributes:
-        headers: as the node sent them, names in lower case.
+        status: HTTP status.
+        headers: headers as the node sent them, with names in lower case.
     """
 
     def __init__(self, connection: "Connection") -> None:
@@ -54,19 +55,19 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the body was taken, so that `chunk` would be empty."""
+        """Whether the whole body was read, so that `chunk` would return empty bytes."""
         return self._connection.complete
 
     def chunk(self) -> Coroutine[Any, Any, bytes]:
-        """Await the next bytes of the body, as they come; empty at its end.
+        """Await the next bytes of the body; empty at the end.
 
         Raises:
-            BrokenOff, Silent: the rest will not come.
+            BrokenOff, Silent: the rest of the body will not arrive.
         """
-        return self._connection.body()  # a coroutine of its own would cost each chunk another frame
+        return self._connection.body()  # no `await` here: it would cost one more frame per chunk
 
     def close(self) -> None:
-        """Let the connection go: to the pool if the answer is complete, else it is cut, which the node notices."""
+        """Return the connection to the pool if the response is complete, else close it, which the node notices."""
         self._connection.release()
 
 
@@ -75,9 +76,9 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         origin: the server.
-        heard_at: when the last bytes came (the event loop's clock).
-        spoken: bytes came since the last request was sent.
-        status, headers: of the response.
+        heard_at: when the last bytes arrived (the event loop's clock).
+        spoken: True if bytes arrived since the last request was sent.
+        status, headers: status and headers of the response.
     """
 
     def __init__(self, pool: Pool, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
@@ -91,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._asked = False
         self._asked_at = 0.0
         self._lives: Callable[[], bool] | None = None
-        self._begun = False  # bytes of the response's body came
+        self._begun = False  # True once bytes of the response's body arrived
         self._interim_header = b""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -109,17 +110,17 @@ class Connection(asyncio.Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether all of the response's body was taken."""
+        """Whether the whole body of the response was read."""
         return self._complete and not self._chunks
 
     def is_open(self) -> bool:
-        """Return whether the server has not closed the connection, as far as this machine's kernel knows."""
+        """Return whether the connection is open in the kernel's view."""
         if self._transport is None or self._transport.is_closing():
             return False
         return not is_gone(self._transport.get_extra_info("socket").fileno())
 
     async def ask(self, head: bytes, body: bytes, lives: Callable[[], bool] | None, interim: bool) -> Answer:
-        """Send a request and wait for the head of its response.
+        """Send a request, wait for the head of its response, and return the response.
 
         Args:
             head: request line and headers, without the empty line that ends them.
@@ -128,7 +129,7 @@ class Connection(asyncio.Protocol):
             interim: see `Upstream.ask`.
 
         Raises:
-            BrokenOff, Silent: no response came.
+            BrokenOff, Silent: no response arrived.
         """
         if self._transport is None or self._transport.is_closing():
             raise BrokenOff("closed")
@@ -137,7 +138,7 @@ class Connection(asyncio.Protocol):
         self.heard_at = self._asked_at = self._loop.time()
         self._lives, self._begun = lives, False
         if self._pool.answer_timeout_secs:
-            self._clear_alarm()  # the alarm of the request before may ring too late for this limit
+            self._clear_alarm()  # the timer of the previous request may expire too late for this limit
         if interim:
             head += self._interim_header
         if len(body) <= _HIGH_WATER_BYTES:
@@ -154,10 +155,10 @@ class Connection(asyncio.Protocol):
         return Answer(self)
 
     async def body(self) -> bytes:
-        """Return the next bytes of the response's body, empty at its end.
+        """Return the next bytes of the response's body; empty at the end.
 
         Raises:
-            BrokenOff, Silent: the rest will not come.
+            BrokenOff, Silent: the rest of the body will not arrive.
         """
         while not self._chunks:
             if self._complete:
@@ -166,7 +167,7 @@ class Connection(asyncio.Protocol):
         chunks, self._chunks, self._held_bytes = self._chunks, [], 0
         if self._paused and self._transport is not None:
             self._paused = False
-            self.heard_at = self._loop.time()  # the node could not be heard while reading was paused
+            self.heard_at = self._loop.time()  # while reading was paused, no bytes could arrive
             self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -186,7 +187,10 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     async def _something(self) -> None:
-        """Wait for the next event of the response. A failure is raised only after all that came before it was taken."""
+        """Wait for the next event of the response.
+
+        An error is raised only after all earlier bytes were read.
+        """
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
@@ -200,7 +204,7 @@ class Connection(asyncio.Protocol):
     def _check_silence(self) -> None:
         """Fail the request if a timeout expired, else set the timer again.
 
-        One timer per connection follows `heard_at`, instead of one timer per read. It ends when no request runs.
+        One timer per connection follows `heard_at`, instead of one timer per read. The timer ends when no request runs.
         """
         self._alarm = None
         if not self._asked:
@@ -212,7 +216,7 @@ class Connection(asyncio.Protocol):
                 left = _RECHECK_SECS
             if answer_secs:
                 left = min(left, self._asked_at + answer_secs - now)
-        if self._paused:  # the client reads nothing, so the node's silence means nothing
+        if self._paused:  # the client reads nothing, so the node's silence is not an error
             left = max(left, _RECHECK_SECS)
         if left > 0:
             self._alarm = self._loop.call_later(left, self._check_silence)
@@ -234,21 +238,21 @@ class Connection(asyncio.Protocol):
         self._wake()
         self.cut()
 
-    # What the event loop calls.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport of the new connection."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        """Store the transport of the new connection."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same methods
         enable_tcp_keep_alive(transport.get_extra_info("socket"))
         host, port = transport.get_extra_info("sockname")[:2]
-        # A node answers with 102 only if it sees this address, since some proxies take a 102 for the response itself.
+        # A node answers with 102 only if it sees this address: some proxies take a 102 for the response itself.
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the response; bytes that no request has asked for fail the connection."""
+        """Parse bytes of the response; bytes outside of a response fail the connection."""
         self.heard_at = self._loop.time()
         self.spoken = True
-        if not self._asked or self._complete:  # nobody has asked for this
+        if not self._asked or self._complete:  # no response is expected
             self._fail(BrokenOff("bytes after the answer"))
             return
         try:
@@ -265,7 +269,10 @@ class Connection(asyncio.Protocol):
                 self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the response: complete if its end is that of the connection, else broken off."""
+        """End the response.
+
+        The response is complete if its body ends with the connection; otherwise it broke off.
+        """
         if not self._asked:
             self._pool.forget(self)
         elif self._until_close and exc is None and not self._complete:
@@ -276,7 +283,7 @@ class Connection(asyncio.Protocol):
         self._clear_alarm()
         self._transport = None
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         """Reject a second response."""
@@ -284,14 +291,14 @@ class Connection(asyncio.Protocol):
             raise ValueError("bytes after the answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take one header."""
+        """Store one header."""
         self._header_bytes += len(name) + len(value)
         if self._header_bytes > _MAX_HEADER_BYTES:
             raise ValueError("too many headers")
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Take the status, and learn how the body ends."""
+        """Store the status, and determine how the body ends."""
         self.status = self._parser.get_status_code()
         if self.status >= 200:
             names = {name for name, _ in self.headers}
@@ -300,14 +307,14 @@ class Connection(asyncio.Protocol):
             self._headed = True
 
     def on_body(self, body: bytes) -> None:
-        """Hold a piece of the body."""
+        """Buffer a part of the body."""
         self._begun = True
         self._chunks.append(body)
         self._held_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """End the response, unless it was an interim one."""
-        if self.status < 200:  # the answer itself is still to come
+        """End the response, unless it is an interim response."""
+        if self.status < 200:  # the final response follows
             self.headers = []
             self._header_bytes = 0
         else:

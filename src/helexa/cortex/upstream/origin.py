@@ -1,4 +1,4 @@
-"""Where connections lead: the host, port and scheme of a node's base URL."""
+"""Origins: scheme, host and port of a node's base URL."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Origin:
-    """Where connections lead."""
+    """Scheme, host and port of a server."""
 
     host: str
     port: int
@@ -15,14 +15,14 @@ class Origin:
 
     @property
     def authority(self) -> str:
-        """The `Host` header."""
+        """The value of the `Host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
 @lru_cache(maxsize=1024)
 def parse_base(url: str) -> tuple[Origin, str]:
-    """The origin and the path prefix of a node's base URL, which the configuration has checked."""
+    """Return the origin and the path prefix of a node's base URL, which is already validated."""
     parts = urlsplit(url)
     tls = parts.scheme == "https"
     host = (parts.hostname or "").encode("idna").decode()

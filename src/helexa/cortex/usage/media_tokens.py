@@ -1,10 +1,10 @@
-"""How many tokens the images and other files of a prompt can have, from one scan of the request body."""
+"""Upper bound of the tokens of images and other files in a prompt, from one scan of the request body."""
 
 import re
 from collections.abc import Callable
 
 IMAGE_TOKENS = 4096
-"""Tokens of one image in a prompt, whatever the length of its URL."""
+"""Tokens of one image in a prompt, regardless of the length of its URL."""
 
 _LONG_BYTES = 16 << 10
 _FEW_QUOTES = 64
@@ -13,14 +13,14 @@ _MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
 
 
 def media_tokens(body: bytes) -> int:
-    """Return the most tokens that the images and other files in a request body can have."""
+    """Return the maximum number of tokens that the images and other files in a request body can have."""
     return IMAGE_TOKENS * _media_parts(body)
 
 
 def _media_parts(body: bytes) -> int:
-    """Return the most images and other files that a server can find in a prompt.
+    """Return the maximum number of images and other files that a server can find in a prompt.
 
-    Some servers go by the type of a content part, others by the name of its member.
+    Some servers read the type of a content part, others the name of its member.
     """
     found = _find_all(_MEDIA_OR_ESCAPE, body)
     members = [name for name in found if name]
@@ -31,7 +31,10 @@ def _media_parts(body: bytes) -> int:
 
 
 def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
-    """Return `pattern.findall(body)`. Each match begins with a quote, and `find` skips the text before it faster."""
+    """Return `pattern.findall(body)`.
+
+    Each match begins with a quote, and `find` skips the text before it faster.
+    """
     found: list[bytes] = []
     end = 0
     for _ in range(_FEW_QUOTES if len(body) > _LONG_BYTES else 0):
@@ -46,17 +49,22 @@ def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
 
 
 def _escapable(name: str) -> str:
-    """Return a pattern of `name` in JSON, any letter of which may be escaped."""
+    """Return a pattern for `name` in JSON, in which any letter may be escaped."""
     return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
 
 
 def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[bytes]:
-    """Return a pattern of a content part's type, or as its group of a member's name; `spelled` gives that of a name."""
+    """Return a pattern for a content part's type, or for a member's name as the group of the match.
+
+    Args:
+        spelled: returns the pattern of a name.
+        more: alternative to the pattern after a member's name.
+    """
     types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
-    first = r"(?=[tivaf\\])"  # of all of them: most strings are passed over quickly
+    first = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
     return re.compile(rf'"{first}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
 
 
 _ESCAPED_MEDIA = _media_pattern(_escapable)
-# In the same scan, strings that begin with letters of which one is escaped: then the slower pattern decides.
+# The same scan also finds strings that begin with letters and contain an escaped letter; the slower pattern follows.
 _MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")

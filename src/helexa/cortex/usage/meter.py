@@ -1,4 +1,4 @@
-"""What a gateway can tell from an answer's bytes as they pass: when it spoke first and last, and what it used."""
+"""Usage and timing that the gateway reads from a response's bytes as they pass."""
 
 import json
 import re
@@ -14,20 +14,20 @@ _MAX_MENTIONS = 8
 _SPOKEN = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"((?:[^"\\]|\\.)++)', re.DOTALL
 )
-_ENVELOPE_BYTES = 300  # of an answer that is not streamed
+_ENVELOPE_BYTES = 300  # JSON around the content of a non-streamed response
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
-_END_MARK = b"[DONE]"  # quicker to look for
+_END_MARK = b"[DONE]"  # a faster search than the pattern
 _LONGEST_END = 16
 _USAGE = b'"usage"'
-_FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # objects in it, but none in those
+_FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # an object, nested at most two deep
 _COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens")
 _NUMBERS = frozenset({int, float})
 _decoder = json.JSONDecoder()
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one answer; `cached` are among the prompt's."""
+    """Token counts of one response; `prompt` includes `cached`."""
 
     prompt: int = 0
     completion: int = 0
@@ -35,12 +35,14 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Reads along one answer. It keeps a bounded tail and parses it once, at the end.
+    """Reads one response as it passes.
+
+    The meter keeps a bounded tail and parses it once, at the end.
 
     Attributes:
-        first_at: when the first content passed (`time.perf_counter`), None before that.
+        first_at: when the first content passed (`time.perf_counter`), None before.
         last_at: when the last bytes passed.
-        produced: events with content so far.
+        produced: number of events with content so far.
     """
 
     def __init__(self, *, streamed: bool) -> None:
@@ -48,12 +50,12 @@ class Meter:
         self.last_at: float | None = None
         self.produced = 0
         self._streamed = streamed
-        self._bytes = 0  # of the whole answer, or of a stream's content
-        self._event_bytes = 0  # of an event beside its content, as far as the first content shows
+        self._bytes = 0  # of a whole response, or of a stream's content
+        self._event_bytes = 0  # of an event without its content, estimated from the first content
         self._tail = bytearray()
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Take the next bytes, seen at `now`."""
+        """Process the next bytes, received at `now`."""
         if self._streamed:
             events = chunk.count(b"data:")
             if self.first_at is not None:
@@ -70,27 +72,29 @@ class Meter:
             del self._tail[:-TAIL_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Whether a stream says within its last `last` bytes that it is complete."""
+        """Return whether the last `last` bytes of a stream contain its end mark."""
         tail, begin = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
         if not self._streamed or tail.find(_END_MARK, begin) < 0:
             return False
         return _END.search(tail, begin) is not None
 
     def failed(self) -> bool:
-        """Whether a stream has said in its last events that it failed."""
+        """Return whether the last events of a stream contain an error."""
         return self._streamed and _FAILURE.search(self._tail) is not None
 
     def estimated_tokens(self) -> int:
-        """Return about how many tokens passed, for an answer without usage: a quarter of the content's bytes.
+        """Return an estimate of the output tokens for a response without usage: a quarter of the content's bytes.
 
-        An event with content counts as a token at least.
+        Each event with content counts as at least one token.
         """
         content = self._bytes if self._streamed else self._bytes - _ENVELOPE_BYTES
         return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
-        """The last usage object in the tail, None when there is none. What the node repeats of a text is in a string,
-        where the name would be followed by a backslash."""
+        """Return the last usage object in the tail, or None.
+
+        Text in a response cannot match: inside a JSON string, a quote after the name would be escaped.
+        """
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
             end = self._tail.rfind(_USAGE, 0, end)
@@ -104,9 +108,9 @@ class Meter:
 
 
 def usage_of(found: Any) -> Usage | None:
-    """The counts of a usage object; None for what is none, as it counts nothing.
+    """Return the counts of a usage object, or None if `found` is not a usage object.
 
-    Chat and completions say prompt and completion, Responses and images say input and output.
+    Chat and completions use prompt and completion counts, Responses and images use input and output counts.
     """
     if not isinstance(found, dict) or _NUMBERS.isdisjoint(map(type, map(found.get, _COUNTS))):
         return None
@@ -124,7 +128,7 @@ def _object_after(tail: bytearray, begin: int) -> dict[str, Any] | None:
         try:
             return orjson.loads(found[1])
         except orjson.JSONDecodeError:
-            pass  # braces within strings, or no JSON at all
+            pass  # braces within strings, or not JSON
     return _any_object(tail[begin:].decode("utf-8", "replace"))
 
 
@@ -140,6 +144,6 @@ def _any_object(text: str) -> dict[str, Any] | None:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():  # what 64 bits do not hold is read as one
+    if isinstance(value, float) and value.is_integer():  # orjson reads integers above 64 bits as floats
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,4 +1,4 @@
-"""What a gateway can tell from a response, or the events of its stream, as its bytes pass."""
+"""Usage and timing that the gateway reads from a response of `/v1/responses`, or from its event stream."""
 
 import re
 from typing import Any
@@ -19,7 +19,7 @@ _LONGEST_BLANK = 3
 
 
 class _Response(msgspec.Struct):
-    """What is looked at of a response."""
+    """The read fields of a response."""
 
     usage: Any = None
 
@@ -33,27 +33,27 @@ _last_event = msgspec.json.Decoder(_LastEvent)
 
 
 class ResponseMeter(Meter):
-    """Reads along one answer of `/v1/responses`.
+    """Reads one response of `/v1/responses` as it passes.
 
-    A response repeats what its request said: tools, schemas, instructions. So nothing counts but whole events by their
-    names, and of the last one, or of a whole answer, the response's own usage. What is longer than `MAX_HELD_BYTES` is
-    not read.
+    A response repeats parts of its request: tools, schemas, instructions. The meter therefore counts only whole events
+    by their names, and reads the usage only from the last event, or from a whole response. A response or event longer
+    than `MAX_HELD_BYTES` is not read.
     """
 
     def __init__(self, *, streamed: bool) -> None:
         super().__init__(streamed=streamed)
         self._ended = False
         self._failed = False
-        self._lost = False  # what came was too long to be held
+        self._lost = False  # the current event or response is too long to be buffered
         self._usage: Usage | None = None
 
     def feed(self, chunk: bytes, now: float) -> None:
-        """Take the next bytes, seen at `now`."""
+        """Process the next bytes, received at `now`."""
         self.last_at = now
         held = self._tail
         if not self._streamed:
             self._bytes += len(chunk)
-        if self._streamed and not held and chunk.endswith(b"\n\n"):  # as nodes send them
+        if self._streamed and not held and chunk.endswith(b"\n\n"):  # the usual case: whole events
             self._read(chunk, now)
             return
         held += chunk
@@ -70,15 +70,15 @@ class ResponseMeter(Meter):
             del held[:-_LONGEST_BLANK]
 
     def ended(self, last: int) -> bool:
-        """Whether the last event of a stream is there as a whole."""
+        """Return whether the last event of a stream has arrived completely."""
         return self._ended
 
     def failed(self) -> bool:
-        """Whether a stream has said that it failed."""
+        """Return whether the stream contains an error event."""
         return self._failed
 
     def usage(self) -> Usage | None:
-        """The response's usage, None before its end and when there is none."""
+        """Return the response's usage, or None before the end and for a response without usage."""
         if not self._streamed and not self._lost and self._usage is None:
             self._usage = _said(_response, self._tail)
         return self._usage

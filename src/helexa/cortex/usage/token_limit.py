@@ -1,11 +1,13 @@
-"""How many tokens a request can make a node use: one function per API reads the fields that the API honors.
+"""Upper bound of the tokens that a request can use.
 
-A budget holds `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
+One function per API reads the fields that the API honors.
 
-* Prompt: a token has at least one byte of text, and the JSON around a message is longer than what a chat template puts
-  around it. `PROMPT_OVERHEAD` covers what a template adds to the whole conversation. Images and other files can have
-  more tokens than their URL has bytes; `media.media_tokens` bounds theirs.
-* Output: the limit that is held is also the limit that is forwarded (`Question.body_for`), so the node enforces it.
+A budget reserves `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
+
+* Prompt: a token has at least one byte of text, and the JSON around a message is longer than the text that a chat
+  template puts around it. `PROMPT_OVERHEAD` covers the text that a template adds to the whole conversation. Images and
+  other files can have more tokens than their URL has bytes; `media_tokens.media_tokens` bounds their tokens.
+* Output: the reserved limit is also the forwarded limit (`Question.body_for`), so the node enforces it.
 """
 
 import re
@@ -61,16 +63,16 @@ class Fields(msgspec.Struct):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What the body of a request says about the tokens that it can use.
+    """The token-related settings of a request body.
 
     Attributes:
         prompt: upper bound of the tokens of all prompts that the body contains, without images and other files.
         prompts: number of prompts.
         answers: number of answers to all prompts; 0 if nothing is generated.
-        output: tokens of each answer at most, None if the body does not say.
-        limit_field: the field that limits the output in this API, None if none does.
-        multipliers: the fields of this API that ask for several answers.
-        continues: the prompt also contains a stored conversation.
+        output: maximum tokens of each answer, None if the body does not state it.
+        limit_field: the field that limits the output in this API, or None.
+        multipliers: the fields of this API that request several answers.
+        continues: True if the prompt also contains a stored conversation.
     """
 
     prompt: int
@@ -82,16 +84,16 @@ class Spending(msgspec.Struct, frozen=True):
     continues: bool = False
 
     def fills(self, context: int | None) -> bool:
-        """Return whether the context bounds `most_tokens`, however many more tokens the prompt has."""
+        """Return whether the context bounds `most_tokens`, regardless of further tokens in the prompt."""
         limited = self.limit_field is not None or not self.answers
         return context is not None and limited and self.prompt >= self.prompts * context
 
     def most_tokens(self, output: int, context: int | None) -> int:
-        """Return the most tokens that prompt and answers can have.
+        """Return the maximum number of tokens of prompt and answers.
 
         Args:
-            output: tokens of each answer at most.
-            context: tokens that a prompt and one answer can have together, None if unknown.
+            output: maximum tokens of each answer.
+            context: maximum tokens of a prompt and one answer together, None if unknown.
         """
         prompt = self.prompt
         if self.continues:
@@ -105,7 +107,7 @@ class Spending(msgspec.Struct, frozen=True):
 
 
 def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
-    """Return what a request to `path` can make a node use.
+    """Return the token-related settings of a request to `path`.
 
     Raises:
         ApiError: 400 `invalid_request_body`: a number that the API honors has the wrong type or is out of range.
@@ -158,7 +160,12 @@ _READERS: dict[str, Callable[[Fields, int], Spending]] = {
 
 
 def _chat_limit(fields: Fields, least: int = 1) -> int | None:
-    """The nodes' rule: `max_completion_tokens` wins over `max_tokens`, which must be at least `least`."""
+    """Return the output limit as nodes read it: `max_completion_tokens` overrides `max_tokens`.
+
+    Args:
+        fields: the fields of the body.
+        least: minimum value of `max_tokens`.
+    """
     older = _number("max_tokens", fields.max_tokens, least=least)
     return _number("max_completion_tokens", fields.max_completion_tokens) or older
 
@@ -178,7 +185,7 @@ def _number(name: str, value: Any, most: int | None = None, least: int = 1) -> i
 
 
 def _texts(value: msgspec.Raw) -> int:
-    """The number of prompts or texts in `prompt` or `input`: a string, token ids, or a list of either."""
+    """Return the number of prompts or texts in `prompt` or `input`: a string, token ids, or a list of either."""
     text = memoryview(value)
     if _SEVERAL.match(text) is None:
         return 1

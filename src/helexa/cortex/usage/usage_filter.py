@@ -1,4 +1,4 @@
-"""Removes the usage chunk from a stream whose client did not ask for it."""
+"""Removes the usage chunk from a stream whose client did not request it."""
 
 import re
 
@@ -14,19 +14,19 @@ _DONE = re.compile(rb"data: ?\[")
 
 
 class UsageFilter:
-    """Passes the bytes of a chat or completion stream on, except events with `usage` and empty `choices`.
+    """Passes a chat or completion stream on, except events with `usage` and empty `choices`.
 
-    The gateway asks every node for usage. Clients that did not ask index `choices[0]` of every chunk, as OpenAI's own
-    examples do. Of an event that is split across reads, the first part is held until the event is complete or longer
-    than `MAX_HELD_BYTES`. `[DONE]` is never held.
+    The gateway requests usage from every node. Clients that did not request usage index `choices[0]` of every chunk, as
+    OpenAI's own examples do. If an event is split across reads, its first part is held until the event is complete or
+    longer than `MAX_HELD_BYTES`. `[DONE]` is never held.
     """
 
     def __init__(self) -> None:
         self._held = b""
-        self._inside = False  # the beginning of the current event has been passed on
+        self._inside = False  # True if the beginning of the current event was passed on
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the next bytes; return those to pass on."""
+        """Process the next bytes and return the bytes to pass on."""
         if not self._held and chunk.find(_USAGE) < 0 and chunk.endswith(b"\n\n"):
             self._inside = False
             return chunk
@@ -44,7 +44,7 @@ class UsageFilter:
         return events
 
     def flush(self) -> bytes:
-        """Return what is still held at the end of the stream."""
+        """Return the held bytes at the end of the stream."""
         held, self._held = self._held, b""
         return held
 

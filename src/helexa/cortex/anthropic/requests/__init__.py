@@ -1,1 +1,1 @@
-"""Anthropic's requests as chat requests."""
+"""Translates requests of the Messages API to chat requests."""

@@ -1,4 +1,4 @@
-"""JSON bodies: bytes to an object and back, refused in Anthropic's terms."""
+"""Conversion between JSON bodies and objects, with Anthropic's errors."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """The object that a body is.
+    """Return a body as an object.
 
     Raises:
         ApiError: 400 `malformed_json` or `invalid_anthropic_body`.
@@ -24,10 +24,10 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def encoded(value: dict[str, Any]) -> bytes:
-    """The JSON of what was made from a body.
+    """Return an object derived from a body as JSON.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body`: nested too deeply to be written again.
+        ApiError: 400 `invalid_anthropic_body`: nested too deeply to be serialized.
     """
     try:
         return orjson.dumps(value)

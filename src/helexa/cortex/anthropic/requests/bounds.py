@@ -1,4 +1,4 @@
-"""How many messages, content blocks and tools a request of Anthropic's API may have."""
+"""Limits on the number of messages, content blocks and tools in a request of the Messages API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
-MAX_MESSAGES = 100_000  # as Anthropic's own API
+MAX_MESSAGES = 100_000  # the limit of Anthropic's own API
 MAX_BLOCKS = 200_000
 MAX_TOOLS = 10_000
 

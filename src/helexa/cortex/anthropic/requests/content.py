@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's API as the parts of a chat message."""
+"""Translates content blocks of the Messages API to parts of a chat message."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,9 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The blocks of a message's content, each with its path; a string is one text block, null is none.
+    """Yield the blocks of a message's content with their paths.
+
+    A string is one text block, null is an empty list.
 
     Raises:
         ApiError: `invalid_anthropic_body`.
@@ -32,10 +34,12 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
-    """What a chat message can hold of one block. A block of a kind that is not known is given as its JSON.
+    """Return a block as parts of a chat message.
+
+    A block of an unknown type becomes a text part with its JSON.
 
     Raises:
-        ApiError: `invalid_anthropic_body`: malformed, or of a kind that no model here could read.
+        ApiError: `invalid_anthropic_body`: the block is malformed, or of a type that no model can read.
     """
     match block["type"]:
         case "text":
@@ -53,24 +57,24 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
 
 
 def all_parts(content: Any, field: str) -> list[Part]:
-    """The parts of all blocks of `content`, in order."""
+    """Return the parts of all blocks of `content`, in order."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
 
 def text_part(text: str) -> Part:
-    """A part that is text."""
+    """Return a text part."""
     return {"type": "text", "text": text}
 
 
 def joined(content: list[Part]) -> str | list[Part]:
-    """The content of a message: one text, a part per line, or the parts themselves if one of them is an image."""
+    """Return the content of a message: one text with a line per part, or the list of parts if it contains an image."""
     if any(part["type"] != "text" for part in content):
         return content
     return "\n".join([part["text"] for part in content])
 
 
 def string(fields: Mapping[str, Any], name: str, field: str) -> str:
-    """The string `name` of the object at `field`.
+    """Return the string `name` of the object at the path `field`.
 
     Raises:
         ApiError: `invalid_anthropic_body`.

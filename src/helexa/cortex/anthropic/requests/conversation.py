@@ -1,4 +1,4 @@
-"""A conversation of Anthropic's API as the messages of a chat request."""
+"""Translates a conversation of the Messages API to chat messages."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,18 @@ from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, jo
 
 ChatMessage = dict[str, Any]
 
-# A line that Claude Code puts before its system prompt for Anthropic's accounting. It is no part of the prompt, and it
-# differs with every request, so that nothing after it would ever be found in a prefix cache.
+# Claude Code puts this accounting line for Anthropic before its system prompt. The line is not part of the prompt. It
+# differs with every request, so the rest of the prompt would never be found in a prefix cache.
 _ACCOUNTING = "x-anthropic-billing-header:"
 _NO_ID = "toolu_unknown"
 _SYSTEM_ROLES = ("system", "developer")
 
 
 def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
-    """All system text, wherever it stands, in one leading message, then the turns.
+    """Return chat messages: one leading system message with all system texts, then the turns.
 
-    Texts of one prompt are joined by a line break, prompts by an empty line; the texts themselves stay as they are.
+    Text blocks of one system prompt are joined by a line break, system prompts by an empty line. The texts do not
+    change.
 
     Raises:
         ApiError: `invalid_anthropic_body`, naming the field.
@@ -56,7 +57,7 @@ def _system_text(content: Any, field: str) -> str:
 
 
 def _user_turns(content: Any, field: str) -> list[ChatMessage]:
-    """The results of tools, a message each, then what the user says himself."""
+    """Return one message per tool result, then one message with the user's other content."""
     results: list[ChatMessage] = []
     said: list[Part] = []
     for path, block in blocks(content, field):
@@ -74,7 +75,7 @@ def _user_turns(content: Any, field: str) -> list[ChatMessage]:
 def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
     content = all_parts(block.get("content"), f"{field}.content")
     if block.get("is_error") is True:
-        content.insert(0, text_part("Error:"))  # the chat dialect has no other place to say so
+        content.insert(0, text_part("Error:"))  # chat messages have no field for errors
     return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": joined(content)}
 
 
@@ -89,7 +90,7 @@ def _assistant_turn(content: Any, field: str) -> ChatMessage:
             case "thinking":
                 thoughts.append(string(block, "thinking", path))
             case "redacted_thinking":
-                pass  # encrypted for its maker's eyes: there is nothing in it that a model could read
+                pass  # encrypted by its provider: it contains nothing that another model could read
             case "tool_result":
                 raise invalid_anthropic_body(path, "'tool_result' belongs in a message of the user")
             case _:
@@ -106,7 +107,7 @@ def _tool_call(block: Mapping[str, Any], field: str) -> dict[str, Any]:
     arguments = block.get("input")
     if arguments is not None and not isinstance(arguments, dict):
         raise invalid_anthropic_body(f"{field}.input", "must be an object")
-    # An object, not its text: chat templates iterate over the arguments.
+    # An object, not its JSON text: chat templates iterate over the arguments.
     function = {"name": string(block, "name", field), "arguments": arguments or {}}
     return {"id": _id(block.get("id")), "type": "function", "function": function}
 

@@ -1,4 +1,4 @@
-"""A request of Anthropic's Messages API as a chat request."""
+"""Translates a request of the Messages API to a chat request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _TRANSLATED = {
     *("max_tokens", "stop_sequences", "stream", "metadata", "chat_template_kwargs"),
 }
 
-# What clients send to Anthropic about accounting, caching and routing there: without it the answer is the same.
+# Fields for accounting, caching and routing at Anthropic. They do not affect the response here, and are dropped.
 _HARMLESS = {
     *("service_tier", "context_management", "cache_control", "diagnostics", "inference_geo", "speed", "betas"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"),
@@ -23,14 +23,14 @@ _NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
 
 _MUST_BE_EMPTY = ("mcp_servers", "container", "compaction")
 
-# The chat request's own names for what this API names otherwise: two answers to one question.
+# Chat fields that have another name in the Messages API. Both names together would be ambiguous.
 _NOT_OURS = ("stop", "stream_options", "max_completion_tokens", "n")
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat request that asks for the same; fields of neither API are passed on.
+    """Return the equivalent chat request. Fields that belong to neither API are passed on.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
@@ -60,7 +60,9 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the chat request that decides the prompt: `model`, `messages`, `tools`, `chat_template_kwargs`.
+    """Return the chat request's fields that determine the prompt.
+
+    The fields are `model`, `messages`, `tools` and `chat_template_kwargs`.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
@@ -86,7 +88,7 @@ def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_sequences(body: Mapping[str, Any]) -> list[str]:
-    """The strings that end an answer.
+    """Return the strings that end a response.
 
     Raises:
         ApiError: `invalid_anthropic_body`.
@@ -98,9 +100,9 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 
 def _check_thread(thread: Any) -> None:
-    """Accept a thread that begins, and refuse to continue one: the gateway keeps no conversations.
+    """Accept a new thread, and reject the continuation of a thread, because the gateway stores no conversations.
 
-    The tool runners of Anthropic's libraries then send the whole conversation again.
+    After this error, the tool runners of Anthropic's libraries send the whole conversation again.
     """
     kind = thread.get("type") if isinstance(thread, dict) else None
     if kind == "continue":
@@ -121,7 +123,10 @@ def _user_id(metadata: Any) -> str | None:
 
 
 def _thinking(thinking: Any) -> dict[str, Any]:
-    """Variables of the chat template. Who does not ask for thinking gets none, as from Anthropic."""
+    """Return the template variables for thinking.
+
+    Without a `thinking` field, thinking is disabled, as at Anthropic.
+    """
     if thinking is None:
         return {"enable_thinking": False}
     if not isinstance(thinking, dict):
@@ -149,7 +154,7 @@ def _effort(body: Mapping[str, Any]) -> str | None:
 
 
 def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields `reasoning_effort` and `response_format`, as far as the client said something of them."""
+    """Return the fields `reasoning_effort` and `response_format`, if the client set them."""
     settings: dict[str, Any] = {}
     if effort := _effort(body):
         settings["reasoning_effort"] = effort
@@ -168,6 +173,6 @@ def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_prefilled(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last turn is the beginning of the answer, which the model is to go on with."""
+    """Return whether the last turn is the beginning of the response, which the model is to continue."""
     last = messages[-1]
     return last["role"] == "assistant" and not last.get("tool_calls") and last["content"] not in ("", [])

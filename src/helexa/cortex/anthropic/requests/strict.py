@@ -1,12 +1,12 @@
-"""A translated request for servers of the OpenAI dialect that are not ours."""
+"""Adapts a translated request to third-party backends."""
 
 import orjson
 
 
 def strict_body(body: bytes) -> bytes:
-    """The same chat request with the arguments of tool calls as JSON text: the only form that all servers take.
+    """Return the chat request with the arguments of tool calls as JSON text, the only form that all servers accept.
 
-    Our own nodes are given objects, as chat templates want them.
+    Helexa's own nodes get objects, because chat templates need objects.
     """
     if b'"tool_calls"' not in body:
         return body

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as a chat request has them."""
+"""Translates tools and the tool choice of the Messages API to those of a chat request."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def chat_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools on offer; one that is in OpenAI's shape already stays as it is.
+    """Return the tools in OpenAI's format; a tool that is already in OpenAI's format is not changed.
 
     Raises:
-        ApiError: `invalid_anthropic_body`: malformed, or a tool that Anthropic's servers would run or define.
+        ApiError: `invalid_anthropic_body`: malformed, or a tool that Anthropic's servers run or define.
     """
     if tools is None:
         return []
@@ -23,7 +23,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fields `tool_choice` and `parallel_tool_calls`, as far as the client said something of them.
+    """Return the fields `tool_choice` and `parallel_tool_calls`, if the client set them.
 
     Raises:
         ApiError: `invalid_anthropic_body`.

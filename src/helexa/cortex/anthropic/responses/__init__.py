@@ -1,1 +1,1 @@
-"""Chat completions as Anthropic's messages and events."""
+"""Translates chat completions to messages and events of the Messages API."""

@@ -1,4 +1,4 @@
-"""The content blocks of a streamed message: one at a time and in order, however a node mixes its pieces."""
+"""The content blocks of a streamed message: one open block at a time, even if the node interleaves their deltas."""
 
 from collections import deque
 from collections.abc import Callable
@@ -30,12 +30,12 @@ _DELTAS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _SIGNATURE = SIGNATURE.encode()
-_BLOCK_CHARS = 256  # what a block takes, whatever is in it
+_BLOCK_CHARS = 256  # fixed memory of a block, counted in characters
 
 
 @dataclass(eq=False)
 class _Block:
-    """One block. Its text is `held` until the block's turn comes."""
+    """One content block. Its text is in `held` until the block is started."""
 
     kind: Kind
     id: str = ""
@@ -48,7 +48,7 @@ class _Block:
     _judged: tuple[int, bool] = (-1, False)
 
     def is_whole(self) -> bool:
-        """Whether it can be ended: a call must have a name, and arguments that are a whole object."""
+        """Return whether the block can be ended: a tool call needs a name, and a complete JSON object as arguments."""
         if self.kind != "tool_use":
             return True
         last = self.arguments[-1].rstrip() if self.arguments else ""
@@ -59,26 +59,29 @@ class _Block:
         return bool(self.name) and self._judged[1]
 
     def may_begin(self) -> bool:
-        """Whether it can be passed on as it comes. What a call has for arguments must at least begin as an object."""
+        """Return whether the block can be streamed.
+
+        The arguments of a tool call must at least begin as an object.
+        """
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
-        """What it takes to keep it."""
+        """Return the memory of the block, in characters."""
         return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.held))
 
 
 class Blocks:
-    """Takes pieces of text, thinking and tool calls; emits the events of content blocks.
+    """Takes deltas of text, thinking and tool calls, and emits the events of content blocks.
 
-    The first block that is not whole is passed on as it comes. Pieces of others wait for it, so that a client, which
-    may know one open block only, never sees two.
+    The first incomplete block is streamed as it arrives. Deltas of later blocks wait for its end, because clients
+    support only one open block.
 
     Args:
-        emit: takes the events.
+        emit: receives the events.
 
     Attributes:
-        called: tool calls were passed on, and none of them broke off.
-        pieces: how many pieces were passed on.
+        called: True if tool calls were sent, and none of them broke off.
+        pieces: number of deltas sent.
     """
 
     def __init__(self, emit: Callable[[bytes], None]) -> None:
@@ -91,10 +94,10 @@ class Blocks:
         self._kept = 0
 
     def say(self, kind: Literal["thinking", "text"], text: str) -> None:
-        """Add a piece of text or thinking.
+        """Add a delta of text or thinking.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: too much waits for a tool call to end.
+            ApiError: 502 `upstream_malformed_response`: too much text waits for a tool call to end.
         """
         last = self._queue[-1] if self._queue else None
         if last is None or last.kind != kind:
@@ -102,7 +105,7 @@ class Blocks:
         self._add(last, text)
 
     def call(self, piece: Any) -> None:
-        """Add a piece of a tool call, as it is in `tool_calls` of a delta.
+        """Add a delta of a tool call, an element of `tool_calls` in a chunk's delta.
 
         Raises:
             ApiError: 502 `upstream_malformed_response`.
@@ -121,7 +124,7 @@ class Blocks:
         if not isinstance(arguments, str):
             return
         if not block.arguments:
-            arguments = arguments.lstrip()  # clients fail on arguments that are nothing but space
+            arguments = arguments.lstrip()  # clients fail on arguments that consist of whitespace only
         if not arguments:
             return
         if not block.ended:
@@ -132,10 +135,12 @@ class Blocks:
             raise malformed("a tool call went on after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End what is open and pass on what waits. A call that broke off when a part was passed on stays as it is.
+        """End the open block and send the waiting blocks.
+
+        A tool call that was partly sent and broke off stays incomplete.
 
         Args:
-            cut_off: the answer had no room to be finished, so that its last call may be part of one.
+            cut_off: True if the response reached its length limit, so that its last tool call may be incomplete.
         """
         broken = False
         while self._queue:
@@ -153,7 +158,7 @@ class Blocks:
             self._end(_Block("text"))
 
     def _called(self, index: Any, name: str, call_id: str) -> _Block:
-        """The call that a piece belongs to. Nodes number them, more or less."""
+        """Return the tool call that a delta belongs to. Some nodes number tool calls incorrectly."""
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)
         block = self._calls.get(index)
@@ -161,7 +166,7 @@ class Blocks:
             return block
         if len(self._calls) >= MAX_CALLS:
             raise malformed(f"more than {MAX_CALLS} tool calls")
-        if block is not None:  # the node gives all calls one number
+        if block is not None:  # the node gives all tool calls the same index
             self._calls[-1 - len(self._calls)] = block
         self._calls[index] = block = self._append(_Block("tool_use"))
         return block
@@ -179,7 +184,7 @@ class Blocks:
         else:
             block.held.append(text)
             self._keep(len(text))
-        # A call that has no arguments may be about to get some.
+        # A tool call without arguments may still receive some.
         while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_whole():
             self._end(self._queue.popleft())
         if not self._queue[0].begun and self._queue[0].may_begin():

@@ -1,4 +1,4 @@
-"""A whole chat completion as a message of Anthropic's API."""
+"""Translates a whole chat completion to a message of the Messages API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +9,19 @@ from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.responses.usage import message_usage, stop_reason
 
 SIGNATURE = "unsigned"
-"""Stands where Anthropic signs a thought. Nobody checks it; some clients that find none take the thought for text."""
+"""Placeholder for Anthropic's signature of thinking. Some clients treat thinking without a signature as text."""
 
 
 def to_message(
     chat: Mapping[str, Any], model: str, *, message_id: str, stop_sequences: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The message that says the same.
+    """Return the equivalent message.
 
     Args:
-        model: the name by which the client asked, an alias perhaps.
-        stop_sequences: what the client wanted the answer to end at.
+        chat: the chat completion.
+        model: model name as the client stated it, possibly an alias.
+        message_id: id of the message.
+        stop_sequences: the client's stop sequences.
 
     Raises:
         ApiError: 502 `upstream_malformed_response`.
@@ -48,15 +50,15 @@ def to_message(
 
 
 def malformed(problem: str) -> ApiError:
-    """A node's answer that is none."""
+    """Return the error for a node's malformed response."""
     return ApiError(502, "upstream_malformed_response", f"the node's answer is malformed: {problem}", type="api_error")
 
 
 def as_json(value: Any) -> bytes:
-    """What a node said, as JSON again.
+    """Serialize a value from a node's response.
 
     Raises:
-        ApiError: 502 `upstream_malformed_response`: nested too deeply for that.
+        ApiError: 502 `upstream_malformed_response`: nested too deeply to be serialized.
     """
     try:
         return orjson.dumps(value)
@@ -65,12 +67,15 @@ def as_json(value: Any) -> bytes:
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """The reasoning in a message or in a piece of one; two names of it are in use."""
+    """Return the reasoning in a message or a delta. Two names of the field are in use."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
 def parsed_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments of a tool call; no text at all is no arguments; None for what is not the text of an object."""
+    """Return the arguments of a tool call, or None if `text` is not a JSON object.
+
+    Empty text means no arguments.
+    """
     try:
         arguments = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
@@ -79,12 +84,12 @@ def parsed_arguments(text: str) -> dict[str, Any] | None:
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """What to show of a tool call that cannot be made, so that it is not lost."""
+    """Return text that shows an invalid tool call, so that its content is not lost."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
 def text_block(text: str) -> dict[str, Any]:
-    """A content block of text."""
+    """Return a text content block."""
     return {"type": "text", "text": text, "citations": None}
 
 

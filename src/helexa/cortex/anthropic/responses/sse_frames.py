@@ -1,10 +1,10 @@
-"""Cuts an event stream's bytes into events."""
+"""Splits the bytes of an event stream into events."""
 
 from helexa.core.sse import MAX_EVENT_BYTES, LineSplitter
 
 
 class Frames:
-    """Takes bytes however they arrive; gives the data of each event, and None for a comment, which proves life."""
+    """Takes bytes in any chunks, and returns the data of each event, and None for a comment (a keep-alive)."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -12,7 +12,7 @@ class Frames:
         self._data_size = 0
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """Take the next bytes; return what they complete.
+        """Process the next bytes and return the completed events.
 
         Raises:
             ValueError: an event longer than `MAX_EVENT_BYTES`.

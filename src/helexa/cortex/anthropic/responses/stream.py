@@ -1,4 +1,4 @@
-"""A streamed chat completion as the events of a message of Anthropic's API."""
+"""Translates a streamed chat completion to the events of a message of the Messages API."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,20 +17,20 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageStream:
-    """Turns a node's bytes into events for the client, as they come. Pure: it does no I/O.
+    """Converts a node's bytes to events for the client, without I/O.
 
-    The first event has the counts of the prompt. It waits for what comes first: the counts, which our nodes send when
-    they begin to read the prompt, usage in a chunk, or output. Pings do not wait: clients skip them.
+    The first event contains the prompt's counts. The event is sent with the first of these: the counts that helexa's
+    nodes send as prefill begins, usage in a chunk, or output. Pings are sent at once, because clients skip them.
 
     Args:
-        model: the name by which the client asked.
-        message_id: of the message.
-        input_tokens: a guess of the prompt's tokens, for the first event where the node sends no counts before output.
-        stop_sequences: what the client wanted the answer to end at.
-        request_id: goes into an error.
+        model: model name as the client stated it.
+        message_id: id of the message.
+        input_tokens: estimated prompt tokens for the first event, if the node sends no counts before the output.
+        stop_sequences: the client's stop sequences.
+        request_id: id of the request for an error event.
 
     Attributes:
-        failure: what the stream ended with, if that is an error; its event is among the bytes already.
+        failure: the error that ended the stream, or None. Its event is already among the returned bytes.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class MessageStream:
         self._ended = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Take the node's next bytes; return the events that they make."""
+        """Process the node's next bytes and return the resulting events."""
         if self._ended:
             return b""
         try:
@@ -77,7 +77,10 @@ class MessageStream:
         return self._taken()
 
     def finish(self) -> bytes:
-        """The node has said everything. A stream that has not said how it ended was cut off, which is an error."""
+        """Process the end of the node's response.
+
+        A stream without a finish reason was cut off, which is an error.
+        """
         if not self._ended:
             if self._finish_reason is None:
                 self._fail(malformed("it ended too early"))
@@ -86,7 +89,7 @@ class MessageStream:
         return self._taken()
 
     def fail(self, error: ApiError) -> bytes:
-        """The stream cannot go on; nothing if it has ended already."""
+        """End the stream with an error and return its events; empty if the stream has already ended."""
         if not self._ended:
             self._fail(error)
         return self._taken()
@@ -160,7 +163,7 @@ class MessageStream:
         reason, sequence = stop_reason(
             self._finish_reason, self._matched, called=self._blocks.called, stop_sequences=self._stop_sequences
         )
-        # A node that counts nothing says something in every event, which is the nearest to a count.
+        # If the node reports no usage, the number of deltas is the best estimate of the output tokens.
         counted = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
         ending = {
             "type": "message_delta",

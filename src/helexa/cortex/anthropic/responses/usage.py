@@ -1,4 +1,4 @@
-"""Tokens as Anthropic counts them, and why an answer ended."""
+"""Token counts and stop reasons in Anthropic's format."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,11 +8,10 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The `usage` of a `message_delta`, from that of a chat completion.
+    """Return the `usage` of a `message_delta` from the usage of a chat completion.
 
-    Anthropic counts a prompt in parts that do not overlap: `input_tokens` are those that had to be computed,
-    `cache_read_input_tokens` those that were found in the cache; the prompt is their sum. `helexa_timing`, which our
-    nodes add, stays.
+    Anthropic splits a prompt into parts that do not overlap: `input_tokens` were computed, `cache_read_input_tokens`
+    came from the cache. The prompt is their sum. `helexa_timing`, which helexa's nodes add, is kept.
     """
     prompt = _count(usage.get("prompt_tokens"))
     cached = min(_count(_member(usage.get("prompt_tokens_details"), "cached_tokens")), prompt)
@@ -31,7 +30,7 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """The `usage` of a whole message or of `message_start`, which has fields that a `message_delta` has not."""
+    """Return the `usage` of a whole message or of `message_start`, which has more fields than in a `message_delta`."""
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
     counts["service_tier"] = "standard"
@@ -39,7 +38,7 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """The usage of a chat completion that has said nothing yet, from the counts that our nodes send ahead."""
+    """Return the usage before any output, from the counts that helexa's nodes send first; None without counts."""
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}
@@ -49,17 +48,17 @@ def prompt_usage(counts: Any) -> dict[str, Any] | None:
 def stop_reason(
     finish_reason: Any, matched: Any, *, called: bool, stop_sequences: Sequence[str]
 ) -> tuple[str, str | None]:
-    """The `stop_reason` and `stop_sequence` of a message.
+    """Return the `stop_reason` and `stop_sequence` of a message.
 
     Args:
-        finish_reason: as the node said it.
-        matched: what ended the answer, if the node says it: `stop_reason` of a choice.
-        called: the message calls a tool.
-        stop_sequences: what the client wanted it to end at.
+        finish_reason: the node's finish reason.
+        matched: the matched stop sequence, if the node reports it: `stop_reason` of a choice.
+        called: True if the message calls a tool.
+        stop_sequences: the client's stop sequences.
     """
     if isinstance(finish_reason, str) and finish_reason in _STOP_REASONS:
         return _STOP_REASONS[finish_reason], None
-    if called:  # some nodes say "stop" here
+    if called:  # some nodes report "stop" for tool calls
         return "tool_use", None
     if isinstance(matched, str) and matched in stop_sequences:
         return "stop_sequence", matched

@@ -1,1 +1,1 @@
-"""The ledger on SQLite and PostgreSQL."""
+"""The ledger's storage backends, SQLite and PostgreSQL."""

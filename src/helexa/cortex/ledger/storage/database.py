@@ -1,7 +1,7 @@
-"""The one door to the database: SQLite for a single gateway, PostgreSQL when several share one ledger.
+"""Database interface: SQLite for a single gateway, PostgreSQL for several gateways that share one ledger.
 
-SQL is written once. Both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`; there is no query builder in
-between, because a group commit must cost microseconds per request.
+Both backends run the same SQL: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no SQL
+builder, because a group commit must cost microseconds per request.
 """
 
 import re
@@ -17,18 +17,18 @@ from helexa.core.errors import HelexaError
 
 Row = dict[str, Any]
 Args = Sequence[Any]
-Step = tuple[str, Sequence[Args]]  # one statement, and its arguments for each of its runs
+Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each execution
 
 
 class DatabaseError(HelexaError):
-    """The database cannot be reached or does not do its work just now."""
+    """The database cannot be reached or cannot do its work now."""
 
 
 class Sql(Protocol):
-    """What a transaction offers."""
+    """Interface of a transaction."""
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """The rows of one statement.
+        """Return the rows of one statement.
 
         Raises:
             DatabaseError: the database does not answer.
@@ -45,60 +45,68 @@ class Sql(Protocol):
 
 
 class Database(ABC):
-    """An open database. All methods raise `DatabaseError` when it does not answer."""
+    """An open database. All methods raise `DatabaseError` when the database does not answer."""
 
     @abstractmethod
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
-        """The rows of one reading statement; what writes and returns rows belongs in a transaction."""
+        """Return the rows of one read-only statement.
+
+        A statement that writes and returns rows belongs in a transaction.
+        """
 
     @abstractmethod
     async def execute(self, sql: str, *args: Any) -> int:
-        """Run one statement in a transaction of its own and return how many rows it changed."""
+        """Run one statement in its own transaction and return how many rows it changed."""
 
     @abstractmethod
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
-        """A writing transaction: committed when the block ends, undone when it raises.
+        """Open a writing transaction: committed when the block ends, rolled back when the block raises.
 
         Args:
-            durable: a power failure after the commit cannot undo it. Each such commit waits for the disk.
+            durable: True if the commit must survive a power failure. Each durable commit waits for the disk.
         """
 
     @abstractmethod
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
-        """Run a whole batch in one transaction and as few hops as possible.
+        """Run a whole batch in one transaction with as few round trips as possible.
+
+        Args:
+            guard: statement and arguments; the batch is written only if the guard changes a row.
+            steps: the statements of the batch.
 
         Returns:
-            False, with nothing written, when the guard changed no row.
+            False, with nothing written, if the guard changed no row.
         """
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Take the place of a gateway.
+        """Claim the database for a gateway.
 
         Returns:
-            The database's file when no other gateway can be at work on it until it is closed, else None.
+            The database's file if no other gateway can use it until it is closed, or None if gateways share the
+            database.
 
         Raises:
-            HelexaError: another gateway has this place.
+            HelexaError: another gateway uses the database.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what is under way and let go of all connections."""
+        """Finish running statements and close all connections."""
 
     @abstractmethod
     def _dialect(self, statement: str) -> str:
-        """A statement of a migration, which is written in SQLite's types, for this database."""
+        """Translate a migration statement, which uses SQLite's types, to this database."""
 
     @abstractmethod
     async def _lock_schema(self, sql: Sql) -> None:
-        """Let no other process migrate until the transaction ends."""
+        """Prevent other processes from migrating until the transaction ends."""
 
     async def migrate(self) -> None:
-        """Bring the tables up to date; any number of processes may try at once.
+        """Bring the tables up to date. Several processes may call this at the same time.
 
         Raises:
-            HelexaError: the database was made by a newer helexa.
+            HelexaError: a newer version of helexa made the database.
         """
         known = _migrations()
         async with self.transaction() as sql:

@@ -1,4 +1,4 @@
-"""PostgreSQL behind the ledger, for several gateways on one."""
+"""PostgreSQL backend of the ledger, for several gateways."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
 _SCHEMA_LOCK = 0x68656C657861  # "helexa"
-# For this transaction alone, where the server is configured not to wait.
+# Applies to one transaction only, on servers with `synchronous_commit = off`.
 _WAIT_FOR_DISK = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
-_QUERY_TIMEOUT_SECS = 60.0  # a statement of accounts may read much
+_QUERY_TIMEOUT_SECS = 60.0  # reading a statement of accounts may take long
 _CONNECTIONS = 8
-# What a migration says for SQLite, and for PostgreSQL; replaced in this order.
+# SQLite's and PostgreSQL's wording in migrations; replaced in this order.
 _DIALECT = (
     (" STRICT, WITHOUT ROWID", ""),
     (" STRICT", ""),
@@ -35,7 +35,7 @@ _DIALECT = (
     ("BLOB", "BYTEA"),
 )
 
-# What asyncpg raises: server errors, client errors, protocol errors, lost connections.
+# asyncpg's exceptions: server errors, client errors, protocol errors, lost connections.
 _DRIVER_ERRORS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -43,17 +43,17 @@ _DRIVER_ERRORS = (
     OSError,
     EOFError,
 )
-# Errors of one statement or of its values: the same statement fails again on any server, and other statements do not.
+# Errors of one statement or of its values: this statement fails on any server, and other statements succeed.
 _STATEMENT_ERRORS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.SyntaxOrAccessError)
 # Errors after which the connection and its server are still usable.
 _PASSING_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourcesError)
 
 
 async def open_postgres(url: str) -> Database:
-    """Connect to `postgresql://user:password@host/database`.
+    """Connect to `postgresql://user:password@host/database` and return the database.
 
-    The URL may list several hosts (`host1:5432,host2:5432`). Connections then go to the first host that accepts
-    writes, unless the URL itself sets `target_session_attrs`.
+    The URL may list several hosts (`host1:5432,host2:5432`). Connections then go to the first host that accepts writes,
+    unless the URL itself sets `target_session_attrs`.
 
     Raises:
         DatabaseError: no host answers, no host accepts writes, or the name or password is wrong.
@@ -76,14 +76,14 @@ async def open_postgres(url: str) -> Database:
         )
         await pool.fetchval("SELECT 1")
     except ValueError as error:
-        raise DatabaseError("the ledger's PostgreSQL url is malformed") from error  # not repeated: it holds a password
+        raise DatabaseError("the ledger's PostgreSQL url is malformed") from error  # the URL holds a password
     except _DRIVER_ERRORS as error:
         raise DatabaseError(_description(error)) from error
     return _Postgres(pool)
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
-    """Transactions are all that we leave on a connection, and they end; it saves a round trip per use."""
+    """Skip asyncpg's reset query, which costs a round trip: transactions leave no state on a connection."""
 
 
 def _hosts(url: str) -> list[tuple[str, int | None]]:
@@ -99,7 +99,7 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
     ports *= len(hosts) if len(ports) == 1 else 1
     found: list[tuple[str, int | None]] = []
     for host, port in zip(hosts, ports, strict=True):
-        if host.startswith("/"):  # a socket's folder, which may contain colons
+        if host.startswith("/"):  # directory of a Unix socket, which may contain colons
             found.append((host, int(port) if port else None))
         else:
             address = urlsplit(f"//{host}")
@@ -110,17 +110,18 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
 class _Connector:
     """Connects to one of several hosts, beginning with the host that accepted the last connection.
 
-    asyncpg can do so itself, but under one timeout for all hosts: a first host that drops packets uses up all of it.
+    asyncpg can try several hosts itself, but under one timeout for all hosts: a first host that drops packets would use
+    up the whole timeout.
     """
 
     def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
         self._hosts = hosts
 
     async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
-        """Connect, as `asyncpg.connect` does; each host has the whole of the timeout.
+        """Connect like `asyncpg.connect`; each host gets the whole timeout.
 
         Raises:
-            Exception: as asyncpg raised it for the last host.
+            Exception: the exception that asyncpg raised for the last host.
         """
         problem: Exception | None = None
         for host, port in self._hosts:
@@ -129,7 +130,7 @@ class _Connector:
             except _DRIVER_ERRORS as error:
                 problem = error
             else:
-                # A new list: other connections may be under way, and iterate over this one.
+                # A new list, because another connection attempt may be iterating over the current list.
                 self._hosts = sorted(self._hosts, key=lambda other: other != (host, port))
                 return connection
         assert problem is not None
@@ -138,7 +139,7 @@ class _Connector:
 
 def _of_statement(error: Exception) -> bool:
     if isinstance(error, asyncpg.InterfaceError):
-        return isinstance(error, ValueError)  # a value of the wrong type for its column
+        return isinstance(error, ValueError)  # a value has the wrong type for its column
     return isinstance(error, _STATEMENT_ERRORS) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
 
 
@@ -158,10 +159,10 @@ class _Postgres(Database):
 
     @asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
-        """Turn all that asyncpg raises into `DatabaseError`, except errors of a statement or of its values.
+        """Convert asyncpg's exceptions to `DatabaseError`, except errors of a statement or of its values.
 
-        After an error of the server or the connection, all connections are replaced: they may lead to a server that is
-        no longer the primary, or know prepared statements that its successor does not.
+        After a server or connection error, all connections are replaced. The old connections may lead to a server that
+        has lost the role of primary, or may hold prepared statements that the new primary does not have.
         """
         try:
             yield
@@ -197,7 +198,7 @@ class _Postgres(Database):
                         await connection.execute(_WAIT_FOR_DISK)
                 yield _Transaction(connection, self.errors)
             except BaseException:
-                with suppress(*_DRIVER_ERRORS):  # the connection is lost: the server undoes the transaction
+                with suppress(*_DRIVER_ERRORS):  # if the connection is lost, the server rolls back
                     await transaction.rollback()
                 raise
             async with self.errors():
@@ -250,6 +251,6 @@ class _Transaction:
 
 
 def _changed(status: str) -> int:
-    """The number in `UPDATE 3`; 0 for statements that change no rows."""
+    """Return the row count of a command tag such as `UPDATE 3`; 0 for statements that change no rows."""
     count = status.rpartition(" ")[2]
     return int(count) if count.isdigit() and not status.startswith("SELECT") else 0

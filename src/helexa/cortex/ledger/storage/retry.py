@@ -1,4 +1,4 @@
-"""Retries the work of a gateway on its ledger's database."""
+"""Retries a gateway's work on the ledger's database."""
 
 import asyncio
 import logging
@@ -11,16 +11,16 @@ from helexa.cortex.ledger.storage.database import DatabaseError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-FIRST_RETRY_SECS = 0.25  # doubled with every retry,
-_LONGEST_RETRY_SECS = 2.0  # up to this
+FIRST_RETRY_SECS = 0.25  # doubles with every retry
+_LONGEST_RETRY_SECS = 2.0  # upper limit of the delay
 _FRESH_SECS = 1.0
 
 
 class Retry:
-    """Repeats work that fails, and remembers whether the database can be written.
+    """Repeats failing work, and records whether the database can be written.
 
     Attributes:
-        problem: why the database cannot be written, or None while it can.
+        problem: why the database cannot be written, or None if it can.
         written_at: when work last succeeded (`time.monotonic`).
     """
 
@@ -39,12 +39,12 @@ class Retry:
         failed: Callable[[float], None],
         retried: type[Exception] = Exception,
     ) -> T:
-        """Repeat `work` with increasing delays until it succeeds.
+        """Repeat `work` with increasing delays until it succeeds, and return its result.
 
         Args:
             work: one attempt.
-            failed: called after each failed attempt with the seconds since the first one began.
-            retried: the exceptions to retry after. Others are raised.
+            failed: called after each failed attempt with the seconds since the first attempt began.
+            retried: the exceptions to retry after; others are raised.
         """
         began, delay = time.monotonic(), FIRST_RETRY_SECS
         while True:
@@ -62,7 +62,7 @@ class Retry:
                 return outcome
 
     def _note(self, error: Exception) -> None:
-        """Remember why the database cannot be written; log each problem once."""
+        """Store why the database cannot be written, and log each problem once."""
         problem = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if problem != self.problem:
             log.error("%s; no budget can be reserved until the database can be written", problem)

@@ -1,7 +1,7 @@
-"""SQLite behind the ledger: one thread writes, another reads, each with a connection of its own.
+"""SQLite backend of the ledger: one thread writes, another thread reads, each with its own connection.
 
-Commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last ones. The commit of a
-durable transaction waits (`FULL`).
+Commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last commits. The commit of a
+durable transaction waits for the disk (`FULL`).
 """
 
 import asyncio
@@ -24,8 +24,8 @@ _NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
 _BUSY_TIMEOUT_SECS = 5.0
 _ROWS_AT_ONCE = 32
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
-_NAMES = [str(number) for number in range(1, 100)]  # `$1` is a parameter named "1" to SQLite
-# Errors of one statement or of its values, which leave the database usable.
+_NAMES = [str(number) for number in range(1, 100)]  # in SQLite, `$1` is a parameter named "1"
+# Errors of one statement or of its values; the database stays usable.
 _STATEMENT_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
 _PASSING_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
 T = TypeVar("T")
@@ -33,15 +33,15 @@ _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
 
 async def open_sqlite(path: str) -> Database:
-    """Open the file, making it (for its owner alone) if need be.
+    """Open a database file. A missing file is created, readable by its owner only.
 
     Raises:
-        DatabaseError: it cannot be opened.
+        DatabaseError: the file cannot be opened.
     """
     file = _made(path)
     writer = _Worker(
         file,
-        "PRAGMA page_size = 1024",  # of a new file: a commit writes whole pages, and a row or two in each
+        "PRAGMA page_size = 1024",  # for a new file: a commit writes whole pages with one or two new rows each
         "PRAGMA journal_mode = WAL",
         _NORMAL,
         "PRAGMA foreign_keys = ON",
@@ -58,7 +58,7 @@ async def open_sqlite(path: str) -> Database:
 
 
 def _made(path: str) -> Path:
-    file = Path(path).resolve()  # its lock and its journal lie beside the file itself, whatever it is called
+    file = Path(path).resolve()  # resolve symbolic links: the lock and the write-ahead log lie next to the file
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
@@ -81,10 +81,10 @@ class _Worker:
         self._thread.start()
 
     async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
-        """The job's outcome. It runs to its end even when the caller is cancelled.
+        """Run a job and return its result. The job completes even if the caller is cancelled.
 
         Raises:
-            DatabaseError: SQLite could not do it.
+            DatabaseError: SQLite reported an error of the database.
         """
         future: asyncio.Future[T] = self._loop.create_future()
         self._jobs.put((job, future))
@@ -132,7 +132,7 @@ class _Worker:
 class _Sqlite(Database):
     def __init__(self, file: Path, writer: _Worker, reader: _Worker) -> None:
         self._file, self._writer, self._reader = file, writer, reader
-        self._writing = asyncio.Lock()  # held by the transaction that is open on the writer's connection
+        self._writing = asyncio.Lock()  # held by the open transaction
         self._claim: int | None = None
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
@@ -153,7 +153,8 @@ class _Sqlite(Database):
                 yield _Transaction(self._writer)
                 await self._writer.run(_commit)
             except BaseException:
-                # The thread works in order, so this comes after whatever was under way; after a commit it does nothing.
+                # The thread runs jobs in order, so the rollback runs after any pending job; after a commit it changes
+                # nothing.
                 await asyncio.shield(self._writer.run(_roll_back))
                 raise
 
@@ -162,7 +163,7 @@ class _Sqlite(Database):
             return await self._writer.run(lambda connection: _write(connection, guard, steps))
 
     async def claim(self) -> Path:
-        # A file of its own: to open and close the database's file here would drop the locks SQLite holds on it.
+        # A separate lock file: opening and closing the database file here would drop SQLite's own locks.
         lock = os.open(f"{self._file}.lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +186,7 @@ class _Sqlite(Database):
         return statement
 
     async def _lock_schema(self, sql: Sql) -> None:
-        """Nothing: the transaction began as the only writer."""
+        """Do nothing: the transaction is already the only writer."""
 
 
 class _Transaction:
@@ -208,7 +209,7 @@ def _spoils_connection(error: sqlite3.Error) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int | None:
-    """Return SQLite's primary result code, or None for an error of Python's module."""
+    """Return SQLite's primary result code, or None for an error of Python's sqlite3 module."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -219,7 +220,7 @@ def _named(args: Args) -> dict[str, Any]:
 
 def _begin(connection: sqlite3.Connection, durable: bool) -> None:
     if durable:
-        connection.execute(_FULL)  # outside of transactions only
+        connection.execute(_FULL)  # has no effect inside a transaction
     connection.execute("BEGIN IMMEDIATE")
 
 
@@ -257,10 +258,10 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 
 
 def _run(connection: sqlite3.Connection, sql: str, runs: Sequence[Args]) -> None:
-    """Run a statement for each row of arguments.
+    """Run a statement once per row of arguments.
 
-    Rows to be added go many to a statement: the driver lets go of the interpreter once for each, and to get it back
-    from a busy event loop costs more than the row.
+    INSERT statements are combined to insert many rows at once. The driver releases the GIL once per statement, and
+    reacquiring the GIL from a busy event loop costs more than the row itself.
     """
     whole = 0
     insert = _many_rows(sql)
@@ -273,7 +274,7 @@ def _run(connection: sqlite3.Connection, sql: str, runs: Sequence[Args]) -> None
 
 @cache
 def _many_rows(sql: str) -> str | None:
-    """The same INSERT for `_ROWS_AT_ONCE` rows; None for any other statement."""
+    """Return the INSERT statement for `_ROWS_AT_ONCE` rows; None for any other statement."""
     found = _INSERT.fullmatch(sql)
     if found is None:
         return None
