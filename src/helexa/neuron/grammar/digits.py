@@ -21,8 +21,7 @@ _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalPr
 
 
 def bounded(schema: Any) -> Any:
-    """Return a schema that limits numbers to 18 digits before and 10 after the decimal point, unless bounds are stated.
-    """
+    """Return a schema that limits unbounded numbers to 18 digits before and 10 after the decimal point."""
     if isinstance(schema, list):
         return [bounded(part) for part in schema]
     if not isinstance(schema, Mapping):

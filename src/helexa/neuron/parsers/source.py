@@ -162,8 +162,7 @@ class Source:
         return found
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> Reading[str]:
-        """Read text into `sink` as it arrives, up to a marker. Return the unread marker, or "" if the text ended first.
-        """
+        """Read text into `sink`, up to a marker. Return the unread marker, or "" if the text ended first."""
         while True:
             end, found = markers.find(self.text, self.at, self.ended)
             if end > self.at:
