@@ -49,7 +49,8 @@ class Profile(config.Section):
         min_devices: number of accelerators across which the model is split.
         min_device_vram_mb: smallest total memory of each of these accelerators, in MiB.
         pinned_on: names of the only nodes that may serve the model; empty for all nodes.
-        residency_priority: eviction priority; default 100, or 1000 for a pinned model.
+        residency_priority: eviction priority: a model is never evicted for a model of lower priority. Default 100, or
+            1000 for a pinned model.
         source: a scheme (`huggingface`) or a full source id (`pypi:package`); None for the node's default.
         capabilities: used until a node reports its own.
         limit: used until a node reports its own limits.

@@ -125,7 +125,9 @@ def unsupported_media_type(content_type: str) -> ApiError:
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
-    """Return the error for a parameter that helexa does not implement. Such parameters are never ignored silently."""
+    """Return the error for a parameter that helexa does not implement. Unsupported parameters are never silently
+    ignored.
+    """
     return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
 
 

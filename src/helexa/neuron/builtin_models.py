@@ -34,6 +34,6 @@ def source_text(spec: "ModelSpec") -> str:
 
 
 def recommended_sampling(spec: "ModelSpec") -> SamplingDefaults:
-    """Return the built-in sampling defaults of a model; empty if `spec` names a source of its own."""
+    """Return the built-in sampling defaults of a model; empty if `spec` names another source."""
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return {} if builtin is None or spec.source is not None else builtin.sampling

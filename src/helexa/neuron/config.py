@@ -90,10 +90,10 @@ class AdmissionConfig(Section):
         max_wait_secs: longest wait for a slot, in seconds.
         max_per_principal: number of running and waiting requests of one principal; 0 for no limit. Principals take
             turns in either case.
-        anon_max_in_flight: number of running requests without a principal; 0 rejects them. Unset: the limit of one
-            principal, which is all slots, or all but one if there are at least eight.
-        anon_max_pending: number of running and waiting requests without a principal. Unset: one less than all running
-            and waiting requests of the model.
+        anon_max_in_flight: number of running requests without a principal; 0 rejects these requests. Unset: the limit
+            of one principal, which is all slots, or all but one if there are at least eight.
+        anon_max_pending: number of running and waiting requests without a principal. Unset: one less than the limits of
+            running and waiting requests together.
         kv_max_wait_secs: longest wait for KV cache memory after a request's turn has come, in seconds.
     """
 
@@ -232,9 +232,9 @@ class NeuronConfig(Section):
     Attributes:
         host: address to listen on.
         api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`; unset: none.
-        allowed_hosts: additional names of this node that are accepted in `Host`. IP addresses, localhost, the machine's
-            name and `host` are always accepted. The check applies to browsers' requests; on a loopback address it
-            applies to all requests.
+        allowed_hosts: additional names of this node that are accepted in `Host`, besides IP addresses, localhost, the
+            machine's name and `host`. Without an `api_key`, the node checks `Host` in browsers' requests, and on a
+            loopback address in all requests.
     """
 
     host: str = "127.0.0.1"

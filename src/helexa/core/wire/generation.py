@@ -13,7 +13,8 @@ MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19
 """Limit on log-probabilities in a reply, of tokens and their alternatives."""
 
-# Parameters of other servers that would change the answer, with their neutral values beside null and empty ones.
+# Parameters of other servers that would change the answer, with the values that do not change it. Null and empty values
+# are always accepted.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": (),

@@ -71,7 +71,7 @@ class CompletionRequest(GenerationRequest):
         return bool(self.echo) and self.logprobs is not None
 
     def refuse_unsupported(self) -> None:
-        """Reject too many answers, and parameters other than those of continuing a text."""
+        """Reject too many answers and unsupported parameters."""
         super().refuse_unsupported()
         if self.answers > MAX_ANSWERS:
             raise invalid_body(

@@ -52,7 +52,7 @@ class Way(Protocol):
         ...
 
     def taken(self, size: int) -> None:
-        """Record that `size` bytes of a body are no longer held."""
+        """Record that the application has taken `size` bytes of a body."""
         ...
 
     def answered(self, call: "Call") -> None:

@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
             self._flush()  # only the transport knows when its buffer is full
 
     def taken(self, size: int) -> None:
-        """Record that `size` bytes of a body are no longer held."""
+        """Record that the application has taken `size` bytes of a body."""
         self._held_bytes -= size
         if self._paused:
             self._regulate()

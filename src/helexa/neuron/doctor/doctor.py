@@ -29,7 +29,7 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Yield findings about all requirements of running models, without those of serving them to other machines.
+    """Yield findings about all requirements of running models locally. Port and network exposure are not checked.
 
     Args:
         settings: the node's configuration.

@@ -25,7 +25,8 @@ class Restarts:
     def next(self, now: float) -> float | None:
         """Count a restart and return the seconds to wait before it; None if there were too many restarts.
 
-        An engine that ran for a while is restarted at once. After quick crashes, the delay doubles each time.
+        An engine that ran for at least `_CALM_SECONDS` is restarted at once. After quick crashes, the delay doubles
+        each time, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()

@@ -92,7 +92,7 @@ class Output:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of a tool's parameter with its definitions; empty if there is none."""
+        """Return the JSON Schema of a tool's parameter with its definitions; empty if the parameter has no schema."""
         whole = (self._tools or {}).get(tool, {})
         properties = whole.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None

@@ -67,7 +67,7 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the next text is reasoning, as far as known now.
+        """Return whether the next text is reasoning, by the text parsed so far.
 
         A token belongs to the reasoning if this was true before the token was pushed or is true afterwards.
         """

@@ -21,7 +21,7 @@ from contextlib import suppress
 def hold() -> None:
     """Start the watch: this process and its children are killed when standard input ends.
 
-    The process must be the leader of its own process group.
+    The process must lead a separate process group.
     """
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
 

@@ -24,7 +24,7 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The parts that an assistant's answer may have beside text, and how to report them.
+    """The parts that an assistant's answer may have beside text, and their representation in events.
 
     Attributes:
         tools: JSON Schema of each callable tool's arguments, by tool name.
@@ -33,8 +33,8 @@ class AnswerForm:
         spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
         thinking_budget: largest number of reasoning tokens. Then the reasoning is closed and the answer begins. None
             for no limit.
-        untagged_calls: the text may contain calls as plain JSON, if the model's family has such calls. False if a
-            grammar constrains the answer, because then JSON is the requested answer.
+        untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
+            False if a grammar constrains the answer, because then JSON is the requested answer.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
@@ -61,7 +61,7 @@ class AnswerReader:
         stops: stop strings.
         stop_ids: tokens that end the answer and are not part of it.
         form: allowed parts of an assistant's answer; None if the whole output is text.
-        room: reasoning is not closed early after this many tokens, because no room for an answer would remain.
+        room: number of tokens after which reasoning is no longer closed early, because no space for an answer remains.
         logprobs: the outputs carry log-probabilities to report.
         scored: the outputs also carry log-probabilities of the prompt's tokens. Then every token of the answer is
             reported, including the token that ends the answer, so that a client can count from the end.

@@ -26,7 +26,7 @@ class UsageRecord:
 
     @classmethod
     def of(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
-        """Return the sum of the runs of one request. Runs that were never admitted count 0."""
+        """Return the totals of one request's runs. Runs that were never admitted count 0."""
         begun = [run for run in runs if run.admitted]
         return cls(
             max((run.prompt_tokens for run in begun), default=0),

@@ -18,7 +18,7 @@ _PREFERENCE = (
     *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
 )
-"""Order of preference if no quantization is named: about 4 bits, then higher precision, then lossy ones."""
+"""Order of preference if no quantization is named: about 4 bits, then higher precision, then lower precision."""
 
 _BESIDE_SAFETENSORS = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
@@ -63,7 +63,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
 
 
 def quant_tag(name: str) -> str:
-    """Return the quantization in the name of a GGUF file, such as `Q4_K_M`; empty if there is none."""
+    """Return the quantization in the name of a GGUF file, such as `Q4_K_M`; empty if the name has no quantization."""
     match = _TAG.search(_file_name(name))
     return match[1].upper() if match else ""
 

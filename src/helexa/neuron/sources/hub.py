@@ -1,4 +1,4 @@
-"""Sources with the Hugging Face Hub's protocol: list the files, choose the model's files, download only those."""
+"""Sources with the Hugging Face Hub's protocol: list the files, choose the model's files, download the chosen files."""
 
 import logging
 import os

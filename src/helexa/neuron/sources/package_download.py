@@ -36,7 +36,7 @@ def downloaded(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     """Download the wheel of `requirement` without installing it; return the wheel, or the folder of its files.
 
     Raises:
-        SourceError: there is no installer or the installer failed (`repo_fetch_failed`), or `disk_full`.
+        SourceError: `repo_fetch_failed` without an installer or after a failure of the installer, or `disk_full`.
     """
     target = scratch / "wheel"
     # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.

@@ -107,7 +107,7 @@ class _Shelf:
 
 @dataclass(frozen=True)
 class _Record:
-    """Name, checksum, size and modification time of a downloaded file, in `record.json` beside the file."""
+    """Name, checksum, size and modification time of a downloaded file, stored as `record.json` in the file's folder."""
 
     file: str = ""
     sha256: str = ""

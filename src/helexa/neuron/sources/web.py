@@ -260,7 +260,7 @@ def _broken(where: str, error: Exception, patience: float) -> WebError:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Return a TLS context with the system's certificates and those of certifi."""
+    """Return a TLS context with the system's and certifi's certificates."""
     import certifi
 
     context = ssl.create_default_context()

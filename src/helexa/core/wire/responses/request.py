@@ -65,7 +65,7 @@ class ReasoningConfig(WireObject):
 
 
 class ResponsesRequest(GenerationRequest):
-    """The body of `POST /v1/responses`. Undeclared parameters are those of a chat completion."""
+    """The body of `POST /v1/responses`. Undeclared parameters have the same meaning as in a chat completion."""
 
     input: Annotated[
         list[dict[str, Any]],

@@ -55,7 +55,8 @@ def _shown(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) -> list[Tool]:
-    """Return the functions in the form of chat completions; only those named in `allowed`, if given.
+    """Return the functions in the form of chat completions. If `allowed` is given, return only functions with these
+    names.
 
     Raises:
         ApiError: as in `functions`.

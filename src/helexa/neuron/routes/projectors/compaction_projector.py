@@ -11,7 +11,7 @@ from helexa.neuron.routes.projectors.response_projector import usage_of
 
 
 class CompactionProjector:
-    """Renders the text of a run as one item. There is no streamed form."""
+    """Renders the text of a run as one item. Compaction is never streamed."""
 
     def __init__(self) -> None:
         self._stem = secrets.token_hex(16)

@@ -33,7 +33,7 @@ class Projector(Protocol):
         ...
 
     def take(self, event: InferenceEvent) -> None:
-        """Record what the whole body needs of `event`, in a compact form."""
+        """Record the parts of `event` that the whole body needs, in a compact form."""
         ...
 
     def body(self) -> bytes:
